@@ -1,0 +1,49 @@
+# Every recipe runs from the root of the project and names paths relative to it,
+# so that a path with a space in it does no harm.
+
+PY := .venv/bin/python
+LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check fix bench lock clean setup-runtime setup-dev
+
+help: ## show this list
+	@echo "Delta CI. The targets are:"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, stop)
+	@# Ctrl-C is the normal way to stop, so it is no error.
+	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
+
+test: check ## everything: set-up, check, all tests
+	@$(PY) -m pytest -n auto
+
+check: setup-dev ## the quick checks: lint, format, types, tidiness, generated docs
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check . || { echo "format: run 'make fix'" >&2; exit 1; }
+	@$(PY) -m mypy --strict
+	@$(PY) -m pytest -q tests/test_tidy.py
+	@$(PY) -m deltaci.core.draw --check docs/machines.md
+
+fix: setup-dev ## repair what can be: lint, format, generated docs
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+	@$(PY) -m deltaci.core.draw docs/machines.md
+
+bench: setup-dev ## run the benchmarks (ONLY=queue: that one)
+	@$(PY) -m bench $(ONLY)
+
+lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
+	@$(LOCK) pyproject.toml requirements/runtime.in --output-file requirements/runtime.lock
+	@$(LOCK) pyproject.toml requirements/runtime.in requirements/dev.in --output-file requirements/dev.lock
+
+clean: ## remove what make made (never the data in .state)
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup-runtime:
+	@scripts/setup runtime
+
+setup-dev:
+	@scripts/setup dev

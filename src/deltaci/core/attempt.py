@@ -1,0 +1,515 @@
+"""The attempt: one execution of a job, and the record of the queue.
+
+It is owned, changed and finished only under its live lease. Whatever arrives under another lease is
+stale and changes nothing. When the orchestrator itself must end an attempt it takes over: the runner's
+lease is revoked in the same step, so the runner's late result is stale too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from deltaci.core import failures, ids, lease
+from deltaci.core.errors import Refused
+from deltaci.core.events import ATTEMPT, INFO, ORCHESTRATOR, RUNNER, USER, WARNING, Event
+from deltaci.core.failures import Facts, Failure
+from deltaci.core.ids import LeaseRef
+from deltaci.core.instants import SECOND
+from deltaci.core.lease import Lease
+from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, To, nothing
+
+CREATED: Final = "CREATED"
+QUEUED: Final = "QUEUED"
+LEASED: Final = "LEASED"
+STARTING: Final = "STARTING"
+RUNNING: Final = "RUNNING"
+UPLOADING: Final = "UPLOADING"
+STALE: Final = "STALE"
+SUCCEEDED: Final = "SUCCEEDED"
+FAILED: Final = "FAILED"
+TIMED_OUT: Final = "TIMED_OUT"
+CANCEL_REQUESTED: Final = "CANCEL_REQUESTED"
+CANCELED: Final = "CANCELED"
+
+HELD: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # A runner has it and nobody asked it to stop.
+
+MAX_LOST_LEASES: Final = 3
+TIMEOUT_SECONDS: Final = 3600
+
+# Why an attempt went STALE. The first three are the orchestrator's own findings: it requeues at once.
+LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+NOT_ACCEPTED: Final = "NOT_ACCEPTED"
+WORKER_LOST: Final = "WORKER_LOST"
+STALLED: Final = "STALLED"
+REQUEUED_AT_ONCE: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
+
+
+class Attempt(Record, frozen=True, kw_only=True):
+    """One execution. `claims` counts how often it was claimed; `lease` is the live one, `ended_lease` the last."""
+
+    state: str = CREATED
+    job_id: str = ""
+    index: int = 1
+    queue_key: str = ""
+    priority: int = 0
+    run_at: int = 0
+    timeout_seconds: int = TIMEOUT_SECONDS
+    max_lost_leases: int = MAX_LOST_LEASES
+    claims: int = 0
+    lost_leases: int = 0
+    started_at: int = 0
+    fence_until: int = 0
+    cancel_by: int = 0
+    cancel_reason: str = ""
+    lease: Lease | None = None
+    ended_lease: Lease | None = None
+    result: Any = None
+    error: Failure | None = None
+    dedupe_key: str = ""
+    spec: Any = None
+
+    @property
+    def times_out_at(self) -> int:
+        """When the job's time is over: it runs from RUNNING, not from the claim."""
+        return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
+
+
+class Publish(Command, frozen=True, kw_only=True):
+    """Make the attempt claimable. This is its birth."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+
+class Grant(Command, frozen=True, kw_only=True):
+    """Give the attempt to a worker, under a new lease."""
+
+    worker_id: str
+    fingerprint: str
+    ttl_seconds: int = lease.TTL_SECONDS
+    accept_seconds: int = lease.ACCEPT_SECONDS
+
+
+class Leased(Command, frozen=True, kw_only=True):
+    """Whatever a runner says about its attempt: it must prove which lease it speaks for."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+    lease: LeaseRef
+
+
+class Ack(Leased, frozen=True, kw_only=True):
+    """The runner took the job."""
+
+
+class Start(Leased, frozen=True, kw_only=True):
+    """The steps execute now."""
+
+
+class Extend(Leased, frozen=True, kw_only=True):
+    """Document 004's heartbeat: keep the lease, whether or not execution began."""
+
+
+class Heartbeat(Leased, frozen=True, kw_only=True):
+    """Document 001's heartbeat: alive and executing."""
+
+
+class BeginUpload(Leased, frozen=True, kw_only=True):
+    """The steps are over; logs and artifacts are on their way."""
+
+
+class Outcome(Leased, frozen=True, kw_only=True):
+    """What the runner saw: its exit code, its result or what it knows about the failure."""
+
+    is_success: bool
+    exit_code: int | None = None
+    result: Any = None
+    facts: Facts = Facts()
+    failure: Failure | None = None
+
+
+class Finish(Outcome, frozen=True, kw_only=True):
+    """Document 004's complete and fail: only a running attempt can be finished."""
+
+
+class Complete(Outcome, frozen=True, kw_only=True):
+    """Document 001's Complete: it implies every earlier step that the runner did not report."""
+
+
+class CancelAck(Leased, frozen=True, kw_only=True):
+    """The runner proves that it stopped."""
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    """Ask for a stop. With a live lease the runner has until the deadline to acknowledge."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str
+    deadline_seconds: int = lease.CANCEL_SECONDS
+
+
+class Expire(Command, frozen=True, kw_only=True):
+    """The lease ran out."""
+
+
+class RevokeUnaccepted(Command, frozen=True, kw_only=True):
+    """Nobody acknowledged the lease within the accept window."""
+
+
+class Stall(Command, frozen=True, kw_only=True):
+    """Its worker is no longer trusted. `is_lost` counts against the attempt; a worker that hands back does not."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str = STALLED
+    is_lost: bool = True
+
+
+class Requeue(Command, frozen=True, kw_only=True):
+    """Make a stale attempt claimable again, or give it up when its lease was lost too often."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+
+class TimeOut(Command, frozen=True, kw_only=True):
+    """The job's time is over."""
+
+
+class ForceCancel(Command, frozen=True, kw_only=True):
+    """Finish a cancellation that nobody will acknowledge any more."""
+
+
+def _with_lease(attempt: Attempt, command: Command, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Change the live lease; what the record and the event then say about it."""
+    before = attempt.lease
+    if before is None:
+        raise Refused("wrong_state", f"attempt {attempt.id} has no live lease; there is nothing to change")
+    after = lease.change(before, command, at)
+    told: dict[str, Any] = {
+        "number": after.number,
+        "worker_id": after.worker_id,
+        "from": before.state,
+        "to": after.state,
+    }
+    if lease.is_live(after):
+        told["expires_at"] = after.expires_at
+        return {"lease": after}, {"lease": told}
+    return {"lease": None, "ended_lease": after}, {"lease": told}
+
+
+def _publish(attempt: Attempt, _command: Publish, at: int) -> Move:
+    told: dict[str, Any] = {
+        "index": attempt.index,
+        "job_id": attempt.job_id,
+        "queue_key": attempt.queue_key,
+        "run_at": attempt.run_at,
+        "timeout_seconds": attempt.timeout_seconds,
+        "max_lost_leases": attempt.max_lost_leases,
+    }
+    return QUEUED, {"created_at": at}, told
+
+
+def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
+    if at < attempt.run_at:
+        raise Refused(
+            "not_due", f"attempt {attempt.id} may be claimed in {(attempt.run_at - at) / SECOND:.3f} s; wait for it"
+        )
+    if attempt.state == STALE and attempt.lost_leases > attempt.max_lost_leases:
+        raise Refused(
+            "not_eligible",
+            f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
+        )
+    number = attempt.claims + 1
+    given = lease.change(
+        Lease(
+            id=ids.lease_name(attempt.id, number),
+            number=number,
+            worker_id=command.worker_id,
+            fingerprint=command.fingerprint,
+            ttl_seconds=command.ttl_seconds,
+            accept_by=at + command.accept_seconds * SECOND,
+            expires_at=at + command.ttl_seconds * SECOND,
+        ),
+        lease.Grant(id=attempt.id),
+        at,
+    )
+    told = {
+        "claims": number,
+        "lease": {
+            "number": number,
+            "worker_id": command.worker_id,
+            "from": None,
+            "to": given.state,
+            "accept_by": given.accept_by,
+            "expires_at": given.expires_at,
+        },
+    }
+    return LEASED, {"lease": given, "claims": number, "started_at": 0}, told
+
+
+def _ack(attempt: Attempt, command: Ack, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Ack(id=attempt.id, actor=command.actor), at)
+    return STARTING, changes, told
+
+
+def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Move | None:
+    changes, told = _with_lease(attempt, lease.Ack(id=attempt.id, actor=command.actor), at)
+    return None if changes["lease"] is attempt.lease else (CANCEL_REQUESTED, changes, told)
+
+
+def _start(attempt: Attempt, command: Start, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    return RUNNING, {**changes, "started_at": at}, told
+
+
+def _renew(attempt: Attempt, command: Leased, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    return attempt.state, changes, told
+
+
+def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    return UPLOADING, changes, told
+
+
+def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Finish(id=attempt.id, actor=command.actor), at)
+    told["exit_code"] = command.exit_code
+    if command.is_success:
+        if command.exit_code:
+            raise Refused("bad_request", f"a success cannot have exit code {command.exit_code}; report it as a failure")
+        return SUCCEEDED, {**changes, "result": command.result}, told
+    facts = command.facts
+    if facts.exit_code is None and command.exit_code is not None:
+        facts = msgspec.structs.replace(facts, exit_code=command.exit_code)
+    failure = command.failure or failures.classify(facts)
+    return FAILED, {**changes, "error": failure}, {**told, "error": _told(failure)}
+
+
+def _canceled(attempt: Attempt, command: Leased, at: int) -> Move:
+    changes, told = _with_lease(attempt, lease.Cancel(id=attempt.id, actor=command.actor), at)
+    return CANCELED, {**changes, "error": _CANCELED}, {**told, "reason": attempt.cancel_reason}
+
+
+_CANCELED: Final = Failure(code="CANCELED", failure_class=failures.USER, is_retryable=False, rule="canceled")
+
+
+def _told(failure: Failure) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(failure)
+    return told
+
+
+def _stale(attempt: Attempt, command: Command, at: int, reason: str, *, is_lost: bool = True) -> Move:
+    changes, told = _with_lease(attempt, command, at)
+    ended: Lease = changes["ended_lease"]
+    lost = attempt.lost_leases + (1 if is_lost else 0)
+    # A revoked runner may still be at work until its own lease ends: nobody else may start before that.
+    fence = ended.expires_at if reason == WORKER_LOST else at
+    changes.update(lost_leases=lost, fence_until=fence, started_at=0)
+    return STALE, changes, {**told, "reason": reason, "lost_leases": lost}
+
+
+def _expire(attempt: Attempt, _command: Expire, at: int) -> Move:
+    return _stale(attempt, lease.Expire(id=attempt.id), at, LEASE_EXPIRED)
+
+
+def _check_unaccepted(attempt: Attempt, at: int) -> None:
+    held = attempt.lease
+    if held is None or held.state != lease.GRANTED:
+        raise Refused("wrong_state", f"the lease of attempt {attempt.id} was acknowledged; let it run")
+    if at < held.accept_by:
+        raise Refused(
+            "not_due",
+            f"the accept window of attempt {attempt.id} is open for another {(held.accept_by - at) / SECOND:.3f} s",
+        )
+
+
+def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Move:
+    _check_unaccepted(attempt, at)
+    return _stale(attempt, lease.Revoke(id=attempt.id), at, NOT_ACCEPTED)
+
+
+def _stall(attempt: Attempt, command: Stall, at: int) -> Move:
+    return _stale(attempt, lease.Revoke(id=attempt.id), at, command.reason, is_lost=command.is_lost)
+
+
+def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Move:
+    if attempt.lost_leases <= attempt.max_lost_leases:
+        run_at = max(attempt.run_at, attempt.fence_until)
+        return QUEUED, {"run_at": run_at}, {"run_at": run_at}
+    failure = failures.classify(Facts(error_code="LEASE_LOST"))
+    claims = attempt.claims + 1
+    return FAILED, {"error": failure, "claims": claims}, {"error": _told(failure), "claims": claims}
+
+
+def _take_over(attempt: Attempt, command: Command, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The orchestrator claims what it must end itself: one claim more, the runner's lease gone."""
+    held = attempt.lease
+    if held is None:  # Taken over already, when the cancellation was requested.
+        return {}, {}
+    changes, told = _with_lease(attempt, command, at)
+    claims = attempt.claims + 1
+    return {**changes, "claims": claims, "fence_until": held.expires_at}, {**told, "claims": claims}
+
+
+def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Move:
+    if at < attempt.times_out_at:
+        raise Refused(
+            "not_due", f"attempt {attempt.id} has another {(attempt.times_out_at - at) / SECOND:.3f} s; wait for it"
+        )
+    changes, told = _take_over(attempt, lease.Revoke(id=attempt.id), at)
+    failure = failures.classify(Facts(error_code="TIMED_OUT"))
+    return TIMED_OUT, {**changes, "error": failure}, {**told, "error": _told(failure)}
+
+
+def _cancel(attempt: Attempt, command: Cancel, at: int) -> Move:
+    by = at + command.deadline_seconds * SECOND
+    changes: dict[str, Any] = {"cancel_reason": command.reason, "cancel_by": by}
+    told: dict[str, Any] = {"reason": command.reason, "cancel_by": by}
+    if attempt.lease is None:
+        changes["claims"] = told["claims"] = attempt.claims + 1
+    return CANCEL_REQUESTED, changes, told
+
+
+def _force(attempt: Attempt, command: Command, at: int) -> Move:
+    changes, told = _take_over(attempt, command, at)
+    return CANCELED, {**changes, "error": _CANCELED}, {**told, "reason": attempt.cancel_reason, "is_forced": True}
+
+
+def _force_cancel(attempt: Attempt, _command: ForceCancel, at: int) -> Move:
+    if attempt.lease is not None and at < attempt.cancel_by:
+        raise Refused(
+            "not_due",
+            f"the runner of attempt {attempt.id} has another {(attempt.cancel_by - at) / SECOND:.3f} s to stop",
+        )
+    return _force(attempt, lease.Revoke(id=attempt.id), at)
+
+
+def _force_expired(attempt: Attempt, _command: Expire, at: int) -> Move:
+    return _force(attempt, lease.Expire(id=attempt.id), at)
+
+
+def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Move:
+    _check_unaccepted(attempt, at)
+    return _force(attempt, lease.Revoke(id=attempt.id), at)
+
+
+def _is_unacknowledged(attempt: Attempt) -> bool:
+    return attempt.lease is not None and attempt.lease.state == lease.GRANTED
+
+
+# fmt: off
+MACHINE: Final[Machine[Attempt]] = Machine(
+    ATTEMPT,
+    Rule(CREATED, Publish, (To(QUEUED, "enqueued"),), _publish,
+         ORCHESTRATOR, "created and published for dispatch", ("ORC-A1", "QUE-T1")),
+    Rule(QUEUED, Grant, (To(LEASED, "claimed"),), _grant,
+         ORCHESTRATOR, "a worker asked for work", ("ORC-A2", "QUE-T2")),
+    Rule(STALE, Grant, (To(LEASED, "claimed"),), _grant,
+         ORCHESTRATOR, "reclaimed without going back to the queue", ("QUE-T3",)),
+    Rule(LEASED, Ack, (To(STARTING, "heartbeat"),), _ack,
+         ORCHESTRATOR, "AckLease: the runner took the job", ("ORC-A3", "PRO-Q3")),
+    *(Rule(s, Ack, (To(s, "heartbeat"),), nothing,
+           ORCHESTRATOR, "our first answer was lost; a repeat is no error", ("ORC-I2",)) for s in HELD[1:]),
+    Rule(CANCEL_REQUESTED, Ack, (To(CANCEL_REQUESTED, "heartbeat"),), _ack_while_canceling, ORCHESTRATOR,
+         "the runner took the job and will hear of the cancel", ("MOD-3",)),
+    Rule(STARTING, Start, (To(RUNNING, "started"),), _start,
+         ORCHESTRATOR, "the first heartbeat, or a report that it runs", ("ORC-A4", "QUE-T4")),
+    *(Rule(s, Start, (To(s, "started"),), nothing,
+           ORCHESTRATOR, "it runs already; a repeat is no error", ("ORC-I2",)) for s in HELD[2:]),
+    Through(LEASED, Start, Ack, "who runs the job has taken it"),
+    *(Rule(s, Extend, (To(s, "heartbeat"),), _renew, ORCHESTRATOR, "alive; the lease runs anew", ("QUE-T5", "QUE-T6"))
+      for s in (*HELD[1:], CANCEL_REQUESTED)),
+    Through(LEASED, Extend, Ack, "who keeps the lease has taken the job"),
+    Through(CANCEL_REQUESTED, Extend, Ack, "who keeps the lease has taken the job", when=_is_unacknowledged),
+    *(Rule(s, Heartbeat, (To(s, "heartbeat"),), _renew, ORCHESTRATOR, "alive; the lease runs anew", ("PRO-Q5",))
+      for s in (*HELD[2:], CANCEL_REQUESTED)),
+    Through(LEASED, Heartbeat, Ack, "who reports progress has taken the job"),
+    Through(STARTING, Heartbeat, Start, "the first heartbeat means that it runs"),
+    Through(CANCEL_REQUESTED, Heartbeat, Ack, "who reports progress has taken the job", when=_is_unacknowledged),
+    Rule(RUNNING, BeginUpload, (To(UPLOADING, "heartbeat"),), _begin_upload,
+         RUNNER, "the steps are over, uploads began", ("ORC-A5",)),
+    Rule(UPLOADING, BeginUpload, (To(UPLOADING, "heartbeat"),), nothing, RUNNER, "a repeat is no error", ("ORC-I2",)),
+    Through(LEASED, BeginUpload, Ack, "who uploads has taken the job"),
+    Through(STARTING, BeginUpload, Start, "who uploads has run the job"),
+    Rule(UPLOADING, Finish, (To(SUCCEEDED, "succeeded"), To(FAILED, "failed", WARNING)), _finish, ORCHESTRATOR,
+         "the owner finished it", ("QUE-T7", "QUE-T8")),
+    Through(RUNNING, Finish, BeginUpload, "no state is skipped"),
+    Rule(UPLOADING, Complete, (To(SUCCEEDED, "succeeded"), To(FAILED, "failed", WARNING)), _finish, ORCHESTRATOR,
+         "an accepted Complete", ("ORC-A6", "PRO-Q7")),
+    Through(LEASED, Complete, Ack, "no state is skipped"),
+    Through(STARTING, Complete, Start, "no state is skipped"),
+    Through(RUNNING, Complete, BeginUpload, "no state is skipped"),
+    *(Rule(CANCEL_REQUESTED, command, (To(CANCELED, "failed", INFO),), _canceled, ORCHESTRATOR, why, cites)
+      for command, why, cites in (
+          (CancelAck, "the runner proved that it stopped", ("ORC-A10", "PRO-Q11")),
+          (Complete, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)),
+          (Finish, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)))),
+    *(Through(CANCEL_REQUESTED, command, Ack, "who stopped the job had taken it", when=_is_unacknowledged)
+      for command in (CancelAck, Complete, Finish)),
+    *(Rule(s, Expire, (To(STALE, "stalled", WARNING),), _expire,
+           ORCHESTRATOR, "no heartbeat within the TTL", ("ORC-A7", "QUE-T9", "QUE-T10"))
+      for s in HELD),
+    Rule(CANCEL_REQUESTED, Expire, (To(CANCELED, "failed", WARNING),), _force_expired, ORCHESTRATOR,
+         "the runner that should stop is gone", ("ORC-A10", "MOD-3")),
+    Rule(LEASED, RevokeUnaccepted, (To(STALE, "stalled", WARNING),), _revoke_unaccepted, ORCHESTRATOR,
+         "nobody acknowledged it within the accept window", ("PRO-Q4", "MOD-L4")),
+    Rule(CANCEL_REQUESTED, RevokeUnaccepted, (To(CANCELED, "failed", WARNING),), _force_unaccepted, ORCHESTRATOR,
+         "the runner that should stop never took it", ("MOD-3",)),
+    *(Rule(s, Stall, (To(STALE, "stalled", WARNING),), _stall,
+           ORCHESTRATOR, "its worker is no longer trusted", ("QUE-T9", "QUE-T10", "WST-KA4"))
+      for s in HELD),
+    Rule(STALE, Requeue, (To(QUEUED, "requeued"), To(FAILED, "failed", WARNING)), _requeue, ORCHESTRATOR,
+         "claimable again, or given up after too many lost leases", ("ORC-A7", "QUE-T11", "MOD-5")),
+    *(Rule(s, TimeOut, (To(TIMED_OUT, "failed", WARNING),), _time_out,
+           ORCHESTRATOR, "the job's time is over", ("ORC-A8", "MOD-2"))
+      for s in HELD[2:]),
+    *(Rule(s, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), _cancel,
+           ORCHESTRATOR, "its run or its job is cancelled", ("ORC-A9",))
+      for s in (QUEUED, *HELD, STALE)),
+    Rule(CANCEL_REQUESTED, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), nothing,
+         ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
+    Rule(CANCEL_REQUESTED, ForceCancel, (To(CANCELED, "failed", WARNING),), _force_cancel, ORCHESTRATOR,
+         "no runner has it, or it did not stop in time", ("ORC-A10", "ORC-C2", "ORC-C3")),
+    initial=CREATED,
+)
+# fmt: on
+
+TERMINAL: Final = MACHINE.terminal
+
+# Which ended lease shows that this very message was already applied: its answer was lost, the repeat is no error.
+_APPLIED: Final = {
+    Complete: (lease.COMPLETED, lease.CANCELED),
+    Finish: (lease.COMPLETED, lease.CANCELED),
+    CancelAck: (lease.CANCELED,),
+}
+
+
+def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> Attempt:
+    """Apply one command. A message under any lease but the live one is refused as stale, or recognised as a repeat."""
+    if isinstance(command, Leased):
+        worker_id = command.actor.partition(":")[2]
+        if _is_applied(attempt, command, worker_id):
+            return attempt
+        lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, max(at, attempt.updated_at))
+    return MACHINE.decide(attempt, command, at, events)
+
+
+def _is_applied(attempt: Attempt, command: Leased, worker_id: str) -> bool:
+    ended = attempt.ended_lease
+    if ended is None or ended.state not in _APPLIED.get(type(command), ()):
+        return False
+    if (
+        isinstance(command, Outcome)
+        and attempt.state != CANCELED
+        and command.is_success != (attempt.state == SUCCEEDED)
+    ):
+        return False
+    return lease.is_held_by(ended, command.lease, worker_id)
+
+
+def completion(attempt: Attempt) -> tuple[bool, str]:
+    """How a Complete that was not stale is answered: accepted, or the reason why its result does not count."""
+    return (False, CANCEL_REQUESTED) if attempt.state == CANCELED else (True, "")

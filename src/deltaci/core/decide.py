@@ -1,0 +1,227 @@
+"""One command in; the records that change and the events that say so out. The whole system's only logic of state.
+
+Pure, so it may be repeated: a caller that gets `NotLoaded` loads what is missing and decides again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core import attempt, graph, job, run, worker
+from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.machine import Command, Machine, Record
+from deltaci.core.reactions import REACTIONS, Birth, Follow, cancel_job
+from deltaci.core.world import World
+
+MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
+
+
+class Plan(Command, frozen=True, kw_only=True):
+    """The planner's answer: every job of the run. Refused as a whole when the dependencies make no sense."""
+
+    jobs: tuple[JobSpec, ...]
+    plan_hash: str = ""
+
+
+class CancelJob(Command, frozen=True, kw_only=True):
+    """A person cancels one job."""
+
+    by = frozenset({ORCHESTRATOR, USER})
+
+    reason: str = job.JOB_CANCELED
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`record` is the one addressed, as it is now; `changed` and `events` are empty for a repeat."""
+
+    record: Record
+    changed: dict[str, Record]
+    events: list[Event]
+
+
+class _Later(Exception):
+    """A record was already written at a later time than this decision assumed."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+MACHINES: Final[dict[type[Record], Machine[Any]]] = {
+    run.Run: run.MACHINE,
+    job.Job: job.MACHINE,
+    attempt.Attempt: attempt.MACHINE,
+    worker.Worker: worker.MACHINE,
+}
+_KIND: Final = {command: kind for kind, machine in MACHINES.items() for command in machine.commands}
+_FIRST: Final[dict[type[Record], type[Command]]] = {
+    run.Run: run.Create,
+    job.Job: job.Create,
+    attempt.Attempt: attempt.Publish,
+    worker.Worker: worker.Register,
+}
+_FOLLOWS: Final[dict[tuple[str, str], list[tuple[Follow, bool]]]] = {}
+for _row in REACTIONS:
+    for _state in _row.states:
+        _FOLLOWS.setdefault((_row.entity, _state), []).append((_row.follow, _row.may_refuse))
+
+
+def decide(world: World, command: Command, at: int) -> Decision:
+    """Apply a command and all that follows from it, or refuse it and change nothing."""
+    try:
+        while True:
+            try:
+                record = _carry_out(world, command, at)
+            except _Later as later:
+                # One decision, one time: start again at the latest time that any of its records has seen.
+                world.drop()
+                at = later.at
+                continue
+            changed, events = world.keep()
+            return Decision(record, changed, events)
+    finally:
+        world.drop()
+
+
+def _carry_out(world: World, command: Command, at: int) -> Record:
+    orders: deque[tuple[Command, bool]] = deque((each, True) for each in _expand(world, command))
+    is_root = len(orders) == 1
+    touched: dict[str, None] = {}
+    for _ in range(MAX_FOLLOWUPS):
+        while orders:
+            order, may_refuse = orders.popleft()
+            if command.request_id and not order.request_id:
+                order = msgspec.structs.replace(order, request_id=command.request_id)
+            seen = len(world.events)
+            _one(world, order, at, is_root=is_root, may_refuse=may_refuse)
+            is_root = False
+            for event in world.events[seen:]:
+                _count(world, event, touched)
+                for follow, allowed in _FOLLOWS.get((event.entity, event.to), ()) if event.from_ != event.to else ():
+                    orders.extend((each, allowed) for each in follow(world, event))
+        for id in list(touched):
+            del touched[id]
+            following = run.next_command(world.run(id))
+            if following is not None:
+                orders.append((following, False))
+        if not orders:
+            return _addressed(world, command)
+    raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
+
+
+def _one(world: World, order: Command, at: int, *, is_root: bool, may_refuse: bool) -> None:
+    if isinstance(order, Birth):
+        _bear(world, order, at)
+        return
+    kind = _KIND.get(type(order))
+    if kind is None:
+        raise InvariantBroken(f"no machine takes {type(order).__name__}")
+    record = world.get(order.id, kind)
+    if record.updated_at > at:
+        raise _Later(record.updated_at)
+    try:
+        if not is_root:
+            changed = MACHINES[kind].step(record, order, at, world.events)
+        elif isinstance(record, attempt.Attempt):
+            changed = attempt.decide(record, order, at, world.events)
+        else:
+            changed = MACHINES[kind].decide(record, order, at, world.events)
+    except Refused as refused:
+        if may_refuse:
+            raise
+        raise InvariantBroken(f"{type(order).__name__} must follow, but: {refused}") from refused
+    if changed is not record:
+        world.put(changed)
+
+
+def _bear(world: World, birth: Birth, at: int) -> None:
+    record = birth.record
+    first = _FIRST[type(record)](id=record.id, actor=birth.actor, request_id=birth.request_id)
+    born = MACHINES[type(record)].step(record, first, at, world.events)
+    world.bear(born)
+
+
+def _count(world: World, event: Event, touched: dict[str, None]) -> None:
+    """Keep the run's tally when one of its jobs moved, and remember to look at the run."""
+    if event.entity == RUN:
+        touched[event.run_id] = None
+    if event.entity != JOB or event.from_ == event.to:
+        return
+    owner = world.run(event.run_id)
+    if run.is_over(owner):
+        return
+    world.put(
+        msgspec.structs.replace(owner, tally=run.counted(owner.tally, event.from_ or "", world.job(event.entity_id)))
+    )
+    touched[event.run_id] = None
+
+
+def _addressed(world: World, command: Command) -> Record:
+    record = world.find(command.id)
+    if record is None:
+        raise InvariantBroken(f"{command.id} vanished while it was decided")
+    return record
+
+
+def _expand(world: World, command: Command) -> Iterable[Command]:
+    """An order about many records, as orders about one each."""
+    expand = _ORDERS.get(type(command))
+    return (command,) if expand is None else expand(world, command)
+
+
+def _expand_birth(world: World, birth: Birth) -> Iterable[Command]:
+    if world.find(birth.id) is not None:
+        raise Refused("bad_request", f"{birth.id!r} exists already; choose another id")
+    if isinstance(birth.record, worker.Worker):
+        return birth, worker.CompleteRegistration(id=birth.id, actor=birth.actor)
+    return (birth,)
+
+
+def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
+    planned = world.run(plan.id)
+    if run.MACHINE.rule(planned.state, run.PlanReady) is None:
+        raise run.MACHINE.refusal(planned, run.PlanReady(id=plan.id, jobs=len(plan.jobs)))
+    if len(plan.jobs) > run.MAX_JOBS:
+        raise Refused("bad_request", f"the plan has {len(plan.jobs)} jobs; a run takes at most {run.MAX_JOBS}")
+    needs = {spec.name: spec.needs for spec in plan.jobs}
+    if len(needs) != len(plan.jobs):
+        raise Refused("bad_request", "two jobs of the plan have the same name; name each once")
+    waiting = graph.dependents(needs)
+    graph.check_acyclic(needs)
+    births = [
+        Birth(
+            id=job_id(plan.id, spec.name),
+            record=Job(
+                id=job_id(plan.id, spec.name),
+                tenant=planned.tenant,
+                run_id=plan.id,
+                spec=spec,
+                needs=tuple(job_id(plan.id, name) for name in spec.needs),
+                dependents=tuple(job_id(plan.id, name) for name in waiting[spec.name]),
+                unmet=len(spec.needs),
+            ),
+        )
+        for spec in plan.jobs
+    ]
+    return [*births, run.PlanReady(id=plan.id, jobs=len(births), plan_hash=plan.plan_hash)]
+
+
+def _expand_cancel_job(world: World, command: CancelJob) -> Iterable[Command]:
+    return (cancel_job(world.job(command.id), command.reason, command.actor, command.request_id),)
+
+
+def job_id(run_id: str, name: str) -> str:
+    """A job's id says which run it belongs to and what the plan calls it."""
+    return f"{run_id}/{name}"
+
+
+_ORDERS: Final[dict[type[Command], Callable[[World, Any], Iterable[Command]]]] = {
+    Birth: _expand_birth,
+    Plan: _expand_plan,
+    CancelJob: _expand_cancel_job,
+}

@@ -1,0 +1,57 @@
+"""The two ways to say no, and the one way to say that we are wrong.
+
+`Refused` is the caller's turn: nothing changed, the code is stable, the message says what was found,
+what was expected and what to do next. `InvariantBroken` is our own bug: raised, never caught.
+"""
+
+from __future__ import annotations
+
+# Every code that a refusal may carry. Callers and the API depend on these words.
+CODES = frozenset(
+    {
+        "bad_request",
+        "cancel_not_requested",
+        "dependency_cycle",
+        "not_due",
+        "not_eligible",
+        "not_found",
+        "request_id_reused",
+        "stale_lease",
+        "stale_rev",
+        "worker_full",
+        "wrong_actor",
+        "wrong_state",
+    }
+)
+
+
+class Refused(Exception):
+    """The command was understood and is not allowed now. Nothing changed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        if code not in CODES:
+            raise InvariantBroken(f"refusal code {code!r} is not declared in CODES")
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class StaleLease(Refused):
+    """The message comes from a lease that no longer counts; its runner must stop."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__("stale_lease", message)
+        self.reason = reason
+
+
+class InvariantBroken(Exception):
+    """A promise of this program does not hold. Our bug, never the caller's."""
+
+
+class NotLoaded(Exception):
+    """A decision needs records that the caller has not loaded yet: load them and decide again."""
+
+    def __init__(self, *, ids: tuple[str, ...] = (), jobs_of: str = "") -> None:
+        super().__init__(f"not loaded: {', '.join(ids) or 'the jobs of ' + jobs_of}")
+        self.ids = ids
+        self.jobs_of = jobs_of

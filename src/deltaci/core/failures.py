@@ -1,0 +1,165 @@
+"""Why an attempt failed, whether that is worth another one, and when.
+
+A failure is classified by rules over what is known of it: error code, signal, exit code, test reports
+and the tail of its log, in that order of trust. The class, the rule and the line that matched go into
+the event, so that a person can see why a job was or was not retried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from deltaci.core.instants import SECOND
+
+INFRA: Final = "INFRA"
+TOOLING: Final = "TOOLING"
+FLAKY: Final = "FLAKY"
+USER: Final = "USER"
+CLASSES: Final = (INFRA, TOOLING, FLAKY, USER)
+
+BASE_DELAY_SECONDS: Final = 10
+MAX_DELAY_SECONDS: Final = 600
+MAX_LOG_LINES: Final = 200
+MAX_LINE_CHARS: Final = 300
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a failed attempt."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    error_code: str = ""
+    log_tail: tuple[str, ...] = ()
+    failed_tests: tuple[str, ...] = ()
+    flaky_tests: tuple[str, ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict: the class, whether it may be retried, and the evidence."""
+
+    code: str
+    failure_class: str
+    is_retryable: bool
+    rule: str
+    line: str = ""
+
+
+class FailureRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table. Everything that it names must hold; what it does not name does not matter."""
+
+    name: str
+    failure_class: str
+    is_retryable: bool
+    error_codes: tuple[str, ...] = ()
+    exit_codes: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+    log_pattern: str = ""
+    all_failed_tests_flaky: bool = False
+
+
+RULES: Final[tuple[FailureRule, ...]] = (
+    FailureRule(name="lease-lost", failure_class=INFRA, is_retryable=True, error_codes=("LEASE_LOST",)),
+    FailureRule(
+        name="runner-startup",
+        failure_class=INFRA,
+        is_retryable=True,
+        error_codes=("RUNNER_STARTUP", "IMAGE_PULL", "CHECKOUT"),
+    ),
+    FailureRule(name="timed-out", failure_class=INFRA, is_retryable=True, error_codes=("TIMED_OUT",)),
+    FailureRule(
+        name="cache-or-registry",
+        failure_class=TOOLING,
+        is_retryable=True,
+        error_codes=("CACHE_FETCH", "REGISTRY_FETCH"),
+    ),
+    FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
+    FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
+    FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
+    FailureRule(
+        name="disk-or-memory",
+        failure_class=INFRA,
+        is_retryable=True,
+        log_pattern=r"No space left on device|Cannot allocate memory|out of memory: kill",
+    ),
+    FailureRule(
+        name="network",
+        failure_class=INFRA,
+        is_retryable=True,
+        log_pattern=r"Connection reset by peer|Temporary failure in name resolution|Could not resolve host"
+        r"|Connection timed out|Network is unreachable|TLS handshake timeout|502 Bad Gateway|503 Service Unavailable",
+    ),
+    FailureRule(
+        name="package-registry",
+        failure_class=TOOLING,
+        is_retryable=True,
+        log_pattern=r"Could not fetch URL|ETIMEDOUT|ECONNRESET|toomanyrequests|Failed to fetch .*(?:Packages|InRelease)",
+    ),
+    FailureRule(name="tool-missing", failure_class=TOOLING, is_retryable=False, exit_codes=(126, 127)),
+    FailureRule(name="failed", failure_class=USER, is_retryable=False),
+)
+
+
+def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
+    """The first rule that matches decides; the last rule of the table matches everything."""
+    code = facts.error_code or ("SIGNAL" if facts.signal else "EXIT" if facts.exit_code else "FAILED")
+    for rule in rules:
+        matched, line = _matches(rule, facts)
+        if matched:
+            return Failure(
+                code=code,
+                failure_class=rule.failure_class,
+                is_retryable=rule.is_retryable,
+                rule=rule.name,
+                line=line,
+            )
+    return Failure(code=code, failure_class=USER, is_retryable=False, rule="none")
+
+
+def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
+    if rule.error_codes and facts.error_code not in rule.error_codes:
+        return False, ""
+    if rule.signals and facts.signal not in rule.signals:
+        return False, ""
+    if rule.exit_codes and facts.exit_code not in rule.exit_codes:
+        return False, ""
+    if rule.all_failed_tests_flaky and not (facts.failed_tests and set(facts.failed_tests) <= set(facts.flaky_tests)):
+        return False, ""
+    if rule.log_pattern:
+        line = _matching_line(rule.log_pattern, facts.log_tail[-MAX_LOG_LINES:])
+        return bool(line), line
+    return True, ""
+
+
+def _matching_line(pattern: str, lines: Iterable[str]) -> str:
+    search = _compiled(pattern).search
+    return next((line[:MAX_LINE_CHARS] for line in lines if search(line[:MAX_LINE_CHARS])), "")
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def may_retry(failure: Failure, attempts: int, max_attempts: int) -> bool:
+    """Another attempt is worth it: the failure is of a retryable kind and attempts remain."""
+    return failure.is_retryable and attempts < max_attempts
+
+
+def backoff_seconds(attempts: int, base_seconds: int, max_seconds: int) -> int:
+    """`2^attempts * base_delay`, capped. Grows without overflow for any number of attempts."""
+    return min(max_seconds, base_seconds << min(attempts, 32))
+
+
+def next_run_at(
+    at: int, attempts: int, base_seconds: int, max_seconds: int, *, jitter: float = 0.0, salt: str = ""
+) -> int:
+    """When the retry is due. Jitter lengthens the wait by up to that fraction, the same for the same salt."""
+    wait = backoff_seconds(attempts, base_seconds, max_seconds) * SECOND
+    spread = int.from_bytes(blake2b(salt.encode(), digest_size=4).digest(), "big") / 2**32 if jitter else 0.0
+    return at + wait + int(wait * jitter * spread)

@@ -1,0 +1,321 @@
+"""The job: a unit of work in a run, carried by one attempt after another, or waiting for a person."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from deltaci.core import failures
+from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
+from deltaci.core.errors import Refused
+from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
+from deltaci.core.failures import Failure
+from deltaci.core.ids import attempt_id
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, To, nothing
+
+PENDING: Final = "PENDING"
+QUEUED: Final = "QUEUED"
+RUNNING: Final = "RUNNING"
+VALIDATING: Final = "VALIDATING"
+RETRYING: Final = "RETRYING"
+WAITING_APPROVAL: Final = "WAITING_APPROVAL"
+SUCCEEDED: Final = "SUCCEEDED"
+FAILED: Final = "FAILED"
+CANCELED: Final = "CANCELED"
+
+TASK: Final = "task"
+APPROVAL: Final = "approval"
+
+# Why a job is CANCELED.
+BLOCKED: Final = "BLOCKED"
+NOT_NEEDED: Final = "NOT_NEEDED"
+RUN_CANCELED: Final = "RUN_CANCELED"
+RUN_TIMEOUT: Final = "RUN_TIMEOUT"
+JOB_CANCELED: Final = "JOB_CANCELED"
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan says about one job. It does not change once the job exists."""
+
+    name: str
+    kind: str = TASK
+    needs: tuple[str, ...] = ()
+    is_required: bool = True
+    has_validation: bool = False
+    max_attempts: int = 1
+    base_delay_seconds: int = failures.BASE_DELAY_SECONDS
+    max_delay_seconds: int = failures.MAX_DELAY_SECONDS
+    jitter: float = 0.0
+    timeout_seconds: int = TIMEOUT_SECONDS
+    max_lost_leases: int = MAX_LOST_LEASES
+    approval_seconds: int = 0
+    queue_key: str = ""
+    priority: int = 0
+    work: Any = None
+
+
+class Job(Record, frozen=True, kw_only=True):
+    """`unmet` counts the dependencies that are still open; `attempts` how many attempts there were."""
+
+    spec: JobSpec
+    needs: tuple[str, ...] = ()
+    dependents: tuple[str, ...] = ()
+    unmet: int = 0
+    attempts: int = 0
+    attempt_id: str = ""
+    worker_id: str = ""
+    next_run_at: int = 0
+    approve_by: int = 0
+    started_at: int = 0
+    completed_at: int = 0
+    reason: str = ""
+    last_error: Failure | None = None
+
+
+class Create(Command, frozen=True, kw_only=True):
+    """The plan has this job."""
+
+
+class Schedule(Command, frozen=True, kw_only=True):
+    """Its dependencies are met: publish its first attempt."""
+
+
+class OpenApproval(Command, frozen=True, kw_only=True):
+    """Its dependencies are met: ask the people."""
+
+
+class Begin(Command, frozen=True, kw_only=True):
+    """A worker claimed its attempt."""
+
+    worker_id: str
+
+
+class AttemptSucceeded(Command, frozen=True, kw_only=True):
+    """The attempt ended with exit code 0."""
+
+    exit_code: int | None = 0
+
+
+class AttemptFailed(Command, frozen=True, kw_only=True):
+    """The attempt ended otherwise; `not_before` is when its runner has surely stopped."""
+
+    failure: Failure
+    not_before: int = 0
+
+
+class RetryDue(Command, frozen=True, kw_only=True):
+    """The backoff is over."""
+
+
+class Validate(Command, frozen=True, kw_only=True):
+    """The post-execution rules were run."""
+
+    is_passed: bool
+    details: str = ""
+
+
+class Approve(Command, frozen=True, kw_only=True):
+    """A person lets the run go on."""
+
+    by: ClassVar[frozenset[str]] = frozenset({USER})
+
+    comment: str = ""
+
+
+class Reject(Command, frozen=True, kw_only=True):
+    """A person says no."""
+
+    by: ClassVar[frozenset[str]] = frozenset({USER})
+
+    comment: str = ""
+
+
+class ExpireApproval(Command, frozen=True, kw_only=True):
+    """Nobody decided in time."""
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    """Finish the job as cancelled. Its attempt, if any, has ended before."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str
+
+
+def _create(job: Job, _command: Create, at: int) -> Move:
+    spec = job.spec
+    told: dict[str, Any] = {
+        "name": spec.name,
+        "kind": spec.kind,
+        "needs": list(job.needs),
+        "is_required": spec.is_required,
+    }
+    if spec.kind == TASK:
+        told.update(
+            max_attempts=spec.max_attempts,
+            base_delay_seconds=spec.base_delay_seconds,
+            max_delay_seconds=spec.max_delay_seconds,
+            has_validation=spec.has_validation,
+        )
+    return PENDING, {"created_at": at}, told
+
+
+def _check_ready(job: Job, kind: str) -> None:
+    if job.unmet:
+        raise Refused("not_eligible", f"job {job.id} waits for {job.unmet} of its dependencies; let them finish")
+    if job.spec.kind != kind:
+        raise Refused(
+            "not_eligible", f"job {job.id} is of kind {job.spec.kind}, not {kind}; a worker never gets an approval"
+        )
+
+
+def _next_attempt(job: Job) -> Move:
+    index = job.attempts + 1
+    return QUEUED, {"attempts": index, "attempt_id": attempt_id(job.id, index)}, {"attempt_index": index}
+
+
+def _schedule(job: Job, _command: Schedule, _at: int) -> Move:
+    _check_ready(job, TASK)
+    return _next_attempt(job)
+
+
+def _open_approval(job: Job, _command: OpenApproval, at: int) -> Move:
+    _check_ready(job, APPROVAL)
+    by = at + job.spec.approval_seconds * SECOND if job.spec.approval_seconds else 0
+    return WAITING_APPROVAL, {"approve_by": by}, {"approve_by": by}
+
+
+def _begin(job: Job, command: Begin, at: int) -> Move:
+    return (
+        RUNNING,
+        {"worker_id": command.worker_id, "started_at": job.started_at or at},
+        {"worker_id": command.worker_id},
+    )
+
+
+def _reclaim(job: Job, command: Begin, _at: int) -> Move:
+    return RUNNING, {"worker_id": command.worker_id}, {"worker_id": command.worker_id, "is_reclaim": True}
+
+
+def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Move:
+    if command.exit_code:
+        raise Refused(
+            "bad_request", f"job {job.id} cannot succeed with exit code {command.exit_code}; report a failure"
+        )
+    return VALIDATING, {"worker_id": ""}, {"attempt_index": job.attempts}
+
+
+def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
+    failure, spec = command.failure, job.spec
+    told: dict[str, Any] = {
+        "attempt_index": job.attempts,
+        "retry_count": job.attempts - 1,
+        "max_retries": spec.max_attempts - 1,
+        "failure_class": failure.failure_class,
+        "rule": failure.rule,
+        "line": failure.line,
+        "code": failure.code,
+    }
+    if not failures.may_retry(failure, job.attempts, spec.max_attempts):
+        return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, told
+    due = failures.next_run_at(
+        at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
+    )
+    # A runner that lost its lease may still be at work until the lease would have ended.
+    due = max(due, command.not_before)
+    told["retry_count"] = job.attempts
+    told["next_run_at"] = due
+    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due}, told
+
+
+def _retry_due(job: Job, _command: RetryDue, at: int) -> Move:
+    if at < job.next_run_at:
+        raise Refused("not_due", f"job {job.id} is retried in {(job.next_run_at - at) / SECOND:.3f} s; wait for it")
+    return _next_attempt(job)
+
+
+def _validate(job: Job, command: Validate, at: int) -> Move:
+    told = {"details": command.details} if command.details else {}
+    if command.is_passed:
+        return SUCCEEDED, {"completed_at": at}, told
+    return FAILED, {"completed_at": at, "reason": "VALIDATION_FAILED"}, told
+
+
+def _approve(_job: Job, command: Approve, at: int) -> Move:
+    return SUCCEEDED, {"completed_at": at}, {"comment": command.comment}
+
+
+def _approve_again(job: Job, _command: Approve, _at: int) -> None:
+    if job.spec.kind != APPROVAL:
+        raise Refused("wrong_state", f"job {job.id} is a {job.spec.kind}, not an approval; there is nothing to approve")
+
+
+def _reject(_job: Job, command: Reject, at: int) -> Move:
+    return FAILED, {"completed_at": at, "reason": "REJECTED"}, {"reason": "REJECTED", "comment": command.comment}
+
+
+def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Move:
+    if not job.approve_by or at < job.approve_by:
+        raise Refused("not_due", f"the approval of job {job.id} is still open; let people decide")
+    return FAILED, {"completed_at": at, "reason": "APPROVAL_EXPIRED"}, {"reason": "APPROVAL_EXPIRED"}
+
+
+def _cancel(_job: Job, command: Cancel, at: int) -> Move:
+    return CANCELED, {"completed_at": at, "reason": command.reason, "worker_id": ""}, {"reason": command.reason}
+
+
+# fmt: off
+MACHINE: Final[Machine[Job]] = Machine(
+    JOB,
+    Rule(BIRTH, Create, (To(PENDING, "created"),), _create, ORCHESTRATOR, "the plan has this job", ("STP-O1",)),
+    Rule(PENDING, Schedule, (To(QUEUED, "scheduler_assigned"),), _schedule, ORCHESTRATOR,
+         "every dependency is met", ("WST-T1", "WST-TG1")),
+    Rule(PENDING, OpenApproval, (To(WAITING_APPROVAL, "approval_opened"),), _open_approval, ORCHESTRATOR,
+         "an approval gate is reached", ("STP-S5",)),
+    Rule(QUEUED, Begin, (To(RUNNING, "worker_started"),), _begin, ORCHESTRATOR,
+         "a worker claimed its attempt", ("WST-T2", "STP-S1")),
+    Rule(RUNNING, Begin, (To(RUNNING, "worker_started"),), _reclaim, ORCHESTRATOR,
+         "its attempt was lost and claimed again", ("STP-S8", "MOD-5")),
+    Rule(RUNNING, AttemptSucceeded, (To(VALIDATING, "execution_completed"),), _attempt_succeeded, ORCHESTRATOR,
+         "an attempt ended with exit code 0", ("WST-T3", "WST-TG3")),
+    Rule(RUNNING, AttemptFailed, (To(RETRYING, "execution_failed", WARNING), To(FAILED, "execution_failed", ERROR)),
+         _attempt_failed,
+         ORCHESTRATOR, "retried while it is worth it, failed otherwise", ("WST-T4", "WST-T5", "STP-S3", "STP-S4")),
+    Rule(RETRYING, RetryDue, (To(QUEUED, "retry_delay_elapsed"),), _retry_due, ORCHESTRATOR,
+         "the backoff is over", ("WST-T7", "ORC-A11")),
+    Rule(VALIDATING, Validate, (To(SUCCEEDED, "validation_passed"), To(FAILED, "validation_failed", ERROR)), _validate,
+         ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
+    Rule(WAITING_APPROVAL, Approve, (To(SUCCEEDED, "approved"),), _approve,
+         USER, "a person approved", ("STP-S6", "STP-P1")),
+    Rule(SUCCEEDED, Approve, (To(SUCCEEDED, "approved"),), _approve_again,
+         USER, "approved already; a repeat is no error", ("STP-P2",)),
+    Rule(WAITING_APPROVAL, Reject, (To(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),
+    Rule(WAITING_APPROVAL, ExpireApproval, (To(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
+         "nobody decided in time", ("MOD-8",)),
+    *(Rule(state, Cancel, (To(CANCELED, "user_cancelled"),), _cancel,
+           ORCHESTRATOR, "cancelled, blocked or not needed any more",
+           ("WST-T6", "STP-S7", "ORC-J3", "MOD-6"))
+      for state in (PENDING, QUEUED, RUNNING, VALIDATING, RETRYING, WAITING_APPROVAL)),
+    *(Rule(state, Cancel, (To(state, "user_cancelled"),), nothing,
+           ORCHESTRATOR, "over already; there is nothing to cancel", ("MOD-9",))
+      for state in (SUCCEEDED, FAILED, CANCELED)),
+    initial=PENDING,
+)
+# fmt: on
+
+TERMINAL: Final = MACHINE.terminal
+
+# Jobs that go on by themselves: a run with one of these is not waiting for a person.
+ACTIVE: Final = frozenset({QUEUED, RUNNING, VALIDATING, RETRYING})
+
+
+def satisfies(job: Job) -> bool:
+    """Whether who waits for this job may go on: it succeeded, or its failure is allowed."""
+    return job.state == SUCCEEDED or (job.state == FAILED and not job.spec.is_required)
+
+
+def dooms(job: Job) -> bool:
+    """Whether this end of the job keeps its run from succeeding."""
+    return job.spec.is_required and job.state in {FAILED, CANCELED}

@@ -1,0 +1,210 @@
+"""The lease: the right to execute one attempt, and the fence that keeps everyone else out.
+
+A lease lives inside its attempt's record, so one attempt has at most one live lease by construction.
+Its changes ride on its attempt's events. Time here is always the store's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from deltaci.core.errors import Refused, StaleLease
+from deltaci.core.events import LEASE as ENTITY
+from deltaci.core.events import ORCHESTRATOR, RUNNER
+from deltaci.core.ids import LeaseRef
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Rule, Stateful, To, nothing
+
+GRANTED: Final = "GRANTED"
+ACTIVE: Final = "ACTIVE"
+EXPIRED: Final = "EXPIRED"
+REVOKED: Final = "REVOKED"
+COMPLETED: Final = "COMPLETED"
+CANCELED: Final = "CANCELED"
+
+LIVE: Final = frozenset({GRANTED, ACTIVE})
+
+TTL_SECONDS: Final = 120
+HEARTBEAT_SECONDS: Final = 20
+ACCEPT_SECONDS: Final = 30
+CANCEL_SECONDS: Final = 30
+
+
+class Lease(Stateful, frozen=True, kw_only=True):
+    """Who may execute the attempt, until when, and how to recognise them."""
+
+    number: int
+    worker_id: str
+    fingerprint: str
+    ttl_seconds: int
+    accept_by: int
+    expires_at: int
+
+
+class Grant(Command, frozen=True, kw_only=True):
+    """Give the attempt to a worker."""
+
+
+class Ack(Command, frozen=True, kw_only=True):
+    """The runner took the job."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+
+class Renew(Command, frozen=True, kw_only=True):
+    """A heartbeat: the lease runs anew from now."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+
+class Finish(Command, frozen=True, kw_only=True):
+    """The result was accepted."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    """The runner proved that it stopped."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+
+class Expire(Command, frozen=True, kw_only=True):
+    """Nobody renewed it in time."""
+
+
+class Revoke(Command, frozen=True, kw_only=True):
+    """The orchestrator takes the right back."""
+
+
+def _grant(lease: Lease, _command: Grant, _at: int) -> Move:
+    return GRANTED, {}, {}
+
+
+def _renewed(lease: Lease, at: int) -> dict[str, Any]:
+    # A clock that jumped back must not shorten what the runner was already promised.
+    return {"expires_at": max(lease.expires_at, at + lease.ttl_seconds * SECOND)}
+
+
+def _ack(lease: Lease, _command: Ack, at: int) -> Move:
+    return ACTIVE, _renewed(lease, at), {}
+
+
+def _renew(lease: Lease, _command: Renew, at: int) -> Move:
+    return ACTIVE, _renewed(lease, at), {}
+
+
+def _finish(_lease: Lease, _command: Finish, _at: int) -> Move:
+    return COMPLETED, {}, {}
+
+
+def _cancel(_lease: Lease, _command: Cancel, _at: int) -> Move:
+    return CANCELED, {}, {}
+
+
+def _expire(lease: Lease, _command: Expire, at: int) -> Move:
+    """Expire a lease nobody renewed. Safe to repeat: the second call is refused, not applied."""
+    if at < lease.expires_at:
+        raise Refused(
+            "not_due", f"lease {lease.id} runs for another {(lease.expires_at - at) / SECOND:.3f} s; wait for it"
+        )
+    return EXPIRED, {}, {}
+
+
+def _revoke(_lease: Lease, _command: Revoke, _at: int) -> Move:
+    return REVOKED, {}, {}
+
+
+MACHINE: Final[Machine[Lease]] = Machine(
+    ENTITY,
+    Rule(BIRTH, Grant, (To(GRANTED, "lease_granted"),), _grant, ORCHESTRATOR, "a worker asked for work", ("ORC-A2",)),
+    Rule(
+        GRANTED, Ack, (To(ACTIVE, "lease_acknowledged"),), _ack, RUNNER, "the runner took the job", ("ORC-L1", "MOD-L4")
+    ),
+    Rule(
+        ACTIVE,
+        Ack,
+        (To(ACTIVE, "lease_acknowledged"),),
+        nothing,
+        RUNNER,
+        "our first answer was lost; a repeat is no error",
+        ("ORC-I2",),
+    ),
+    Rule(ACTIVE, Renew, (To(ACTIVE, "lease_renewed"),), _renew, RUNNER, "a heartbeat in time", ("PRO-Q5",)),
+    Rule(ACTIVE, Finish, (To(COMPLETED, "lease_completed"),), _finish, RUNNER, "an accepted Complete", ("ORC-L3",)),
+    Rule(ACTIVE, Cancel, (To(CANCELED, "lease_canceled"),), _cancel, RUNNER, "an accepted CancelAck", ("ORC-L4",)),
+    Rule(
+        GRANTED,
+        Expire,
+        (To(EXPIRED, "lease_expired"),),
+        _expire,
+        ORCHESTRATOR,
+        "no heartbeat within the TTL",
+        ("ORC-L2",),
+    ),
+    Rule(
+        ACTIVE,
+        Expire,
+        (To(EXPIRED, "lease_expired"),),
+        _expire,
+        ORCHESTRATOR,
+        "no heartbeat within the TTL",
+        ("ORC-L2",),
+    ),
+    Rule(
+        GRANTED,
+        Revoke,
+        (To(REVOKED, "lease_revoked"),),
+        _revoke,
+        ORCHESTRATOR,
+        "not acknowledged in time, or taken over",
+        ("ORC-L5",),
+    ),
+    Rule(ACTIVE, Revoke, (To(REVOKED, "lease_revoked"),), _revoke, ORCHESTRATOR, "taken over", ("ORC-L5",)),
+    initial=GRANTED,
+)
+
+
+def change(lease: Lease, command: Command, at: int) -> Lease:
+    """The lease after the command. A repeat gives the same lease back."""
+    move = MACHINE.choose(lease, command, at)
+    if move is None:
+        return lease
+    to, changes, _ = move
+    return msgspec.structs.replace(lease, state=to.state, **changes)
+
+
+def is_live(lease: Lease | None) -> bool:
+    """Whether the lease still excludes everyone else."""
+    return lease is not None and lease.state in LIVE
+
+
+def is_held_by(lease: Lease, ref: LeaseRef, worker_id: str) -> bool:
+    """Whether this message really speaks for this lease: the right token from the right worker."""
+    return lease.number == ref.number and lease.fingerprint == ref.fingerprint and lease.worker_id == worker_id
+
+
+_REASONS: Final = {
+    EXPIRED: "LEASE_EXPIRED",
+    REVOKED: "LEASE_REVOKED",
+    COMPLETED: "LEASE_COMPLETED",
+    CANCELED: "LEASE_CANCELED",
+}
+
+
+def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
+    """The live lease that this message speaks for; otherwise `StaleLease` with the reason."""
+    if lease is not None and is_held_by(lease, ref, worker_id):
+        if at < lease.expires_at:
+            return lease
+        raise StaleLease("LEASE_EXPIRED", f"expired {(at - lease.expires_at) / SECOND:.0f} s ago; stop this attempt")
+    if ended is not None and is_held_by(ended, ref, worker_id):
+        raise StaleLease(_REASONS[ended.state], f"the lease is {ended.state}; stop this attempt")
+    newest = lease or ended
+    if newest is not None and ref.number < newest.number:
+        raise StaleLease(
+            "LEASE_REPLACED", f"lease {ref.number} was replaced by lease {newest.number}; stop this attempt"
+        )
+    raise StaleLease("UNKNOWN_LEASE", "no such lease is known for this worker; stop this attempt")

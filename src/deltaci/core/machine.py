@@ -1,0 +1,250 @@
+"""The only engine for state machines. A machine is a table of rules; the same table is run, drawn and verified.
+
+A rule says: in this state, this command, by these actors, leads to one of these targets. Its function
+decides which target and what else changes; it never touches the record itself. The engine owns the
+rest: one event per transition, `rev` by one, time that does not run backwards, repeats that change
+nothing. A command that implies earlier steps goes `Through` them, so no state is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import msgspec
+
+from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.core.events import INFO, ORCHESTRATOR, Event, actor_kind
+
+BIRTH: Final = ""  # The state of a record that does not exist yet; events write it as null.
+REQUESTS_REMEMBERED: Final = 8
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """An order addressed to one record, with who gives it."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
+
+    id: str
+    actor: str = ORCHESTRATOR
+    request_id: str = ""
+    expected_rev: int | None = None
+
+
+class Stateful(msgspec.Struct, frozen=True, kw_only=True):
+    """Anything with an identity and a state."""
+
+    id: str
+    state: str = BIRTH
+
+
+class Record(Stateful, frozen=True, kw_only=True):
+    """What every record of the store has. `rev` counts its events; `requests` are the last ones applied."""
+
+    tenant: str = ""
+    run_id: str = ""
+    rev: int = 0
+    created_at: int = 0
+    updated_at: int = 0
+    requests: tuple[str, ...] = ()
+
+
+S = TypeVar("S", bound=Stateful)
+R = TypeVar("R", bound=Record)
+
+# What a rule's function answers: the target, the fields that change, what the event tells. None: a repeat.
+Move = tuple[str, dict[str, Any], dict[str, Any]]
+Handler = Callable[[Any, Any, int], Move | None]
+
+
+class To(msgspec.Struct, frozen=True):
+    """One possible target of a rule, with the word and the severity that its event carries."""
+
+    state: str
+    trigger: str
+    severity: str = INFO
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """In `source`, `command` leads to one of `targets`. `owner` is the component that carries it out."""
+
+    source: str
+    command: type[Command]
+    targets: tuple[To, ...]
+    do: Handler
+    owner: str
+    why: str
+    cites: tuple[str, ...] = ()
+
+
+class Through(msgspec.Struct, frozen=True):
+    """In `source`, `command` implies `first`: take that step, then try the command again where it led."""
+
+    source: str
+    command: type[Command]
+    first: type[Command]
+    why: str
+    when: Callable[[Any], bool] | None = None
+
+
+def nothing(_record: Any, _command: Any, _at: int) -> None:
+    """A repeat: the record already shows what was asked for."""
+
+
+class Machine(Generic[S]):
+    """The rules of one kind of record. Refuses, when built, any table that is ambiguous or leads nowhere."""
+
+    def __init__(self, name: str, *rows: Rule | Through, initial: str) -> None:
+        self.name = name
+        self.initial = initial
+        self.rules = tuple(row for row in rows if isinstance(row, Rule))
+        self.throughs = tuple(row for row in rows if isinstance(row, Through))
+        self._rule = _unique(name, self.rules)
+        self._through = _unique(name, self.throughs)
+        self._target = {(rule.source, rule.command, to.state): to for rule in self.rules for to in rule.targets}
+        self.states = _ordered(
+            state for rule in self.rules for state in (rule.source, *(to.state for to in rule.targets)) if state
+        )
+        leaves = {rule.source for rule in self.rules for to in rule.targets if to.state != rule.source}
+        self.terminal = frozenset(state for state in self.states if state not in leaves)
+        self.commands = _ordered(row.command for row in rows)
+        for through in self.throughs:
+            if (through.source, through.first) not in self._rule and (
+                through.source,
+                through.first,
+            ) not in self._through:
+                raise InvariantBroken(
+                    f"{name}: {through.command.__name__} in {through.source} goes through a step without a rule"
+                )
+
+    def rule(self, state: str, command: type[Command]) -> Rule | None:
+        """The rule for this pair, if there is one."""
+        return self._rule.get((state, command))
+
+    def through(self, state: str, command: type[Command]) -> Through | None:
+        """The implied first step for this pair, if there is one."""
+        return self._through.get((state, command))
+
+    def edges(self) -> list[tuple[Rule, To]]:
+        """Every transition that leaves its state, in table order."""
+        return [(rule, to) for rule in self.rules for to in rule.targets if to.state != rule.source]
+
+    def decide(self, record: R, command: Command, at: int, events: list[Event]) -> R:
+        """Apply one order from outside: checked against earlier requests and `expected_rev`, then stepped."""
+        request = ""
+        if command.request_id:
+            request = _request(command)
+            if request in record.requests:
+                return record
+            if any(known.rpartition(" ")[0] == command.request_id for known in record.requests):
+                raise Refused(
+                    "request_id_reused",
+                    f"request {command.request_id!r} was already used on {record.id} for something else; "
+                    "send a new request_id for a new request",
+                )
+        if command.expected_rev is not None and command.expected_rev != record.rev:
+            raise Refused(
+                "stale_rev",
+                f"{self.name} {record.id} is at rev {record.rev}, not {command.expected_rev}; "
+                "read it again and decide anew",
+            )
+        changed = self.step(record, command, at, events)
+        if request and changed is not record:
+            kept = (*record.requests, request)[-REQUESTS_REMEMBERED:]
+            changed = msgspec.structs.replace(changed, requests=kept)
+        return changed
+
+    def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
+        """Follow the table once, after the steps that the command implies, and append an event for each."""
+        through = self._through.get((record.state, command.__class__))
+        if through is not None and (through.when is None or through.when(record)):
+            record = self.step(record, _implied(through.first, command), at, events)
+            return self.step(record, command, at, events)
+        at = max(at, record.updated_at)  # No clock that jumped back may order two events of one record wrongly.
+        move = self.choose(record, command, at)
+        if move is None:
+            return record
+        to, changes, metadata = move
+        rev = record.rev + 1
+        events.append(
+            Event(
+                0,
+                at,
+                record.tenant,
+                self.name,
+                record.id,
+                record.run_id,
+                record.state or None,
+                to.state,
+                to.trigger,
+                command.actor,
+                to.severity,
+                command.request_id,
+                rev,
+                metadata,
+            )
+        )
+        return msgspec.structs.replace(record, state=to.state, rev=rev, updated_at=at, **changes)
+
+    def choose(self, record: Stateful, command: Command, at: int) -> tuple[To, dict[str, Any], dict[str, Any]] | None:
+        """The target that the rule for this state and command picks; None for a repeat. Refuses what has no rule."""
+        kind = command.__class__
+        if actor_kind(command.actor) not in kind.by:
+            raise Refused(
+                "wrong_actor",
+                f"{kind.__name__} may come from {' or '.join(sorted(kind.by))}, not from {command.actor}",
+            )
+        rule = self._rule.get((record.state, kind))
+        if rule is None:
+            raise self.refusal(record, command)
+        move = rule.do(record, command, at)
+        if move is None:
+            return None
+        state, changes, metadata = move
+        to = self._target.get((rule.source, kind, state))
+        if to is None:
+            raise InvariantBroken(
+                f"{self.name}: {kind.__name__} in {rule.source} landed in {state}, outside its targets"
+            )
+        return to, changes, metadata
+
+    def refusal(self, record: Stateful, command: Command) -> Refused:
+        """Say what was found, what was expected and what to do."""
+        name = command.__class__.__name__
+        rows: tuple[Rule | Through, ...] = (*self.rules, *self.throughs)
+        sources = [row.source for row in rows if row.command is command.__class__]
+        expected = ", ".join(_ordered(source or "no record" for source in sources))
+        found = record.state or "no record"
+        return Refused(
+            "wrong_state",
+            f"{self.name} {record.id} is {found}; {name} applies in {expected or 'no state'}; "
+            "read it again to see what happened to it",
+        )
+
+
+def _unique(name: str, rows: Iterable[Any]) -> dict[tuple[str, type[Command]], Any]:
+    table: dict[tuple[str, type[Command]], Any] = {}
+    for row in rows:
+        pair = (row.source, row.command)
+        if pair in table:
+            raise InvariantBroken(f"{name}: two rules for {row.command.__name__} in {row.source or 'no record'}")
+        table[pair] = row
+    return table
+
+
+def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _implied(first: type[Command], command: Command) -> Command:
+    """The implied step carries whatever the message says that the step needs, and who said it."""
+    wanted = first.__struct_fields__
+    given = {name: getattr(command, name) for name in command.__struct_fields__ if name in wanted}
+    return first(**given)
+
+
+def _request(command: Command) -> str:
+    """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
+    content = blake2b(msgspec.json.encode(command), digest_size=8, person=command.__class__.__name__[:16].encode())
+    return f"{command.request_id} {content.hexdigest()}"

@@ -1,0 +1,216 @@
+"""What follows from what. One table: when this happens to this kind of record, these commands follow.
+
+The commands of a table row are carried out in the same decision, so that whoever reads the store sees
+either none of it or all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from deltaci.core import attempt, job, run, worker
+from deltaci.core.errors import InvariantBroken
+from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
+from deltaci.core.machine import Command, Record
+from deltaci.core.world import World
+
+
+class Birth(Command, frozen=True, kw_only=True):
+    """Bring a record into being."""
+
+    record: Record
+
+
+Follow = Callable[[World, Event], Iterable[Command]]
+
+
+class On(msgspec.Struct, frozen=True):
+    """When a record of this kind enters one of these states, this follows."""
+
+    entity: str
+    states: tuple[str, ...]
+    follow: Follow
+    why: str
+    may_refuse: bool = False
+
+
+def _begin_job(world: World, event: Event) -> Iterable[Command]:
+    claimed = world.attempt(event.entity_id)
+    if claimed.job_id and claimed.lease:
+        yield job.Begin(id=claimed.job_id, worker_id=claimed.lease.worker_id)
+
+
+def _assign_worker(world: World, event: Event) -> Iterable[Command]:
+    claimed = world.attempt(event.entity_id)
+    if claimed.lease and world.worker(claimed.lease.worker_id):
+        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id)
+
+
+def _release_worker(world: World, event: Event) -> Iterable[Command]:
+    told = event.metadata.get("lease")
+    if told and world.worker(told["worker_id"]):
+        yield worker.Release(id=told["worker_id"], attempt_id=event.entity_id)
+
+
+def _requeue(_world: World, event: Event) -> Iterable[Command]:
+    if event.metadata["reason"] in attempt.REQUEUED_AT_ONCE:
+        yield attempt.Requeue(id=event.entity_id)
+
+
+def _finish_unleased_cancel(world: World, event: Event) -> Iterable[Command]:
+    if world.attempt(event.entity_id).lease is None:
+        yield attempt.ForceCancel(id=event.entity_id)
+
+
+def _attempt_succeeded(world: World, event: Event) -> Iterable[Command]:
+    ended = world.attempt(event.entity_id)
+    if ended.job_id:
+        yield job.AttemptSucceeded(id=ended.job_id, exit_code=event.metadata.get("exit_code"))
+
+
+def _attempt_failed(world: World, event: Event) -> Iterable[Command]:
+    ended = world.attempt(event.entity_id)
+    if ended.job_id:
+        if ended.error is None:
+            raise InvariantBroken(f"attempt {ended.id} failed without an error")
+        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until)
+
+
+def _attempt_canceled(world: World, event: Event) -> Iterable[Command]:
+    ended = world.attempt(event.entity_id)
+    if ended.job_id:
+        yield job.Cancel(id=ended.job_id, reason=ended.cancel_reason)
+
+
+def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
+    queued = world.job(event.entity_id)
+    spec = queued.spec
+    yield Birth(
+        id=queued.attempt_id,
+        record=attempt.Attempt(
+            id=queued.attempt_id,
+            tenant=queued.tenant,
+            run_id=queued.run_id,
+            job_id=queued.id,
+            index=queued.attempts,
+            queue_key=spec.queue_key,
+            priority=spec.priority,
+            timeout_seconds=spec.timeout_seconds,
+            max_lost_leases=spec.max_lost_leases,
+            spec=spec.work,
+        ),
+    )
+
+
+def _first_active(_world: World, event: Event) -> Iterable[Command]:
+    yield run.FirstActive(id=event.run_id, job_id=event.entity_id)
+
+
+def _pass_trivial_job_validation(world: World, event: Event) -> Iterable[Command]:
+    if not world.job(event.entity_id).spec.has_validation:
+        yield job.Validate(id=event.entity_id, is_passed=True)
+
+
+def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
+    """Count down for everyone who waits for this job, or tell them that it will never be met."""
+    ended = world.job(event.entity_id)
+    world.need(ended.dependents)
+    is_met = job.satisfies(ended)
+    for id in ended.dependents:
+        waiting = world.job(id)
+        if waiting.state != job.PENDING:
+            continue
+        if not is_met:
+            yield job.Cancel(id=id, reason=job.BLOCKED)
+            continue
+        waiting = msgspec.structs.replace(waiting, unmet=waiting.unmet - 1)
+        world.put(waiting)
+        if not waiting.unmet and not run.is_winding_down(world.run(ended.run_id)):
+            yield open_job(waiting)
+
+
+def open_job(ready: job.Job) -> Command:
+    """The command that sets a job going whose dependencies are met."""
+    return job.OpenApproval(id=ready.id) if ready.spec.kind == job.APPROVAL else job.Schedule(id=ready.id)
+
+
+def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
+    """The command that cancels a job: through its attempt while that is alive, at once otherwise."""
+    if live.state in (job.QUEUED, job.RUNNING):
+        return attempt.Cancel(id=live.attempt_id, reason=reason, actor=actor, request_id=request_id)
+    return job.Cancel(id=live.id, reason=reason, actor=actor, request_id=request_id)
+
+
+def _cancel_rest(world: World, event: Event) -> Iterable[Command]:
+    ending = world.run(event.run_id)
+    if ending.tally.open:
+        reason = run.reason_for_jobs(ending)
+        live = world.live_jobs(ending.id)
+        world.need(each.attempt_id for each in live if each.attempt_id)
+        # Asked afresh for each: an earlier cancellation may already have blocked a later job.
+        for each in live:
+            if world.job(each.id).state not in job.TERMINAL:
+                yield cancel_job(world.job(each.id), reason, event.actor)
+
+
+def _start_jobs(world: World, event: Event) -> Iterable[Command]:
+    planned = world.run(event.run_id)
+    if planned.cancel_reason:
+        yield run.Cancel(id=planned.id, reason=planned.cancel_reason)
+        return
+    for each in world.live_jobs(planned.id):
+        if not each.unmet:
+            yield open_job(each)
+
+
+def _fail_unplanned(_world: World, event: Event) -> Iterable[Command]:
+    yield run.Fail(id=event.run_id)
+
+
+def _pass_trivial_run_validation(world: World, event: Event) -> Iterable[Command]:
+    if not world.run(event.run_id).has_validation:
+        yield run.Validate(id=event.run_id, is_passed=True)
+
+
+def _stall_tasks(world: World, event: Event) -> Iterable[Command]:
+    world.need(event.metadata["attempts"])
+    for id in event.metadata["attempts"]:
+        # An attempt that was asked to stop keeps its lease: its deadline, or its end, finishes it.
+        if world.attempt(id).state in attempt.HELD:
+            yield attempt.Stall(id=id, reason=attempt.WORKER_LOST)
+
+
+_LEASE_ENDS: Final = (attempt.STALE, attempt.SUCCEEDED, attempt.FAILED, attempt.TIMED_OUT, attempt.CANCELED)
+
+REACTIONS: Final[tuple[On, ...]] = (
+    On(ATTEMPT, (attempt.LEASED,), _begin_job, "the claim of its attempt starts the job, or goes on with it"),
+    On(ATTEMPT, (attempt.LEASED,), _assign_worker, "a granted lease takes one of the worker's places", may_refuse=True),
+    On(ATTEMPT, _LEASE_ENDS, _release_worker, "an ended lease frees the worker's place"),
+    On(ATTEMPT, (attempt.STALE,), _requeue, "what the orchestrator found lost is queued again, or given up"),
+    On(
+        ATTEMPT,
+        (attempt.CANCEL_REQUESTED,),
+        _finish_unleased_cancel,
+        "nobody has it: the cancellation is finished at once",
+    ),
+    On(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded, "the job is validated"),
+    On(ATTEMPT, (attempt.FAILED, attempt.TIMED_OUT), _attempt_failed, "the job is retried or fails"),
+    On(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
+    On(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
+    On(JOB, (job.RUNNING,), _first_active, "the first job under way starts the run"),
+    On(JOB, (job.VALIDATING,), _pass_trivial_job_validation, "a job without rules is valid"),
+    On(
+        JOB,
+        (job.SUCCEEDED, job.FAILED, job.CANCELED),
+        _tell_dependents,
+        "dependents are unblocked, or blocked for good",
+    ),
+    On(RUN, (run.QUEUED,), _start_jobs, "a remembered cancel is applied; otherwise jobs without needs start"),
+    On(RUN, (run.PLAN_FAILED,), _fail_unplanned, "a run without a plan fails"),
+    On(RUN, (run.VALIDATING,), _pass_trivial_run_validation, "a run without a final validation is valid"),
+    On(RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_rest, "the rest of the jobs is cancelled"),
+    On(WORKER, (worker.UNRESPONSIVE,), _stall_tasks, "a lost worker loses its leases"),
+)

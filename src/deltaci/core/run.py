@@ -1,0 +1,329 @@
+"""The run: one evaluation of a change, as the sum of its jobs.
+
+The run never looks at its jobs one by one. It carries a tally of them, and `next_command` says, from the
+tally alone, what the run must do now; so a step costs the same in a run of ten and of ten thousand jobs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from deltaci.core import job
+from deltaci.core.errors import Refused
+from deltaci.core.events import CRITICAL, ORCHESTRATOR, REPORTER, RUN, USER
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Through, To, nothing
+
+CREATED: Final = "CREATED"
+PLANNING: Final = "PLANNING"
+PLAN_FAILED: Final = "PLAN_FAILED"
+QUEUED: Final = "QUEUED"
+RUNNING: Final = "RUNNING"
+WAITING_APPROVAL: Final = "WAITING_APPROVAL"
+VALIDATING: Final = "VALIDATING"
+SUCCESS: Final = "SUCCESS"
+FAILED: Final = "FAILED"
+TIMEOUT: Final = "TIMEOUT"
+CANCEL_REQUESTED: Final = "CANCEL_REQUESTED"
+CANCELED: Final = "CANCELED"
+REPORTED: Final = "REPORTED"
+
+LIVE: Final = (RUNNING, WAITING_APPROVAL, VALIDATING)
+OVER: Final = (SUCCESS, FAILED, CANCELED, TIMEOUT)
+
+PLANNING_SECONDS: Final = 60
+TIMEOUT_SECONDS: Final = 6 * 3600
+MAX_JOBS: Final = 100_000
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """The run's jobs, counted: not over yet, going on by themselves, waiting for a person, and lost for success."""
+
+    open: int = 0
+    active: int = 0
+    waiting: int = 0
+    doomed: int = 0
+
+
+class Run(Record, frozen=True, kw_only=True):
+    """`conclusion` keeps the outcome once the run is REPORTED."""
+
+    plan_hash: str = ""
+    is_fail_fast: bool = False
+    has_validation: bool = False
+    timeout_seconds: int = TIMEOUT_SECONDS
+    planning_seconds: int = PLANNING_SECONDS
+    plan_by: int = 0
+    started_at: int = 0
+    cancel_reason: str = ""
+    conclusion: str = ""
+    reason: str = ""
+    tally: Tally = Tally()
+    rerun_of: str = ""
+    started_by: str = ""
+
+    @property
+    def times_out_at(self) -> int:
+        """When the run's time is over: it runs from RUNNING."""
+        return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
+
+
+class Create(Command, frozen=True, kw_only=True):
+    """A webhook, a person or a program asked for a run."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+
+class BeginPlanning(Command, frozen=True, kw_only=True):
+    """The planner starts."""
+
+
+class PlanReady(Command, frozen=True, kw_only=True):
+    """The planner answered; the jobs exist."""
+
+    jobs: int
+    plan_hash: str = ""
+
+
+class PlanFailed(Command, frozen=True, kw_only=True):
+    """The planner failed, or took too long."""
+
+    error: str
+
+
+class FirstActive(Command, frozen=True, kw_only=True):
+    """The first job is under way."""
+
+    job_id: str = ""
+
+
+class AwaitApproval(Command, frozen=True, kw_only=True):
+    """Nothing can go on until a person decides."""
+
+
+class Resume(Command, frozen=True, kw_only=True):
+    """Something goes on again."""
+
+
+class AllDone(Command, frozen=True, kw_only=True):
+    """Every job is over, and every required one succeeded."""
+
+
+class Validate(Command, frozen=True, kw_only=True):
+    """The run's final validation was made."""
+
+    is_passed: bool
+    details: str = ""
+
+
+class Fail(Command, frozen=True, kw_only=True):
+    """The run cannot succeed any more."""
+
+
+class TimeOut(Command, frozen=True, kw_only=True):
+    """The run's time is over."""
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    """A person, or a newer run, wants this one to stop."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str = "RUN_CANCELED"
+
+
+class FinishCancel(Command, frozen=True, kw_only=True):
+    """Every job is over."""
+
+
+class Report(Command, frozen=True, kw_only=True):
+    """The outcome is published."""
+
+    by: ClassVar[frozenset[str]] = frozenset({REPORTER})
+
+
+def _create(run: Run, _command: Create, at: int) -> Move:
+    told = {
+        "is_fail_fast": run.is_fail_fast,
+        "has_validation": run.has_validation,
+        "timeout_seconds": run.timeout_seconds,
+    }
+    return CREATED, {"created_at": at}, told
+
+
+def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Move:
+    return PLANNING, {"plan_by": at + run.planning_seconds * SECOND}, {}
+
+
+def _plan_ready(_run: Run, command: PlanReady, _at: int) -> Move:
+    return QUEUED, {"plan_hash": command.plan_hash}, {"jobs": command.jobs, "plan_hash": command.plan_hash}
+
+
+def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Move:
+    return PLAN_FAILED, {"reason": "PLAN_FAILED"}, {"error": command.error}
+
+
+def _finalize_plan(_run: Run, _command: Fail, _at: int) -> Move:
+    return FAILED, {"conclusion": FAILED}, {"reason": "PLAN_FAILED"}
+
+
+def _first_active(_run: Run, command: FirstActive, at: int) -> Move:
+    return RUNNING, {"started_at": at}, {"job_id": command.job_id}
+
+
+def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Move:
+    return WAITING_APPROVAL, {}, {}
+
+
+def _resume(_run: Run, _command: Resume, _at: int) -> Move:
+    return RUNNING, {}, {}
+
+
+def _all_done(run: Run, _command: AllDone, _at: int) -> Move:
+    tally = run.tally
+    if tally.open or tally.doomed:
+        raise Refused(
+            "not_eligible", f"run {run.id} has {tally.open} jobs open and {tally.doomed} lost; it is not done"
+        )
+    return VALIDATING, {}, {}
+
+
+def _validate(_run: Run, command: Validate, _at: int) -> Move:
+    told = {"details": command.details} if command.details else {}
+    if command.is_passed:
+        return SUCCESS, {"conclusion": SUCCESS}, told
+    return FAILED, {"conclusion": FAILED, "reason": "VALIDATION_FAILED"}, told
+
+
+def _fail(run: Run, _command: Fail, _at: int) -> Move:
+    if not run.tally.doomed:
+        raise Refused("not_eligible", f"run {run.id} can still succeed; no required job was lost")
+    return FAILED, {"conclusion": FAILED, "reason": "JOB_FAILED"}, {"reason": "JOB_FAILED"}
+
+
+def _time_out(run: Run, _command: TimeOut, at: int) -> Move:
+    if at < run.times_out_at:
+        raise Refused("not_due", f"run {run.id} has another {(run.times_out_at - at) / SECOND:.3f} s; wait for it")
+    return TIMEOUT, {"conclusion": TIMEOUT, "reason": "RUN_TIMEOUT"}, {"reason": "RUN_TIMEOUT"}
+
+
+def _remember_cancel(run: Run, command: Cancel, _at: int) -> Move | None:
+    if run.cancel_reason:
+        return None
+    return run.state, {"cancel_reason": command.reason}, {"reason": command.reason, "is_remembered": True}
+
+
+def _cancel(_run: Run, command: Cancel, _at: int) -> Move:
+    return CANCEL_REQUESTED, {"cancel_reason": command.reason}, {"reason": command.reason}
+
+
+def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Move:
+    if run.tally.open:
+        raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that are not over; they end first")
+    return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
+
+
+def _report(run: Run, _command: Report, _at: int) -> Move:
+    return REPORTED, {}, {"conclusion": run.conclusion}
+
+
+# fmt: off
+MACHINE: Final[Machine[Run]] = Machine(
+    RUN,
+    Rule(BIRTH, Create, (To(CREATED, "created"),), _create,
+         ORCHESTRATOR, "a webhook, a person or a program asked for it", ("ORC-R1",)),
+    Rule(CREATED, BeginPlanning, (To(PLANNING, "run_created"),), _begin_planning,
+         ORCHESTRATOR, "the planner starts", ("ORC-R1",)),
+    Rule(PLANNING, PlanReady, (To(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
+         "the planner returned a plan and the jobs exist", ("ORC-R2", "WST-W1", "WST-WG1")),
+    Rule(PLANNING, PlanFailed, (To(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,
+         "the planner failed or took too long", ("ORC-R3",)),
+    Rule(PLAN_FAILED, Fail, (To(FAILED, "run_finalized", CRITICAL),), _finalize_plan,
+         ORCHESTRATOR, "a run without a plan fails", ("ORC-R4",)),
+    Rule(QUEUED, FirstActive, (To(RUNNING, "first_attempt_active"),), _first_active, ORCHESTRATOR,
+         "the first attempt is active, or the first approval is open", ("ORC-R5", "STP-R1", "WST-W2")),
+    *(Rule(state, FirstActive, (To(state, "first_attempt_active"),), nothing,
+           ORCHESTRATOR, "it was not the first", ("ORC-R5",))
+      for state in (*LIVE, CANCEL_REQUESTED)),
+    Rule(RUNNING, AwaitApproval, (To(WAITING_APPROVAL, "approval_gate_reached"),), _await_approval, ORCHESTRATOR,
+         "a job waits for approval and no other can progress", ("STP-R2", "MOD-8")),
+    Through(QUEUED, AwaitApproval, FirstActive, "an open approval is progress"),
+    Rule(WAITING_APPROVAL, Resume, (To(RUNNING, "approval_resolved"),), _resume, ORCHESTRATOR,
+         "a job can progress again, or all are over", ("STP-R3", "MOD-8")),
+    Rule(RUNNING, AllDone, (To(VALIDATING, "all_jobs_done"),), _all_done, ORCHESTRATOR,
+         "every required job succeeded", ("ORC-R6", "WST-W3", "WST-WG3")),
+    Through(QUEUED, AllDone, FirstActive, "a plan without jobs is done at once"),
+    Through(WAITING_APPROVAL, AllDone, Resume, "the last approval was given"),
+    Rule(VALIDATING, Validate, (To(SUCCESS, "all_required_succeeded"), To(FAILED, "validation_failed", CRITICAL)), _validate,
+         ORCHESTRATOR, "the final validation was made", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
+    *(Rule(state, Fail, (To(FAILED, "required_job_failed", CRITICAL),), _fail, ORCHESTRATOR,
+           "a required job failed and no retry is left", ("ORC-R7", "STP-R6", "STP-R7", "WST-W4"))
+      for state in (RUNNING, WAITING_APPROVAL)),
+    Through(QUEUED, Fail, FirstActive, "a job that failed was under way"),
+    *(Rule(state, TimeOut, (To(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
+           ORCHESTRATOR, "the run's time is over", ("ORC-R10", "ORC-T3"))
+      for state in LIVE),
+    *(Rule(state, Cancel, (To(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
+           "remembered, and applied once the run is queued", ("MOD-3",))
+      for state in (CREATED, PLANNING)),
+    *(Rule(state, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), _cancel, ORCHESTRATOR,
+           "a person or a newer run wants it to stop", ("ORC-R8", "STP-R8", "WST-W8", "WST-W9"))
+      for state in (QUEUED, *LIVE)),
+    Rule(CANCEL_REQUESTED, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), nothing,
+         ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
+    Rule(CANCEL_REQUESTED, FinishCancel, (To(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
+         "every job is over", ("ORC-R9", "ORC-RF3")),
+    *(Rule(state, Report, (To(REPORTED, "statuses_published"),), _report,
+           REPORTER, "the outcome is published", ("ORC-R11",)) for state in OVER),
+    initial=CREATED,
+)
+# fmt: on
+
+TERMINAL: Final = MACHINE.terminal
+
+
+def is_over(run: Run) -> bool:
+    """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
+    return run.state in OVER or run.state == REPORTED
+
+
+def is_winding_down(run: Run) -> bool:
+    """Whether no new work may start in this run."""
+    return run.state == CANCEL_REQUESTED or is_over(run)
+
+
+def counted(tally: Tally, before: str, after: job.Job) -> Tally:
+    """The tally after one of the run's jobs went from state `before` to what it is now."""
+    state = after.state
+    return Tally(
+        tally.open + (before == BIRTH) - (state in job.TERMINAL),
+        tally.active + (state in job.ACTIVE) - (before in job.ACTIVE),
+        tally.waiting + (state == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL),
+        tally.doomed + job.dooms(after),
+    )
+
+
+def next_command(run: Run) -> Command | None:
+    """What the run must do now that its jobs stand as the tally says. Nothing, when it stands right already."""
+    tally, state, id = run.tally, run.state, run.id
+    if state == CANCEL_REQUESTED:
+        return None if tally.open else FinishCancel(id=id)
+    if state not in (QUEUED, RUNNING, WAITING_APPROVAL):
+        return None
+    if tally.doomed and (run.is_fail_fast or not tally.open):
+        return Fail(id=id)
+    if not tally.open:
+        return AllDone(id=id)
+    is_waiting = tally.waiting > 0 and tally.active == 0
+    if is_waiting and state != WAITING_APPROVAL:
+        return AwaitApproval(id=id)
+    if not is_waiting and state == WAITING_APPROVAL:
+        return Resume(id=id)
+    return None
+
+
+def reason_for_jobs(run: Run) -> str:
+    """Why the rest of the jobs is cancelled, seen from the run's end."""
+    return {CANCEL_REQUESTED: job.RUN_CANCELED, TIMEOUT: job.RUN_TIMEOUT}.get(run.state, job.NOT_NEEDED)

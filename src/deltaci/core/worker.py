@@ -1,0 +1,163 @@
+"""The worker: a runner as the fleet sees it. Who is there, who is busy, who stopped answering."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from deltaci.core.errors import Refused
+from deltaci.core.events import ERROR, ORCHESTRATOR, RUNNER, USER, WORKER
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, To, nothing
+
+INITIALIZING: Final = "INITIALIZING"
+IDLE: Final = "IDLE"
+BUSY: Final = "BUSY"
+UNRESPONSIVE: Final = "UNRESPONSIVE"
+SHUTDOWN: Final = "SHUTDOWN"
+
+
+class Worker(Record, frozen=True, kw_only=True):
+    """`tasks` are the attempts whose live leases it holds: a set that is derived, never a count that can leak."""
+
+    labels: tuple[str, ...] = ()
+    max_concurrent_tasks: int = 1
+    tasks: tuple[str, ...] = ()
+    shutdown_reason: str = ""
+
+
+class Register(Command, frozen=True, kw_only=True):
+    """A runner came up."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+
+class CompleteRegistration(Command, frozen=True, kw_only=True):
+    """Its capabilities are known."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+
+class Assign(Command, frozen=True, kw_only=True):
+    """It was granted a lease."""
+
+    attempt_id: str
+
+
+class Release(Command, frozen=True, kw_only=True):
+    """One of its leases ended, however that was."""
+
+    attempt_id: str
+
+
+class MissHealthChecks(Command, frozen=True, kw_only=True):
+    """It missed too many health checks in a row."""
+
+
+class Recover(Command, frozen=True, kw_only=True):
+    """It answers again."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+
+class GiveUp(Command, frozen=True, kw_only=True):
+    """It did not come back within the maximum."""
+
+
+class Shutdown(Command, frozen=True, kw_only=True):
+    """It shall stop: at once when idle, after its current tasks when busy."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER, USER})
+
+    reason: str = "REQUESTED"
+
+
+def _register(worker: Worker, _command: Register, at: int) -> Move:
+    return INITIALIZING, {"created_at": at}, {}
+
+
+def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: int) -> Move:
+    if worker.max_concurrent_tasks < 1:
+        raise Refused(
+            "bad_request", f"worker {worker.id} offers {worker.max_concurrent_tasks} places; it needs at least one"
+        )
+    return IDLE, {}, {"labels": list(worker.labels), "max_concurrent_tasks": worker.max_concurrent_tasks}
+
+
+def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
+    if command.attempt_id in worker.tasks:
+        return None
+    if worker.shutdown_reason:
+        raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
+    if len(worker.tasks) >= worker.max_concurrent_tasks:
+        raise Refused(
+            "worker_full",
+            f"worker {worker.id} has {len(worker.tasks)} of {worker.max_concurrent_tasks} tasks; let one end",
+        )
+    tasks = (*worker.tasks, command.attempt_id)
+    return BUSY, {"tasks": tasks}, {"attempt_id": command.attempt_id, "tasks": len(tasks)}
+
+
+def _release(worker: Worker, command: Release, _at: int) -> Move | None:
+    if command.attempt_id not in worker.tasks:
+        return None
+    tasks = tuple(task for task in worker.tasks if task != command.attempt_id)
+    told: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
+    if tasks:
+        return BUSY, {"tasks": tasks}, told
+    if worker.shutdown_reason:
+        return SHUTDOWN, {"tasks": ()}, {**told, "reason": worker.shutdown_reason}
+    return IDLE, {"tasks": ()}, told
+
+
+def _miss(worker: Worker, _command: MissHealthChecks, _at: int) -> Move:
+    return UNRESPONSIVE, {"tasks": ()}, {"attempts": list(worker.tasks)}
+
+
+def _recover(_worker: Worker, _command: Recover, _at: int) -> Move:
+    return IDLE, {"shutdown_reason": ""}, {}
+
+
+def _give_up(_worker: Worker, _command: GiveUp, _at: int) -> Move:
+    return SHUTDOWN, {}, {"reason": "MAX_TIMEOUT_EXCEEDED"}
+
+
+def _shut_down(_worker: Worker, command: Shutdown, _at: int) -> Move:
+    return SHUTDOWN, {"shutdown_reason": command.reason}, {"reason": command.reason}
+
+
+def _shut_down_later(worker: Worker, command: Shutdown, _at: int) -> Move | None:
+    if worker.shutdown_reason:
+        return None
+    return BUSY, {"shutdown_reason": command.reason}, {"reason": command.reason, "tasks": len(worker.tasks)}
+
+
+# fmt: off
+MACHINE: Final[Machine[Worker]] = Machine(
+    WORKER,
+    Rule(BIRTH, Register, (To(INITIALIZING, "registered"),), _register, ORCHESTRATOR, "a runner came up", ("WST-KA1",)),
+    Rule(INITIALIZING, CompleteRegistration, (To(IDLE, "registration_complete"),), _complete_registration, ORCHESTRATOR,
+         "its capabilities are known", ("WST-K1", "WST-KG1")),
+    Rule(IDLE, Assign, (To(BUSY, "task_assigned"),), _assign,
+         ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
+    Rule(BUSY, Assign, (To(BUSY, "task_assigned"),), _assign,
+         ORCHESTRATOR, "one lease more, within its places", ("WST-KI1",)),
+    Rule(BUSY, Release, (To(IDLE, "task_completed"), To(BUSY, "task_completed"), To(SHUTDOWN, "shutdown_requested")), _release,
+         ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
+         ("WST-K3", "WST-K8", "WST-KI3")),
+    *(Rule(state, Release, (To(state, "task_completed"),), nothing,
+           ORCHESTRATOR, "it holds no lease any more", ("WST-KI4",))
+      for state in (IDLE, UNRESPONSIVE, SHUTDOWN)),
+    Rule(BUSY, MissHealthChecks, (To(UNRESPONSIVE, "health_check_timeout", ERROR),), _miss, ORCHESTRATOR,
+         "it missed too many health checks", ("WST-K4", "WST-KG4")),
+    Rule(UNRESPONSIVE, Recover, (To(IDLE, "health_check_recovered"),), _recover,
+         ORCHESTRATOR, "it answers again", ("WST-K5", "WST-KG5")),
+    Rule(UNRESPONSIVE, GiveUp, (To(SHUTDOWN, "max_timeout_exceeded"),), _give_up, ORCHESTRATOR,
+         "it did not come back", ("WST-K6",)),
+    Rule(IDLE, Shutdown, (To(SHUTDOWN, "shutdown_requested"),), _shut_down,
+         ORCHESTRATOR, "asked to go, or presumed gone", ("WST-K7",)),
+    Rule(BUSY, Shutdown, (To(BUSY, "shutdown_requested"),), _shut_down_later, ORCHESTRATOR,
+         "asked to go; it finishes its tasks first", ("WST-K8", "WST-KI3")),
+    initial=INITIALIZING,
+)
+# fmt: on
+
+TERMINAL: Final = MACHINE.terminal

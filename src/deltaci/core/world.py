@@ -1,0 +1,110 @@
+"""The records that a decision reads and the changes that it makes, kept apart until the decision stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
+from deltaci.core.events import Event
+from deltaci.core.job import TERMINAL, Job
+from deltaci.core.machine import Record
+from deltaci.core.run import Run
+from deltaci.core.worker import Worker
+
+T = TypeVar("T", bound=Record)
+
+
+class World:
+    """Everything loaded so far. What is missing raises `NotLoaded`, unless the world is complete by itself."""
+
+    def __init__(self, records: Mapping[str, Record] | None = None, *, is_complete: bool = False) -> None:
+        self.records: dict[str, Record | None] = dict(records or {})
+        self.jobs: dict[str, tuple[str, ...]] = {}
+        self.is_complete = is_complete
+        self.draft: dict[str, Record] = {}
+        self.draft_jobs: dict[str, tuple[str, ...]] = {}
+        self.events: list[Event] = []
+
+    def find(self, id: str) -> Record | None:
+        """The record as the decision under way sees it; None when there is no such record."""
+        record = self.draft.get(id)
+        if record is not None:
+            return record
+        try:
+            return self.records[id]
+        except KeyError:
+            if self.is_complete:
+                return None
+            raise NotLoaded(ids=(id,)) from None
+
+    def get(self, id: str, kind: type[T]) -> T:
+        """The record, which must exist and be of this kind."""
+        record = self.find(id)
+        if record is None:
+            raise Refused("not_found", f"there is no {kind.__name__.lower()} {id!r}; check the id")
+        if not isinstance(record, kind):
+            raise Refused(
+                "not_found", f"{id!r} is a {type(record).__name__.lower()}, not a {kind.__name__.lower()}; check the id"
+            )
+        return record
+
+    def run(self, id: str) -> Run:
+        """The run."""
+        return self.get(id, Run)
+
+    def job(self, id: str) -> Job:
+        """The job."""
+        return self.get(id, Job)
+
+    def attempt(self, id: str) -> Attempt:
+        """The attempt."""
+        return self.get(id, Attempt)
+
+    def worker(self, id: str) -> Worker | None:
+        """The worker, if it is registered: the plain queue also serves owners that are not."""
+        record = self.find(id)
+        return record if isinstance(record, Worker) else None
+
+    def need(self, ids: Iterable[str]) -> None:
+        """Ask for many records at once, so that a store can load them in one go."""
+        if not self.is_complete:
+            missing = tuple(id for id in ids if id not in self.draft and id not in self.records)
+            if missing:
+                raise NotLoaded(ids=missing)
+
+    def live_jobs(self, run_id: str) -> list[Job]:
+        """The jobs of the run that are not over."""
+        ids = self.draft_jobs.get(run_id) or self.jobs.get(run_id)
+        if ids is None:
+            if not self.is_complete:
+                raise NotLoaded(jobs_of=run_id)
+            ids = ()
+        self.need(ids)
+        return [found for found in map(self.job, ids) if found.state not in TERMINAL]
+
+    def put(self, record: Record) -> None:
+        """Change a record in the draft."""
+        self.draft[record.id] = record
+
+    def bear(self, record: Record) -> None:
+        """Add a record that did not exist."""
+        if self.find(record.id) is not None:
+            raise InvariantBroken(f"{record.id} is born twice")
+        self.put(record)
+        if isinstance(record, Job):
+            known = self.draft_jobs.get(record.run_id) or self.jobs.get(record.run_id, ())
+            self.draft_jobs[record.run_id] = (*known, record.id)
+
+    def keep(self) -> tuple[dict[str, Record], list[Event]]:
+        """The decision stands: make the draft the truth, and hand it out."""
+        draft, events = self.draft, self.events
+        self.records.update(draft)
+        self.jobs.update(self.draft_jobs)
+        self.drop()
+        return draft, events
+
+    def drop(self) -> None:
+        """The decision does not stand: forget the draft."""
+        self.draft, self.draft_jobs, self.events = {}, {}, []
