@@ -83,9 +83,10 @@ class Publish(Command, frozen=True, kw_only=True):
 
 
 class Grant(Command, frozen=True, kw_only=True):
-    """Give the attempt to a worker, under a new lease."""
+    """Give the attempt to the worker that asks, under a new lease."""
 
-    worker_id: str
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
     fingerprint: str
     ttl_seconds: int = lease.TTL_SECONDS
     accept_seconds: int = lease.ACCEPT_SECONDS
@@ -221,12 +222,12 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
         )
-    number = attempt.claims + 1
+    number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
     given = lease.change(
         Lease(
             id=ids.lease_name(attempt.id, number),
             number=number,
-            worker_id=command.worker_id,
+            worker_id=worker_id,
             fingerprint=command.fingerprint,
             ttl_seconds=command.ttl_seconds,
             accept_by=at + command.accept_seconds * SECOND,
@@ -239,7 +240,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
         "claims": number,
         "lease": {
             "number": number,
-            "worker_id": command.worker_id,
+            "worker_id": worker_id,
             "from": None,
             "to": given.state,
             "accept_by": given.accept_by,
@@ -280,7 +281,7 @@ def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
     if command.is_success:
         if command.exit_code:
             raise Refused("bad_request", f"a success cannot have exit code {command.exit_code}; report it as a failure")
-        return SUCCEEDED, {**changes, "result": command.result}, told
+        return SUCCEEDED, {**changes, "result": {} if command.result is None else command.result}, told
     facts = command.facts
     if facts.exit_code is None and command.exit_code is not None:
         facts = msgspec.structs.replace(facts, exit_code=command.exit_code)

@@ -89,32 +89,31 @@ def decide(world: World, command: Command, at: int) -> Decision:
 
 
 def _carry_out(world: World, command: Command, at: int) -> Record:
-    orders: deque[tuple[Command, bool]] = deque((each, True) for each in _expand(world, command))
-    is_root = len(orders) == 1
+    # An order that was asked for may be refused; one that follows may not, unless its reaction says so.
+    orders: deque[tuple[Command, bool, bool]] = deque((each, True, True) for each in _expand(world, command))
     touched: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
         while orders:
-            order, may_refuse = orders.popleft()
+            order, is_asked, may_refuse = orders.popleft()
             if command.request_id and not order.request_id:
                 order = msgspec.structs.replace(order, request_id=command.request_id)
             seen = len(world.events)
-            _one(world, order, at, is_root=is_root, may_refuse=may_refuse)
-            is_root = False
+            _one(world, order, at, is_asked=is_asked, may_refuse=may_refuse)
             for event in world.events[seen:]:
                 _count(world, event, touched)
                 for follow, allowed in _FOLLOWS.get((event.entity, event.to), ()) if event.from_ != event.to else ():
-                    orders.extend((each, allowed) for each in follow(world, event))
+                    orders.extend((each, False, allowed) for each in follow(world, event))
         for id in list(touched):
             del touched[id]
             following = run.next_command(world.run(id))
             if following is not None:
-                orders.append((following, False))
+                orders.append((following, False, False))
         if not orders:
             return _addressed(world, command)
     raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
 
 
-def _one(world: World, order: Command, at: int, *, is_root: bool, may_refuse: bool) -> None:
+def _one(world: World, order: Command, at: int, *, is_asked: bool, may_refuse: bool) -> None:
     if isinstance(order, Birth):
         _bear(world, order, at)
         return
@@ -125,7 +124,7 @@ def _one(world: World, order: Command, at: int, *, is_root: bool, may_refuse: bo
     if record.updated_at > at:
         raise _Later(record.updated_at)
     try:
-        if not is_root:
+        if not is_asked:
             changed = MACHINES[kind].step(record, order, at, world.events)
         elif isinstance(record, attempt.Attempt):
             changed = attempt.decide(record, order, at, world.events)
@@ -171,7 +170,20 @@ def _addressed(world: World, command: Command) -> Record:
 def _expand(world: World, command: Command) -> Iterable[Command]:
     """An order about many records, as orders about one each."""
     expand = _ORDERS.get(type(command))
-    return (command,) if expand is None else expand(world, command)
+    if expand is not None:
+        return expand(world, command)
+    if isinstance(command, attempt.Leased):
+        return _expand_message(world, command)
+    return (command,)
+
+
+def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
+    """A runner that was given up for silent and still has to stop an attempt has, by speaking, recovered."""
+    if world.attempt(command.id).state == attempt.CANCEL_REQUESTED:
+        sender = world.worker(command.actor.partition(":")[2])
+        if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):
+            return worker.Recover(id=sender.id), command
+    return (command,)
 
 
 def _expand_birth(world: World, birth: Birth) -> Iterable[Command]:

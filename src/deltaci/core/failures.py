@@ -98,7 +98,8 @@ RULES: Final[tuple[FailureRule, ...]] = (
         name="package-registry",
         failure_class=TOOLING,
         is_retryable=True,
-        log_pattern=r"Could not fetch URL|ETIMEDOUT|ECONNRESET|toomanyrequests|Failed to fetch .*(?:Packages|InRelease)",
+        log_pattern=r"Could not fetch URL|ETIMEDOUT|ECONNRESET|toomanyrequests"
+        r"|Failed to fetch .*(?:Packages|InRelease)",
     ),
     FailureRule(name="tool-missing", failure_class=TOOLING, is_retryable=False, exit_codes=(126, 127)),
     FailureRule(name="failed", failure_class=USER, is_retryable=False),

@@ -10,6 +10,7 @@ from deltaci.core import failures
 from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
+from deltaci.core.failures import USER as USER_FAILURE
 from deltaci.core.failures import Failure
 from deltaci.core.ids import attempt_id
 from deltaci.core.instants import SECOND
@@ -157,6 +158,7 @@ def _create(job: Job, _command: Create, at: int) -> Move:
             max_attempts=spec.max_attempts,
             base_delay_seconds=spec.base_delay_seconds,
             max_delay_seconds=spec.max_delay_seconds,
+            jitter=spec.jitter,
             has_validation=spec.has_validation,
         )
     return PENDING, {"created_at": at}, told
@@ -240,7 +242,14 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
     told = {"details": command.details} if command.details else {}
     if command.is_passed:
         return SUCCEEDED, {"completed_at": at}, told
-    return FAILED, {"completed_at": at, "reason": "VALIDATION_FAILED"}, told
+    error = Failure(
+        code="VALIDATION_FAILED",
+        failure_class=USER_FAILURE,
+        is_retryable=False,
+        rule="validation",
+        line=command.details,
+    )
+    return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
 
 
 def _approve(_job: Job, command: Approve, at: int) -> Move:

@@ -39,12 +39,16 @@ MAX_JOBS: Final = 100_000
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The run's jobs, counted: not over yet, going on by themselves, waiting for a person, and lost for success."""
+    """The run's jobs, counted: not over yet, going on by themselves, waiting for a person, and lost for success.
+
+    `first_doomed` is the job that first kept the run from succeeding.
+    """
 
     open: int = 0
     active: int = 0
     waiting: int = 0
     doomed: int = 0
+    first_doomed: str = ""
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -200,7 +204,11 @@ def _validate(_run: Run, command: Validate, _at: int) -> Move:
 def _fail(run: Run, _command: Fail, _at: int) -> Move:
     if not run.tally.doomed:
         raise Refused("not_eligible", f"run {run.id} can still succeed; no required job was lost")
-    return FAILED, {"conclusion": FAILED, "reason": "JOB_FAILED"}, {"reason": "JOB_FAILED"}
+    return (
+        FAILED,
+        {"conclusion": FAILED, "reason": "JOB_FAILED"},
+        {"reason": "JOB_FAILED", "job_id": run.tally.first_doomed},
+    )
 
 
 def _time_out(run: Run, _command: TimeOut, at: int) -> Move:
@@ -256,8 +264,8 @@ MACHINE: Final[Machine[Run]] = Machine(
          "every required job succeeded", ("ORC-R6", "WST-W3", "WST-WG3")),
     Through(QUEUED, AllDone, FirstActive, "a plan without jobs is done at once"),
     Through(WAITING_APPROVAL, AllDone, Resume, "the last approval was given"),
-    Rule(VALIDATING, Validate, (To(SUCCESS, "all_required_succeeded"), To(FAILED, "validation_failed", CRITICAL)), _validate,
-         ORCHESTRATOR, "the final validation was made", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
+    Rule(VALIDATING, Validate, (To(SUCCESS, "all_required_succeeded"), To(FAILED, "validation_failed", CRITICAL)),
+         _validate, ORCHESTRATOR, "the final validation was made", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
     *(Rule(state, Fail, (To(FAILED, "required_job_failed", CRITICAL),), _fail, ORCHESTRATOR,
            "a required job failed and no retry is left", ("ORC-R7", "STP-R6", "STP-R7", "WST-W4"))
       for state in (RUNNING, WAITING_APPROVAL)),
@@ -302,6 +310,7 @@ def counted(tally: Tally, before: str, after: job.Job) -> Tally:
         tally.active + (state in job.ACTIVE) - (before in job.ACTIVE),
         tally.waiting + (state == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL),
         tally.doomed + job.dooms(after),
+        tally.first_doomed or (after.id if job.dooms(after) else ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from deltaci.core.errors import Refused
@@ -37,9 +38,10 @@ class CompleteRegistration(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """It was granted a lease."""
+    """It was granted a lease. `queue_key` names the labels that the attempt requires."""
 
     attempt_id: str
+    queue_key: str = ""
 
 
 class Release(Command, frozen=True, kw_only=True):
@@ -70,6 +72,16 @@ class Shutdown(Command, frozen=True, kw_only=True):
     reason: str = "REQUESTED"
 
 
+def queue_key(labels: Iterable[str]) -> str:
+    """The canonical form of a set of required labels: the same set, the same queue."""
+    return ",".join(sorted(set(labels)))
+
+
+def required_labels(key: str) -> set[str]:
+    """The labels that a worker must have to take from this queue."""
+    return set(key.split(",")) if key else set()
+
+
 def _register(worker: Worker, _command: Register, at: int) -> Move:
     return INITIALIZING, {"created_at": at}, {}
 
@@ -87,6 +99,11 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
         return None
     if worker.shutdown_reason:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
+    missing = required_labels(command.queue_key) - set(worker.labels)
+    if missing:
+        raise Refused(
+            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; give it to one that has it"
+        )
     if len(worker.tasks) >= worker.max_concurrent_tasks:
         raise Refused(
             "worker_full",
@@ -140,8 +157,8 @@ MACHINE: Final[Machine[Worker]] = Machine(
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
     Rule(BUSY, Assign, (To(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "one lease more, within its places", ("WST-KI1",)),
-    Rule(BUSY, Release, (To(IDLE, "task_completed"), To(BUSY, "task_completed"), To(SHUTDOWN, "shutdown_requested")), _release,
-         ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
+    Rule(BUSY, Release, (To(IDLE, "task_completed"), To(BUSY, "task_completed"), To(SHUTDOWN, "shutdown_requested")),
+         _release, ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
          ("WST-K3", "WST-K8", "WST-KI3")),
     *(Rule(state, Release, (To(state, "task_completed"),), nothing,
            ORCHESTRATOR, "it holds no lease any more", ("WST-KI4",))

@@ -1,0 +1,337 @@
+"""Is this canonical log legal? Reads it once, remembers only what is not over, and believes nothing.
+
+Every line is checked on its own (shape, place in the log, transition, owner, severity), against its entity
+(state, rev, time), through every view, and against everything that it is connected to. Events of one
+transaction carry the same time: when a scope's time moves on, what is left must fit together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core.events import ATTEMPT, JOB, LEASE, RUN, WORKER, actor_kind
+from deltaci.core.ids import lease_name
+from deltaci.core.machine import Machine
+from deltaci.core.verify import attempts, jobs, runs, workers
+from deltaci.core.verify.records import (
+    Attempt,
+    AttemptTold,
+    Entity,
+    Job,
+    JobTold,
+    LeaseLineTold,
+    LeaseTold,
+    Line,
+    Run,
+    RunTold,
+    Scope,
+    Worker,
+    WorkerTold,
+)
+from deltaci.core.verify.report import Report
+from deltaci.core.views import views_of
+from deltaci.core.views.canonical import LEASE_WORDS
+from deltaci.core.views.view import LEFT_OUT, Change, Edge, Extension
+
+MACHINES: Final[dict[str, Machine[Any]]] = {
+    RUN: run.MACHINE,
+    JOB: job.MACHINE,
+    ATTEMPT: attempt.MACHINE,
+    WORKER: worker.MACHINE,
+    LEASE: lease.MACHINE,
+}
+TERMINAL: Final = {name: machine.terminal for name, machine in MACHINES.items()}
+DOCUMENT_RULE: Final = {RUN: "ORC-O1", JOB: "WST-V1", ATTEMPT: "QUE-T12", WORKER: "WST-V1", LEASE: "ORC-LF3"}
+
+# (entity, from, to, trigger) -> (severity, who may act). One entry for everything that any rule allows.
+LEGAL: Final[dict[tuple[str, str | None, str, str], tuple[str, frozenset[str]]]] = {}
+for _name, _machine in MACHINES.items():
+    for _rule in _machine.rules:
+        for _to in _rule.targets:
+            _key = (_name, _rule.source or None, _to.state, _to.trigger)
+            _known = LEGAL.get(_key, (_to.severity, frozenset[str]()))
+            LEGAL[_key] = (_known[0], _known[1] | _rule.command.by)
+
+# The same transition may be more or less severe by who caused it: an acknowledged cancel is no warning.
+SEVERITIES: Final[dict[tuple[str, str | None, str, str, str], frozenset[str]]] = {}
+for _name, _machine in MACHINES.items():
+    for _rule in _machine.rules:
+        for _to in _rule.targets:
+            for _kind in _rule.command.by:
+                _full = (_name, _rule.source or None, _to.state, _to.trigger, _kind)
+                SEVERITIES[_full] = SEVERITIES.get(_full, frozenset()) | {_to.severity}
+
+VIEWS: Final = {name: views_of(name) for name in MACHINES}
+CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
+MAX_RECENT: Final = 1024  # Ended entities that are remembered by id, only to name the mistake better.
+
+_decode_line = msgspec.json.Decoder(Line).decode
+_DECODE_TOLD: Final = {
+    RUN: msgspec.json.Decoder(RunTold).decode,
+    JOB: msgspec.json.Decoder(JobTold).decode,
+    ATTEMPT: msgspec.json.Decoder(AttemptTold).decode,
+    WORKER: msgspec.json.Decoder(WorkerTold).decode,
+    LEASE: msgspec.json.Decoder(LeaseLineTold).decode,
+}
+
+
+def targets(entity: str, source: str | None) -> str:
+    """What would have been legal from here, for people."""
+    found = [f"{to} by {trigger}" for (name, from_, to, trigger) in LEGAL if (name, from_) == (entity, source)]
+    return ", ".join(found) or "nothing: it is over"
+
+
+class Canonical:
+    """A verification under way."""
+
+    def __init__(self) -> None:
+        self.report = Report("canonical events")
+        self.live: dict[str, Any] = {}
+        self.recent: dict[str, None] = {}
+        self.number = 0
+        self.seq = 0
+        self.expected: tuple[Line, LeaseTold] | None = None
+        self._views: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[tuple[str, str, str], ...]]] = {}
+
+    def bad(self, rule: str, found: str, legal: str) -> None:
+        """Note that the current line breaks a rule."""
+        self.report.add(self.number, rule, found, legal)
+
+    def feed(self, number: int, raw: bytes) -> None:
+        """Check one line."""
+        self.number = number
+        self.report.lines += 1
+        try:
+            line = _decode_line(raw)
+            told: Any = _DECODE_TOLD[line.entity](line.metadata)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.bad("MOD-E1", f"the line cannot be read: {error}", "one JSON object with the fields of an event")
+            return
+        if line.entity == LEASE:
+            self._lease_line(line, told)
+            return
+        self._missing_lease_line()
+        if line.seq <= self.seq:
+            self.bad("MOD-E1", f"seq {line.seq} after {self.seq}", f"a seq greater than {self.seq}")
+        self.seq = max(self.seq, line.seq)
+        entity = self.live.get(line.entity_id)
+        if entity is None:
+            entity = self._born(line, told)
+            if entity is None:
+                return
+        elif entity.kind != line.entity:
+            self.bad("MOD-E1", f"{line.entity_id} is a {entity.kind}, not a {line.entity}", "one id for one entity")
+            return
+        self._enter(entity, line)
+        self._transition(entity, line)
+        self._see(entity, line)
+        for check in CHECKS[line.entity].get(line.to, ()):
+            check(self, entity, line, told)
+        self._move(entity, line, told)
+
+    def end(self) -> Report:
+        """The log is over: what it leaves must fit together."""
+        self._missing_lease_line()
+        for scope in {id(entity.scope): entity.scope for entity in self.live.values()}.values():
+            self._settle(scope)
+        return self.report
+
+    def _born(self, line: Line, told: Any) -> Entity | None:
+        """The first event of an entity. Whatever it belongs to must be there."""
+        self.report.entities += 1
+        first = attempt.CREATED if line.entity == ATTEMPT else None
+        if line.from_ != first or line.rev != 1:
+            over = "is over" if line.entity_id in self.recent else "was never born"
+            rule = "MOD-9" if line.entity_id in self.recent else "MOD-10"
+            self.bad(rule, f"{line.entity} {line.entity_id} {over}, and now goes {line.from_} → {line.to}", "a birth")
+            self.report.entities -= 1
+            return None
+        entity = self._make(line, told)
+        if entity is not None:
+            self.live[line.entity_id] = entity
+        return entity
+
+    def _make(self, line: Line, told: Any) -> Entity | None:
+        if line.entity == RUN:
+            return Run(line.entity_id, line.tenant, Scope())
+        if line.entity == WORKER:
+            return Worker(line.entity_id, line.tenant, Scope())
+        owner = self.live.get(line.run_id) if line.run_id else None
+        if line.run_id and not isinstance(owner, Run):
+            self.bad(
+                "MOD-E1",
+                f"{line.entity} {line.entity_id} belongs to run {line.run_id}, which is not there",
+                "its run first",
+            )
+            return None
+        if line.entity == JOB:
+            if owner is None:
+                self.bad("MOD-E1", f"job {line.entity_id} belongs to no run", "the run_id of its run")
+                return None
+            return Job(line.entity_id, line.tenant, owner.scope, run=owner)
+        if owner is None:
+            return Attempt(line.entity_id, line.tenant, Scope(), job=None)
+        parent = owner.jobs.get(told.job_id or "")
+        if parent is None:
+            self.bad(
+                "ORC-A1",
+                f"attempt {line.entity_id} belongs to job {told.job_id!r}, which is not in its run",
+                "its job first",
+            )
+            return None
+        return Attempt(line.entity_id, line.tenant, owner.scope, job=parent)
+
+    def _enter(self, entity: Entity, line: Line) -> None:
+        """Close the scope's last transaction when this line opens another, and keep time in order."""
+        scope = entity.scope
+        if line.at != scope.moment:
+            if line.at < scope.moment:
+                self.bad(
+                    "WST-V4", f"{line.at.isoformat()} after {scope.moment.isoformat()}", "a time that does not go back"
+                )
+            self._settle(scope)
+            scope.moment = line.at
+        scope.line = self.number
+        scope.touched[id(entity)] = entity
+
+    def touch(self, entity: Entity, line: Line) -> None:
+        """Another entity changes with this line, without an event of its own."""
+        self._enter(entity, line)
+
+    def _transition(self, entity: Entity, line: Line) -> None:
+        kind = line.entity
+        if line.rev != entity.rev + 1:
+            self.bad("MOD-10", f"{kind} {entity.id} has rev {line.rev} after {entity.rev}", f"rev {entity.rev + 1}")
+        if line.from_ != entity.state:
+            rule = "MOD-9" if entity.state in TERMINAL[kind] else "WST-TI1"
+            found = f"{kind} {entity.id} is {entity.state} and goes {line.from_} → {line.to}"
+            self.bad(rule, found, f"from {entity.state}: {targets(kind, entity.state)}")
+        if line.tenant != entity.tenant:
+            self.bad(
+                "STP-X1", f"{kind} {entity.id} moved from tenant {entity.tenant!r} to {line.tenant!r}", "its tenant"
+            )
+        actor = actor_kind(line.actor)
+        legal = LEGAL.get((kind, line.from_, line.to, line.trigger))
+        if legal is None:
+            found = f"{kind} {entity.id}: {line.from_} → {line.to} by {line.trigger}"
+            self.bad(DOCUMENT_RULE[kind], found, f"from {line.from_}: {targets(kind, line.from_)}")
+        elif actor not in legal[1]:
+            found = f"{kind} {entity.id}: {line.from_} → {line.to} by {line.trigger} was made by {line.actor}"
+            self.bad("ORC-O1", found, " or ".join(sorted(legal[1])))
+        elif line.severity not in SEVERITIES[kind, line.from_, line.to, line.trigger, actor]:
+            allowed = " or ".join(sorted(SEVERITIES[kind, line.from_, line.to, line.trigger, actor]))
+            self.bad("WST-E3", f"{kind} {entity.id}: {line.from_} → {line.to} has severity {line.severity}", allowed)
+
+    def _see(self, entity: Entity, line: Line) -> None:
+        """Look at the change through every view; what was seen once need not be looked at again."""
+        key = (line.entity, entity.shown, line.from_, line.to, line.trigger, actor_kind(line.actor))
+        seen = self._views.get(key)
+        if seen is None:
+            seen = self._views[key] = self._look(line, entity.shown)
+        entity.shown, wrong = seen
+        for rule, found, legal in wrong:
+            self.bad(rule, f"{line.entity} {entity.id} {found}", legal)
+
+    def _look(
+        self, line: Line, shown: tuple[str | None, ...]
+    ) -> tuple[tuple[str | None, ...], tuple[tuple[str, str, str], ...]]:
+        change = Change(line.from_, line.to, line.trigger, line.actor)
+        after, wrong = [], []
+        for index, view in enumerate(VIEWS[line.entity]):
+            before = shown[index] if index < len(shown) else None
+            if line.to not in view.shows and line.to not in MACHINES[line.entity].states:
+                after.append(before)
+                continue
+            steps, now = view.project_change(before, change)
+            after.append(now)
+            for step in steps:
+                if view.allows(step) is None:
+                    known: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
+                    allowed = [each.target for each in known if each.source == step.source]
+                    found = f"is seen by document {view.document} as {step.source} → {step.target} by {step.word}"
+                    wrong.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
+        return tuple(after), tuple(wrong)
+
+    def _move(self, entity: Entity, line: Line, told: Any) -> None:
+        """Believe the line from here on, right or wrong, so that one mistake is reported once."""
+        before = entity.state
+        entity.state, entity.rev, entity.at = line.to, line.rev, line.at
+        if isinstance(entity, Job):
+            jobs.count(entity, before)
+            if line.from_ is None and not entity.is_task:
+                entity.shown = tuple(
+                    LEFT_OUT if view.name == "003 task" else shown
+                    for view, shown in zip(VIEWS[JOB], entity.shown, strict=True)
+                )
+        elif isinstance(entity, Attempt):
+            if told.lease is not None:
+                self.expected = (line, told.lease)
+            if entity.job is None and line.to in attempt.TERMINAL:
+                self._forget(entity)
+        elif isinstance(entity, Worker) and line.to in worker.TERMINAL:
+            self._settle(entity.scope)
+            self._forget(entity)
+
+    def _settle(self, scope: Scope) -> None:
+        """A transaction of this scope is over: everything that it touched must fit together again."""
+        if not scope.touched:
+            return
+        touched, scope.touched = list(scope.touched.values()), {}
+        now, self.number = self.number, scope.line
+        for entity in touched:
+            if isinstance(entity, Job):
+                jobs.settle(self, entity)
+            elif isinstance(entity, Attempt):
+                attempts.settle(self, entity)
+            elif isinstance(entity, Worker):
+                workers.settle(self, entity)
+        owner = next((e.run if isinstance(e, Job) else e for e in touched if isinstance(e, Job | Run)), None)
+        if owner is not None:
+            runs.settle(self, owner)
+            if owner.state in run.TERMINAL and all(each.state in job.TERMINAL for each in owner.jobs.values()):
+                for each in owner.jobs.values():
+                    if each.attempt is not None:
+                        self._forget(each.attempt)
+                    self._forget(each)
+                self._forget(owner)
+        self.number = now
+
+    def _forget(self, entity: Entity) -> None:
+        self.live.pop(entity.id, None)
+        self.recent[entity.id] = None
+        if len(self.recent) > MAX_RECENT:
+            del self.recent[next(iter(self.recent))]
+
+    def _lease_line(self, line: Line, told: LeaseLineTold) -> None:
+        """A lease's line stands right behind its attempt's and says the same."""
+        expected, self.expected = self.expected, None
+        if expected is None:
+            self.bad(
+                "MOD-E3", f"lease {line.entity_id} changes without its attempt", "its attempt's event right before"
+            )
+            return
+        of, lease_told = expected
+        words = LEASE_WORDS.get((lease_told.from_, lease_told.to), ("", ""))
+        name = lease_name(of.entity_id, lease_told.number)
+        wanted: tuple[Any, ...] = (of.seq, of.at, of.tenant, name, of.run_id, lease_told.from_, lease_told.to, *words)
+        wanted = (*wanted, of.actor, of.request_id, of.rev, lease_told.worker_id)
+        found: tuple[Any, ...] = (line.seq, line.at, line.tenant, line.entity_id, line.run_id, line.from_, line.to)
+        found = (*found, line.trigger, line.severity, line.actor, line.request_id, line.rev, told.worker_id)
+        if wanted != found:
+            differs = [f"{f!r} instead of {w!r}" for f, w in zip(found, wanted, strict=True) if f != w]
+            self.bad(
+                "MOD-E3", f"lease {line.entity_id} does not say what its attempt says: {', '.join(differs)}", "the same"
+            )
+
+    def _missing_lease_line(self) -> None:
+        if self.expected is not None:
+            of, _ = self.expected
+            self.expected = None
+            self.bad(
+                "MOD-E3",
+                f"the lease of {of.entity_id} changed at seq {of.seq} without a line of its own",
+                "that line next",
+            )

@@ -1,0 +1,247 @@
+"""What the verifier reads from a canonical line, and what it remembers of everything that is not over.
+
+Kept apart from the records of the core on purpose: the verifier believes only what the log says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, ClassVar, Final, Literal
+
+import msgspec
+
+EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """One line of the canonical log; the metadata is read in a second step, by the entity's own shape."""
+
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+    at: Moment
+    tenant: str
+    entity: Literal["run", "job", "attempt", "lease", "worker"]
+    entity_id: Name
+    run_id: str
+    from_: str | None
+    to: Name
+    trigger: Name
+    actor: Name
+    severity: Literal["info", "warning", "error", "critical"]
+    request_id: str
+    rev: Annotated[int, msgspec.Meta(ge=1)]
+    metadata: msgspec.Raw
+
+
+class _Told(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What metadata may say. What an event does not tell is None."""
+
+
+class RunTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of a run's event."""
+
+    is_fail_fast: bool | None = None
+    has_validation: bool | None = None
+    timeout_seconds: Count | None = None
+    jobs: Count | None = None
+    plan_hash: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    job_id: str | None = None
+    details: str | None = None
+    is_remembered: bool | None = None
+    conclusion: str | None = None
+
+
+class JobTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of a job's event."""
+
+    name: str | None = None
+    kind: Literal["task", "approval"] | None = None
+    needs: list[str] | None = None
+    is_required: bool | None = None
+    max_attempts: Count | None = None
+    base_delay_seconds: Count | None = None
+    max_delay_seconds: Count | None = None
+    jitter: float | None = None
+    has_validation: bool | None = None
+    attempt_index: Count | None = None
+    approve_by: Moment | None = None
+    worker_id: str | None = None
+    is_reclaim: bool | None = None
+    retry_count: Count | None = None
+    max_retries: Count | None = None
+    failure_class: Literal["INFRA", "TOOLING", "FLAKY", "USER"] | None = None
+    rule: str | None = None
+    line: str | None = None
+    code: str | None = None
+    next_run_at: Moment | None = None
+    details: str | None = None
+    comment: str | None = None
+    reason: str | None = None
+
+
+class LeaseTold(_Told, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+    """What an attempt's event says about its lease."""
+
+    number: Count
+    worker_id: Name
+    from_: str | None
+    to: str
+    accept_by: Moment | None = None
+    expires_at: Moment | None = None
+
+
+class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """Why an attempt failed."""
+
+    code: str
+    failure_class: Literal["INFRA", "TOOLING", "FLAKY", "USER"]
+    is_retryable: bool
+    rule: str
+    line: str = ""
+
+
+class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of an attempt's event."""
+
+    index: Count | None = None
+    job_id: str | None = None
+    queue_key: str | None = None
+    run_at: Moment | None = None
+    timeout_seconds: Count | None = None
+    max_lost_leases: Count | None = None
+    claims: Count | None = None
+    lease: LeaseTold | None = None
+    exit_code: int | None = None
+    error: ErrorTold | None = None
+    reason: str | None = None
+    lost_leases: Count | None = None
+    cancel_by: Moment | None = None
+    is_forced: bool | None = None
+
+
+class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of a worker's event."""
+
+    labels: list[str] | None = None
+    max_concurrent_tasks: Count | None = None
+    attempt_id: str | None = None
+    tasks: Count | None = None
+    reason: str | None = None
+    attempts: list[str] | None = None
+
+
+class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of a lease's own line."""
+
+    worker_id: Name
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """Things that change together in one transaction: a run, a worker, or an attempt on its own."""
+
+    moment: datetime = EPOCH
+    line: int = 0
+    touched: dict[int, Entity] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Entity:
+    """What is known of every entity."""
+
+    kind: ClassVar[str] = ""
+
+    id: str
+    tenant: str
+    scope: Scope
+    state: str | None = None
+    rev: int = 0
+    at: datetime = EPOCH
+    shown: tuple[str | None, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Run(Entity):
+    """A run: its jobs, counted as they move."""
+
+    kind: ClassVar[str] = "run"
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    dependents: dict[str, list[Job]] = field(default_factory=dict)
+    open: int = 0
+    active: int = 0
+    waiting: int = 0
+    doomed: int = 0
+    is_fail_fast: bool = False
+    has_validation: bool = False
+    has_moved: bool = False
+    timeout: timedelta = timedelta()
+    started_at: datetime = EPOCH
+    cancel_reason: str = ""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job(Entity):
+    """A job, with its newest attempt."""
+
+    kind: ClassVar[str] = "job"
+
+    run: Run
+    needs: list[str] = field(default_factory=list)
+    unmet: int = 0
+    is_task: bool = True
+    is_required: bool = True
+    has_validation: bool = False
+    max_attempts: int = 1
+    base: int = 0
+    cap: int = 0
+    jitter: float = 0.0
+    attempts: int = 0
+    attempt: Attempt | None = None
+    next_run_at: datetime = EPOCH
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Attempt(Entity):
+    """An attempt, with its live lease."""
+
+    kind: ClassVar[str] = "attempt"
+
+    job: Job | None
+    state: str | None = "CREATED"
+    lease: str | None = None
+    number: int = 0
+    claims: int = 0
+    lost: int = 0
+    max_lost: int = 0
+    worker_id: str = ""
+    queue_key: str = ""
+    stale_reason: str = ""
+    cancel_reason: str = ""
+    expires_at: datetime = EPOCH
+    accept_by: datetime = EPOCH
+    fence: datetime = EPOCH
+    run_at: datetime = EPOCH
+    started_at: datetime = EPOCH
+    cancel_by: datetime = EPOCH
+    timeout: timedelta = timedelta()
+    ttl: timedelta = timedelta()
+    error: ErrorTold | None = None
+    requests: tuple[tuple[str, str, datetime], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Worker(Entity):
+    """A worker, with the attempts whose leases it holds."""
+
+    kind: ClassVar[str] = "worker"
+
+    labels: frozenset[str] = frozenset()
+    places: int = 1
+    tasks: set[str] = field(default_factory=set)
+    is_leaving: bool = False

@@ -1,0 +1,139 @@
+"""The log as document 003's `transitions.jsonl`: tasks, workstreams and workers.
+
+Births are not transitions; what a task was born with is told with its first one, so that a reader of the
+file alone can check dependencies and the retry limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from deltaci.core import job, run, worker
+from deltaci.core.events import JOB, RUN, WORKER, Event
+from deltaci.core.instants import SECOND, rfc3339
+from deltaci.core.views.view import LEFT_OUT, Change, View
+from deltaci.core.views.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
+
+_VIEWS: Final[dict[str, View]] = {JOB: TASK_VIEW, RUN: WORKSTREAM_VIEW, WORKER: WORKER_VIEW}
+_TYPES: Final = {JOB: "task_state_transition", RUN: "workstream_state_transition", WORKER: "worker_state_transition"}
+_OVER: Final = {JOB: job.TERMINAL, RUN: run.TERMINAL, WORKER: worker.TERMINAL}
+_TOLD: Final = (
+    "worker_id",
+    "retry_count",
+    "max_retries",
+    "failure_class",
+    "rule",
+    "code",
+    "reason",
+    "details",
+    "tasks",
+)
+
+
+class _Entity:
+    __slots__ = ("birth", "is_over", "shown", "started_at", "tasks")
+
+    def __init__(self) -> None:
+        self.shown: str | None = None
+        self.birth: dict[str, Any] = {}
+        self.is_over = False
+        self.started_at = 0
+        self.tasks: list[str] = []
+
+
+class Transitions:
+    """Turns our events into document 003's. Remembers only what is not over."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, _Entity] = {}
+
+    def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+        """Every transition that document 003 sees, in order."""
+        for event in events:
+            if event.entity in _VIEWS:
+                yield from self._export(event)
+
+    def _export(self, event: Event) -> Iterator[dict[str, Any]]:
+        entity = self._live.get(event.entity_id)
+        if entity is None:
+            entity = self._born(event)
+        before = entity.shown
+        steps, entity.shown = _VIEWS[event.entity].project_change(
+            before, Change(event.from_, event.to, event.trigger, event.actor)
+        )
+        if event.to == job.RUNNING and not entity.started_at:
+            entity.started_at = event.at
+        if steps and before is not None:
+            yield self._line(event, entity, before, steps[-1].target)
+        entity.is_over = event.to in _OVER[event.entity]
+        if entity.is_over:
+            self._forget(event, entity)
+
+    def _forget(self, event: Event, entity: _Entity) -> None:
+        """A task is remembered as long as its run, whose other tasks may need it."""
+        if event.entity == JOB and event.run_id in self._live:
+            return
+        del self._live[event.entity_id]
+        for task in entity.tasks:
+            if self._live[task].is_over:
+                del self._live[task]
+
+    def _born(self, event: Event) -> _Entity:
+        entity = self._live[event.entity_id] = _Entity()
+        if event.entity == JOB:
+            entity.birth = event.metadata
+            if event.metadata.get("kind") == job.APPROVAL:
+                entity.shown = LEFT_OUT
+            owner = self._live.get(event.run_id)
+            if owner is not None:
+                owner.tasks.append(event.entity_id)
+        return entity
+
+    def _line(self, event: Event, entity: _Entity, source: str, target: str) -> dict[str, Any]:
+        metadata = {key: event.metadata[key] for key in _TOLD if event.metadata.get(key) not in (None, "")}
+        trigger = event.trigger
+        if event.entity == JOB:
+            metadata["workstream_id"] = event.run_id
+            if source == "pending":
+                metadata.update(self._facts(entity))
+        elif event.entity == RUN:
+            trigger = WORKSTREAM_TRIGGERS[source, target]
+            metadata.update(self._run_facts(event, entity, target))
+        else:
+            metadata.update({k: event.metadata[k] for k in ("labels", "max_concurrent_tasks") if k in event.metadata})
+        if event.to in (job.TERMINAL | set(run.OVER)) and entity.started_at:
+            metadata["duration_seconds"] = (event.at - entity.started_at) / SECOND
+        return {
+            "timestamp": rfc3339(event.at),
+            "event_type": _TYPES[event.entity],
+            "severity": event.severity,
+            "entity_id": event.entity_id,
+            "from_state": source,
+            "to_state": target,
+            "trigger": trigger,
+            "metadata": metadata,
+        }
+
+    def _facts(self, entity: _Entity) -> dict[str, Any]:
+        birth = entity.birth
+        return {
+            "depends_on": [id for id in birth["needs"] if self._is_binding(id)],
+            "critical": birth["is_required"],
+            "max_retries": birth["max_attempts"] - 1,
+        }
+
+    def _is_binding(self, id: str) -> bool:
+        """A need that must be completed: a task, and one that may not fail."""
+        birth = self._live[id].birth
+        return bool(birth["kind"] == job.TASK and birth["is_required"])
+
+    def _run_facts(self, event: Event, entity: _Entity, target: str) -> dict[str, Any]:
+        if target == "ready":
+            return {"task_count": sum(self._live[id].birth["kind"] == job.TASK for id in entity.tasks)}
+        cause = event.metadata.get("job_id", "")
+        if target == "executing" and not cause:
+            return {"approval_gate": True}  # What goes on is a person's decision; no task runs yet.
+        if target == "failed" and cause and self._live[cause].birth["kind"] == job.APPROVAL:
+            return {"approval_gate": True}
+        return {"task_id": cause} if cause else {}
