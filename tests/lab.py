@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from deltaci.core import attempt, ids, job, run, worker
-from deltaci.core.attempt import Attempt
+from deltaci.core.attempt import Attempt, Leased
 from deltaci.core.decide import Decision, Plan, decide, job_id
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import Event, numbered, worker_actor
@@ -141,11 +141,11 @@ class Lab:
         self.do(attempt.Grant(id=what.id, actor=worker_actor(by), fingerprint=ids.lease_fingerprint(token), **fields))
         return Lease(by, token)
 
-    def say(self, message: type[attempt.Leased], lease: Lease, **fields: Any) -> Attempt:
+    def say(self, message: type[Leased], lease: Lease, **fields: Any) -> Attempt:
         """Send one of the runner's messages."""
         return self._attempt(self.do(self.message(message, lease, **fields)))
 
-    def message(self, message: type[attempt.Leased], lease: Lease, **fields: Any) -> attempt.Leased:
+    def message(self, message: type[Leased], lease: Lease, **fields: Any) -> Leased:
         """One of the runner's messages, not sent yet."""
         return message(id=lease.ref.attempt_id, actor=lease.actor, lease=lease.ref, **fields)
 
