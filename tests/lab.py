@@ -138,6 +138,8 @@ class Lab:
         """Grant the attempt to a worker."""
         self.grants += 1
         token = ids.lease_id(what.id, what.claims + 1, f"secret-{self.grants:016d}")
+        known = self.world.worker(by)
+        fields.setdefault("labels", known.labels if known else ())
         self.do(attempt.Grant(id=what.id, actor=worker_actor(by), fingerprint=ids.lease_fingerprint(token), **fields))
         return Lease(by, token)
 

@@ -2,11 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
 import pytest
 
-from deltaci.core import attempt
-from deltaci.core.views.queue import job_status
-from tests.lab import Lab
+from deltaci.core import attempt, lease
+from deltaci.core.errors import InvariantBroken
+from deltaci.core.machine import Command
+from deltaci.core.verify import verify
+from deltaci.core.views.queue import check_shape, job_status
+from tests.lab import START, Lab, Lease
+
+STATUSES: Final = ("queued", "claimed", "running", "succeeded", "failed", "stalled")
+
+# The page's table of operations.
+ALLOWED: Final = {
+    ("claimNext", "queued"): "claimed",
+    ("claimNext", "stalled"): "claimed",
+    ("start", "claimed"): "running",
+    ("heartbeat", "claimed"): "claimed",
+    ("heartbeat", "running"): "running",
+    ("complete", "running"): "succeeded",
+    ("fail", "running"): "failed",
+    ("stall", "claimed"): "stalled",
+    ("stall", "running"): "stalled",
+    ("requeueStalled", "stalled"): "queued",
+}
+OWNED: Final = ("start", "heartbeat", "complete", "fail")
+OPERATIONS: Final = ("claimNext", *OWNED, "stall", "requeueStalled")
+
+# A message whose outcome the record already shows is a success without change, whatever its request id.
+REFLECTED: Final = {("start", "running"), ("complete", "succeeded"), ("fail", "failed")}
+
+
+def job_in(status: str) -> tuple[Lab, Lease]:
+    """A job that reached this status the shortest way, and the last lease that it had."""
+    lab = Lab()
+    lab.enqueue()
+    if status == "queued":
+        return lab, Lease("w1", f"q1.1.{'x' * 16}")
+    held = lab.claim(lab.queued(), by="w1")
+    if status == "stalled":
+        lab.do(attempt.Stall(id="q1"))
+    elif status != "claimed":
+        lab.say(attempt.Start, held)
+        if status in ("succeeded", "failed"):
+            lab.say(attempt.Finish, held, is_success=status == "succeeded", exit_code=int(status == "failed"))
+    return lab, held
+
+
+def operation(lab: Lab, name: str, held: Lease, **fields: Any) -> Command:
+    """One of document 004's operations on the job, not sent yet."""
+    match name:
+        case "claimNext":
+            return attempt.Grant(id="q1", actor="worker:w2", fingerprint="f" * 32, **fields)
+        case "start":
+            return lab.message(attempt.Start, held, **fields)
+        case "heartbeat":
+            return lab.message(attempt.Extend, held, **fields)
+        case "complete":
+            return lab.message(attempt.Finish, held, is_success=True, exit_code=0, **fields)
+        case "fail":
+            return lab.message(attempt.Finish, held, is_success=False, exit_code=1, **fields)
+        case "stall":
+            return attempt.Stall(id="q1", **fields)
+    return attempt.Requeue(id="q1", **fields)
+
+
+def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
+    """The rules that a log breaks once it was tampered with."""
+    decoded = [msgspec.json.decode(line) for line in lines]
+    change(decoded)
+    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in decoded]).violations}
+
+
+# -- transitions
+
+
+@pytest.mark.proves("QUE-T12", "QUE-C6")
+@pytest.mark.parametrize(
+    ("name", "status"), [(o, s) for o in OPERATIONS for s in STATUSES if (o, s) not in {*ALLOWED, *REFLECTED}]
+)
+def test_an_operation_is_refused_in_every_status_that_the_table_does_not_name(name: str, status: str) -> None:
+    """A queue that lets anything else through cannot promise what its statuses mean."""
+    lab, held = job_in(status)
+
+    lab.refused(operation(lab, name, held))
+
+    assert job_status(lab.queued()) == status
+
+
+@pytest.mark.proves("QUE-T12", "QUE-R2")
+@pytest.mark.parametrize(("name", "status"), sorted(REFLECTED))
+def test_a_message_whose_outcome_is_already_there_changes_nothing(name: str, status: str) -> None:
+    """A worker whose answer was lost asks again, and must neither fail nor count twice."""
+    lab, held = job_in(status)
+    before = lab.queued()
+
+    decision = lab.do(operation(lab, name, held))
+
+    assert (decision.events, decision.changed) == ([], {})
+    assert lab.queued() == before
+
+
+@pytest.mark.proves("QUE-T12")
+@pytest.mark.parametrize(("source", "target"), [(s, t) for s in (None, *STATUSES) for t in STATUSES])
+def test_the_verifier_lets_only_the_transitions_of_the_table_pass(source: str | None, target: str) -> None:
+    """Whoever wrote a log of job events, the same table judges it."""
+    legal = {(None, "queued")} | {(source, target) for (_, source), target in ALLOWED.items()}
+    kinds = {"queued": "enqueued" if source is None else "requeued", "running": "started"}
+    kind = "heartbeat" if source == target else kinds.get(target, target)
+    who = "worker:w1"
+    line = {"type": kind, "job_id": "q1", "at": "2026-01-04T08:00:00Z", "actor": who, "attempt": 1, "rev": 1}
+
+    report = verify([msgspec.json.encode({**line, "from_status": source, "to_status": target})])
+
+    wrong = [violation.found for violation in report.violations if violation.rule == "QUE-T12"]
+    assert any(f"{source} → {target} by" in found for found in wrong) == ((source, target) not in legal)
+
+
+@pytest.mark.proves("QUE-T1", "QUE-A1", "QUE-S1")
+def test_enqueue_creates_a_queued_job_that_nobody_owns_and_anybody_may_claim() -> None:
+    """A job starts with no owner and no claim, so that the first worker to ask can have it."""
+    lab = Lab()
+
+    made = lab.enqueue()
+
+    assert (job_status(made), made.claims, made.lease) == ("queued", 0, None)
+    lab.claim(made, by="anybody")
+    assert job_status(lab.queued()) == "claimed"
 
 
 @pytest.mark.proves("QUE-T2", "QUE-A2")
@@ -22,15 +148,176 @@ def test_a_claim_takes_a_queued_job_and_counts_one_attempt() -> None:
     lab.verified()
 
 
-@pytest.mark.proves("QUE-C2")
-def test_only_the_owner_may_finish_a_job() -> None:
-    """A runner that was never granted the job must not touch it, whatever it claims to know."""
-    lab = Lab()
-    lab.enqueue()
-    lease = lab.claim(lab.queued(), by="w1")
-    lease.worker_id = "w2"
+@pytest.mark.proves("QUE-E1", "QUE-R1")
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        pytest.param("claimNext", "queued", marks=pytest.mark.proves("QUE-T2")),
+        pytest.param("claimNext", "stalled", marks=pytest.mark.proves("QUE-T3")),
+        pytest.param("start", "claimed", marks=pytest.mark.proves("QUE-T4")),
+        pytest.param("heartbeat", "claimed", marks=pytest.mark.proves("QUE-T5")),
+        pytest.param("heartbeat", "running", marks=pytest.mark.proves("QUE-T6")),
+        pytest.param("complete", "running", marks=pytest.mark.proves("QUE-T7")),
+        pytest.param("fail", "running", marks=pytest.mark.proves("QUE-T8")),
+        pytest.param("stall", "claimed", marks=pytest.mark.proves("QUE-T9")),
+        pytest.param("stall", "running", marks=pytest.mark.proves("QUE-T10")),
+        pytest.param("requeueStalled", "stalled", marks=pytest.mark.proves("QUE-T11")),
+    ],
+)
+def test_an_operation_leads_where_the_table_says_and_appends_its_event(name: str, status: str) -> None:
+    """The table of operations is the contract: where it leads, that `rev` grows, and what is written down."""
+    lab, held = job_in(status)
+    before, target = lab.queued(), ALLOWED[name, status]
+    exported = len(lab.job_events())
 
-    reason = lab.stale(lab.message(attempt.Complete, lease, is_success=True))
+    decision = lab.after(1).do(operation(lab, name, held, request_id="q-1"))
 
-    assert reason == "UNKNOWN_LEASE"
+    appended = [msgspec.json.decode(line) for line in lab.job_events()[exported:]]
+    assert job_status(lab.queued()) == target
+    assert lab.queued().rev == before.rev + len(decision.events) > before.rev
+    assert [(line["from_status"], line["to_status"]) for line in appended][-1] == (status, target)
+    assert {line["at"] for line in appended} == {"2026-01-04T08:00:01.000000Z"}
+    assert {line["request_id"] for line in appended} == {"q-1"}
+    who = {"claimNext": "worker:w2", "stall": "orchestrator", "requeueStalled": "orchestrator"}.get(name, "worker:w1")
+    assert {line["actor"] for line in appended} == {who}
+    lab.verified()
+
+
+@pytest.mark.proves("QUE-T5", "QUE-T6", "QUE-S3", "QUE-R1")
+@pytest.mark.parametrize("status", ["claimed", "running"])
+def test_a_heartbeat_keeps_the_status_and_extends_the_lease(status: str) -> None:
+    """A worker that says that it lives keeps the job, whether or not it started it."""
+    lab, held = job_in(status)
+    before = lab.queued()
+
+    after = lab.after(100).say(attempt.Extend, held)
+
+    assert job_status(after) == status
+    assert after.lease is not None
+    assert after.lease.expires_at == START + 220_000_000
+    assert after.rev > before.rev
+    assert lab.after(119).refused(attempt.Expire(id="q1")).code == "not_due"
+
+
+@pytest.mark.proves("QUE-S3", "QUE-S6")
+def test_an_owner_that_does_not_heartbeat_loses_the_job() -> None:
+    """A running job whose owner is silent would otherwise be stuck forever."""
+    lab, held = job_in("running")
+
+    lab.after(120).do(attempt.Expire(id="q1"))
+
+    assert lab.steps("q1")[-2:] == [attempt.STALE, attempt.QUEUED]
+    assert lab.stale(lab.message(attempt.Extend, held)) == "LEASE_EXPIRED"
+
+
+# -- what a status means
+
+
+@pytest.mark.proves("QUE-S2")
+@pytest.mark.parametrize("status", ["claimed", "running"])
+def test_a_job_that_one_worker_has_is_refused_to_every_other(status: str) -> None:
+    """Exclusive means that a second claim fails, not that it is shared."""
+    lab, _ = job_in(status)
+
+    refusal = lab.refused(operation(lab, "claimNext", Lease("w2", "")))
+
+    assert refusal.code == "wrong_state"
+    held = lab.queued().lease
+    assert held is not None
+    assert held.worker_id == "w1"
+
+
+@pytest.mark.proves("QUE-S2")
+def test_a_claimed_job_has_an_active_lease_and_is_not_started() -> None:
+    """Between the claim and the start the worker is responsible, but no execution is promised."""
+    lab, _ = job_in("claimed")
+
+    made = lab.queued()
+
+    assert lease.is_live(made.lease)
+    assert (made.started_at, made.times_out_at) == (0, 0)
+
+
+@pytest.mark.proves("QUE-S6", "QUE-T3")
+@pytest.mark.parametrize("name", OWNED)
+def test_the_last_owner_of_a_stalled_job_is_no_longer_trusted(name: str) -> None:
+    """Recovery must never lead to a silent second execution, so the old owner's word is worth nothing."""
+    lab, held = job_in("stalled")
+
+    assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
+
+    lab.claim(lab.queued(), by="w2")
+    assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
     assert job_status(lab.queued()) == "claimed"
+
+
+@pytest.mark.proves("QUE-S6")
+def test_a_stalled_job_is_not_over() -> None:
+    """Orphaned is a state to recover from: by a reclaim or by the queue."""
+    for name in ("claimNext", "requeueStalled"):
+        lab, held = job_in("stalled")
+
+        lab.do(operation(lab, name, held))
+
+        assert job_status(lab.queued()) == ALLOWED[name, "stalled"]
+
+
+# -- what a status must hold
+
+HOLDS: Final = {
+    "queued": set[str](),
+    "claimed": {"lease"},
+    "running": {"lease"},
+    "succeeded": {"result"},
+    "failed": {"error"},
+    "stalled": set[str](),
+}
+FIELDS: Final = ("lease", "result", "error")
+STATUS_RULES: Final = [
+    pytest.param("queued", marks=pytest.mark.proves("QUE-N1")),
+    pytest.param("claimed", marks=pytest.mark.proves("QUE-N2")),
+    pytest.param("running", marks=pytest.mark.proves("QUE-N3")),
+    pytest.param("succeeded", marks=pytest.mark.proves("QUE-N4", "QUE-S4")),
+    pytest.param("failed", marks=pytest.mark.proves("QUE-N5", "QUE-S5")),
+    pytest.param("stalled", marks=pytest.mark.proves("QUE-N6")),
+]
+
+
+@pytest.mark.parametrize("status", STATUS_RULES)
+def test_a_status_with_a_field_too_many_or_too_few_is_our_bug(status: str) -> None:
+    """Whoever reads a status may rely on its fields without asking for them."""
+    proper = job_in(status)[0].queued()
+    filled: dict[str, Any] = {
+        "lease": job_in("running")[0].queued().lease,
+        "result": {},
+        "error": job_in("failed")[0].queued().error,
+    }
+
+    for field in FIELDS:
+        value = None if getattr(proper, field) is not None else filled[field]
+        broken = msgspec.structs.replace(proper, **{field: value})
+        with pytest.raises(InvariantBroken, match=status):
+            check_shape(broken)
+
+
+@pytest.mark.parametrize("status", STATUS_RULES)
+def test_a_status_holds_exactly_the_fields_of_the_table(status: str) -> None:
+    """The owner is the lease's worker, so one table says who owns, what came out and what went wrong."""
+    lab, _ = job_in(status)
+
+    made = lab.queued()
+
+    assert job_status(made) == status
+    assert {field for field in FIELDS if getattr(made, field) is not None} == HOLDS[status]
+    check_shape(made)
+    lab.verified()
+
+
+@pytest.mark.proves("QUE-N5")
+def test_the_verifier_finds_a_failure_without_an_error() -> None:
+    """A failure that does not say why helps nobody."""
+    lines = job_in("failed")[0].canonical()
+
+    rules = altered(lines, lambda log: log[-2]["metadata"].pop("error"))
+
+    assert rules == {"QUE-N5"}

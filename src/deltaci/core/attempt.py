@@ -7,18 +7,67 @@ lease is revoked in the same step, so the runner's late result is stale too.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
 from deltaci.core import failures, ids, lease
+from deltaci.core.attempt_orders import (
+    STALLED,
+    Ack,
+    BeginUpload,
+    Cancel,
+    CancelAck,
+    Complete,
+    Expire,
+    Extend,
+    Finish,
+    ForceCancel,
+    Grant,
+    Heartbeat,
+    Leased,
+    Outcome,
+    Publish,
+    Requeue,
+    RevokeUnaccepted,
+    Stall,
+    Start,
+    TimeOut,
+)
 from deltaci.core.errors import Refused
-from deltaci.core.events import ATTEMPT, INFO, ORCHESTRATOR, RUNNER, USER, WARNING, Event
+from deltaci.core.events import ATTEMPT, INFO, ORCHESTRATOR, RUNNER, WARNING, Event
 from deltaci.core.failures import Facts, Failure
-from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
 from deltaci.core.lease import Lease
 from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, To, nothing
+from deltaci.core.worker import required_labels
+
+__all__ = [
+    "MACHINE",
+    "STALLED",
+    "Ack",
+    "Attempt",
+    "BeginUpload",
+    "Cancel",
+    "CancelAck",
+    "Complete",
+    "Expire",
+    "Extend",
+    "Finish",
+    "ForceCancel",
+    "Grant",
+    "Heartbeat",
+    "Leased",
+    "Outcome",
+    "Publish",
+    "Requeue",
+    "RevokeUnaccepted",
+    "Stall",
+    "Start",
+    "TimeOut",
+    "completion",
+    "decide",
+]
 
 CREATED: Final = "CREATED"
 QUEUED: Final = "QUEUED"
@@ -42,7 +91,6 @@ TIMEOUT_SECONDS: Final = 3600
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 NOT_ACCEPTED: Final = "NOT_ACCEPTED"
 WORKER_LOST: Final = "WORKER_LOST"
-STALLED: Final = "STALLED"
 REQUEUED_AT_ONCE: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
 
 
@@ -66,6 +114,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     lease: Lease | None = None
     ended_lease: Lease | None = None
     result: Any = None
+    report: Any = None
     error: Failure | None = None
     dedupe_key: str = ""
     spec: Any = None
@@ -74,112 +123,6 @@ class Attempt(Record, frozen=True, kw_only=True):
     def times_out_at(self) -> int:
         """When the job's time is over: it runs from RUNNING, not from the claim."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
-
-
-class Publish(Command, frozen=True, kw_only=True):
-    """Make the attempt claimable. This is its birth."""
-
-    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
-
-
-class Grant(Command, frozen=True, kw_only=True):
-    """Give the attempt to the worker that asks, under a new lease."""
-
-    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
-
-    fingerprint: str
-    ttl_seconds: int = lease.TTL_SECONDS
-    accept_seconds: int = lease.ACCEPT_SECONDS
-
-
-class Leased(Command, frozen=True, kw_only=True):
-    """Whatever a runner says about its attempt: it must prove which lease it speaks for."""
-
-    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
-
-    lease: LeaseRef
-
-
-class Ack(Leased, frozen=True, kw_only=True):
-    """The runner took the job."""
-
-
-class Start(Leased, frozen=True, kw_only=True):
-    """The steps execute now."""
-
-
-class Extend(Leased, frozen=True, kw_only=True):
-    """Document 004's heartbeat: keep the lease, whether or not execution began."""
-
-
-class Heartbeat(Leased, frozen=True, kw_only=True):
-    """Document 001's heartbeat: alive and executing."""
-
-
-class BeginUpload(Leased, frozen=True, kw_only=True):
-    """The steps are over; logs and artifacts are on their way."""
-
-
-class Outcome(Leased, frozen=True, kw_only=True):
-    """What the runner saw: its exit code, its result or what it knows about the failure."""
-
-    is_success: bool
-    exit_code: int | None = None
-    result: Any = None
-    facts: Facts = Facts()
-    failure: Failure | None = None
-
-
-class Finish(Outcome, frozen=True, kw_only=True):
-    """Document 004's complete and fail: only a running attempt can be finished."""
-
-
-class Complete(Outcome, frozen=True, kw_only=True):
-    """Document 001's Complete: it implies every earlier step that the runner did not report."""
-
-
-class CancelAck(Leased, frozen=True, kw_only=True):
-    """The runner proves that it stopped."""
-
-
-class Cancel(Command, frozen=True, kw_only=True):
-    """Ask for a stop. With a live lease the runner has until the deadline to acknowledge."""
-
-    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
-
-    reason: str
-    deadline_seconds: int = lease.CANCEL_SECONDS
-
-
-class Expire(Command, frozen=True, kw_only=True):
-    """The lease ran out."""
-
-
-class RevokeUnaccepted(Command, frozen=True, kw_only=True):
-    """Nobody acknowledged the lease within the accept window."""
-
-
-class Stall(Command, frozen=True, kw_only=True):
-    """Its worker is no longer trusted. `is_lost` counts against the attempt; a worker that hands back does not."""
-
-    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
-
-    reason: str = STALLED
-    is_lost: bool = True
-
-
-class Requeue(Command, frozen=True, kw_only=True):
-    """Make a stale attempt claimable again, or give it up when its lease was lost too often."""
-
-    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
-
-
-class TimeOut(Command, frozen=True, kw_only=True):
-    """The job's time is over."""
-
-
-class ForceCancel(Command, frozen=True, kw_only=True):
-    """Finish a cancellation that nobody will acknowledge any more."""
 
 
 def _with_lease(attempt: Attempt, command: Command, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -213,14 +156,18 @@ def _publish(attempt: Attempt, _command: Publish, at: int) -> Move:
 
 
 def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
-    if at < attempt.run_at:
-        raise Refused(
-            "not_due", f"attempt {attempt.id} may be claimed in {(attempt.run_at - at) / SECOND:.3f} s; wait for it"
-        )
+    due = max(attempt.run_at, attempt.fence_until)
+    if at < due:
+        raise Refused("not_due", f"attempt {attempt.id} may be claimed in {(due - at) / SECOND:.3f} s; wait for it")
     if attempt.state == STALE and attempt.lost_leases > attempt.max_lost_leases:
         raise Refused(
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
+        )
+    missing = required_labels(attempt.queue_key) - set(command.labels)
+    if missing:
+        raise Refused(
+            "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"
         )
     number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
     given = lease.change(
@@ -277,21 +224,31 @@ def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Finish(id=attempt.id, actor=command.actor), at)
-    told["exit_code"] = command.exit_code
+    # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
+    exit_code = 0 if command.is_success and isinstance(command, Finish) else command.exit_code
+    told["exit_code"] = exit_code
     if command.is_success:
-        if command.exit_code:
-            raise Refused("bad_request", f"a success cannot have exit code {command.exit_code}; report it as a failure")
-        return SUCCEEDED, {**changes, "result": {} if command.result is None else command.result}, told
+        if exit_code != 0:
+            raise Refused(
+                "bad_request", f"a success has exit code 0, not {exit_code}; report anything else as a failure"
+            )
+        result = {} if command.result is None else command.result
+        return SUCCEEDED, {**changes, "result": result, "report": command.report}, told
     facts = command.facts
     if facts.exit_code is None and command.exit_code is not None:
         facts = msgspec.structs.replace(facts, exit_code=command.exit_code)
-    failure = command.failure or failures.classify(facts)
-    return FAILED, {**changes, "error": failure}, {**told, "error": _told(failure)}
+    failure = failures.classify(facts, (*command.rules, *failures.RULES))
+    return FAILED, {**changes, "error": failure, "report": command.report}, {**told, "error": _told(failure)}
 
 
-def _canceled(attempt: Attempt, command: Leased, at: int) -> Move:
+def _canceled(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Cancel(id=attempt.id, actor=command.actor), at)
-    return CANCELED, {**changes, "error": _CANCELED}, {**told, "reason": attempt.cancel_reason}
+    # A late result does not count, but what it brings along is kept.
+    return (
+        CANCELED,
+        {**changes, "error": _CANCELED, "report": command.report},
+        {**told, "reason": attempt.cancel_reason},
+    )
 
 
 _CANCELED: Final = Failure(code="CANCELED", failure_class=failures.USER, is_retryable=False, rule="canceled")
@@ -306,8 +263,8 @@ def _stale(attempt: Attempt, command: Command, at: int, reason: str, *, is_lost:
     changes, told = _with_lease(attempt, command, at)
     ended: Lease = changes["ended_lease"]
     lost = attempt.lost_leases + (1 if is_lost else 0)
-    # A revoked runner may still be at work until its own lease ends: nobody else may start before that.
-    fence = ended.expires_at if reason == WORKER_LOST else at
+    # A runner that took the job may still be at work until its own lease ends: nobody else may start before that.
+    fence = ended.expires_at if is_lost and reason != NOT_ACCEPTED else at
     changes.update(lost_leases=lost, fence_until=fence, started_at=0)
     return STALE, changes, {**told, "reason": reason, "lost_leases": lost}
 
@@ -397,6 +354,10 @@ def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> 
     return _force(attempt, lease.Revoke(id=attempt.id), at)
 
 
+def _not_requested(attempt: Attempt, _command: CancelAck, _at: int) -> None:
+    raise Refused("cancel_not_requested", f"nobody asked attempt {attempt.id} to stop; go on, or report a result")
+
+
 def _is_unacknowledged(attempt: Attempt) -> bool:
     return attempt.lease is not None and attempt.lease.state == lease.GRANTED
 
@@ -412,13 +373,13 @@ MACHINE: Final[Machine[Attempt]] = Machine(
          ORCHESTRATOR, "reclaimed without going back to the queue", ("QUE-T3",)),
     Rule(LEASED, Ack, (To(STARTING, "heartbeat"),), _ack,
          ORCHESTRATOR, "AckLease: the runner took the job", ("ORC-A3", "PRO-Q3")),
-    *(Rule(s, Ack, (To(s, "heartbeat"),), nothing,
+    *(Rule(s, Ack, (), nothing,
            ORCHESTRATOR, "our first answer was lost; a repeat is no error", ("ORC-I2",)) for s in HELD[1:]),
     Rule(CANCEL_REQUESTED, Ack, (To(CANCEL_REQUESTED, "heartbeat"),), _ack_while_canceling, ORCHESTRATOR,
          "the runner took the job and will hear of the cancel", ("MOD-3",)),
     Rule(STARTING, Start, (To(RUNNING, "started"),), _start,
          ORCHESTRATOR, "the first heartbeat, or a report that it runs", ("ORC-A4", "QUE-T4")),
-    *(Rule(s, Start, (To(s, "started"),), nothing,
+    *(Rule(s, Start, (), nothing,
            ORCHESTRATOR, "it runs already; a repeat is no error", ("ORC-I2",)) for s in HELD[2:]),
     Through(LEASED, Start, Ack, "who runs the job has taken it"),
     *(Rule(s, Extend, (To(s, "heartbeat"),), _renew, ORCHESTRATOR, "alive; the lease runs anew", ("QUE-T5", "QUE-T6"))
@@ -432,7 +393,7 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Through(CANCEL_REQUESTED, Heartbeat, Ack, "who reports progress has taken the job", when=_is_unacknowledged),
     Rule(RUNNING, BeginUpload, (To(UPLOADING, "heartbeat"),), _begin_upload,
          RUNNER, "the steps are over, uploads began", ("ORC-A5",)),
-    Rule(UPLOADING, BeginUpload, (To(UPLOADING, "heartbeat"),), nothing, RUNNER, "a repeat is no error", ("ORC-I2",)),
+    Rule(UPLOADING, BeginUpload, (), nothing, RUNNER, "a repeat is no error", ("ORC-I2",)),
     Through(LEASED, BeginUpload, Ack, "who uploads has taken the job"),
     Through(STARTING, BeginUpload, Start, "who uploads has run the job"),
     Rule(UPLOADING, Finish, (To(SUCCEEDED, "succeeded"), To(FAILED, "failed", WARNING)), _finish, ORCHESTRATOR,
@@ -448,6 +409,8 @@ MACHINE: Final[Machine[Attempt]] = Machine(
           (CancelAck, "the runner proved that it stopped", ("ORC-A10", "PRO-Q11")),
           (Complete, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)),
           (Finish, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)))),
+    *(Rule(s, CancelAck, (), _not_requested, ORCHESTRATOR, "refused: a cancel must be requested first", ("PRO-Q11",))
+      for s in HELD),
     *(Through(CANCEL_REQUESTED, command, Ack, "who stopped the job had taken it", when=_is_unacknowledged)
       for command in (CancelAck, Complete, Finish)),
     *(Rule(s, Expire, (To(STALE, "stalled", WARNING),), _expire,
@@ -470,7 +433,7 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     *(Rule(s, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), _cancel,
            ORCHESTRATOR, "its run or its job is cancelled", ("ORC-A9",))
       for s in (QUEUED, *HELD, STALE)),
-    Rule(CANCEL_REQUESTED, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), nothing,
+    Rule(CANCEL_REQUESTED, Cancel, (), nothing,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
     Rule(CANCEL_REQUESTED, ForceCancel, (To(CANCELED, "failed", WARNING),), _force_cancel, ORCHESTRATOR,
          "no runner has it, or it did not stop in time", ("ORC-A10", "ORC-C2", "ORC-C3")),

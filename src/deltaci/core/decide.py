@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core import attempt, graph, job, run, worker
-from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.core.errors import InvariantBroken, Refused, StaleLease
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.machine import Command, Machine, Record
+from deltaci.core.machine import Command, Machine, Record, check_actor, is_repeat
 from deltaci.core.reactions import REACTIONS, Birth, Follow, cancel_job
 from deltaci.core.world import World
 
@@ -73,6 +73,7 @@ for _row in REACTIONS:
 
 def decide(world: World, command: Command, at: int) -> Decision:
     """Apply a command and all that follows from it, or refuse it and change nothing."""
+    at = world.latest = max(at, world.latest)
     try:
         while True:
             try:
@@ -101,8 +102,8 @@ def _carry_out(world: World, command: Command, at: int) -> Record:
             _one(world, order, at, is_asked=is_asked, may_refuse=may_refuse)
             for event in world.events[seen:]:
                 _count(world, event, touched)
-                for follow, allowed in _FOLLOWS.get((event.entity, event.to), ()) if event.from_ != event.to else ():
-                    orders.extend((each, False, allowed) for each in follow(world, event))
+            # What follows comes first: a later order finds the world as this one leaves it.
+            orders.extendleft(reversed(_following(world, world.events[seen:])))
         for id in list(touched):
             del touched[id]
             following = run.next_command(world.run(id))
@@ -111,6 +112,15 @@ def _carry_out(world: World, command: Command, at: int) -> Record:
         if not orders:
             return _addressed(world, command)
     raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
+
+
+def _following(world: World, events: list[Event]) -> list[tuple[Command, bool, bool]]:
+    found: list[tuple[Command, bool, bool]] = []
+    for event in events:
+        if event.from_ != event.to:
+            for follow, may_refuse in _FOLLOWS.get((event.entity, event.to), ()):
+                found += [(each, False, may_refuse) for each in follow(world, event)]
+    return found
 
 
 def _one(world: World, order: Command, at: int, *, is_asked: bool, may_refuse: bool) -> None:
@@ -179,7 +189,10 @@ def _expand(world: World, command: Command) -> Iterable[Command]:
 
 def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
     """A runner that was given up for silent and still has to stop an attempt has, by speaking, recovered."""
-    if world.attempt(command.id).state == attempt.CANCEL_REQUESTED:
+    known = world.find(command.id)
+    if not isinstance(known, attempt.Attempt):
+        raise StaleLease("UNKNOWN_LEASE", f"there is no attempt {command.id!r}; stop this attempt")
+    if known.state == attempt.CANCEL_REQUESTED and not is_repeat(known, command):
         sender = world.worker(command.actor.partition(":")[2])
         if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):
             return worker.Recover(id=sender.id), command
@@ -195,6 +208,7 @@ def _expand_birth(world: World, birth: Birth) -> Iterable[Command]:
 
 
 def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
+    check_actor(plan)
     planned = world.run(plan.id)
     if run.MACHINE.rule(planned.state, run.PlanReady) is None:
         raise run.MACHINE.refusal(planned, run.PlanReady(id=plan.id, jobs=len(plan.jobs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -52,6 +53,7 @@ class Event(msgspec.Struct, frozen=True, rename={"from_": "from"}):
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
+@lru_cache(maxsize=4096)
 def actor_kind(actor: str) -> str:
     """`worker:w1` is a `worker`."""
     return actor.partition(":")[0]

@@ -61,6 +61,7 @@ class FailureRule(msgspec.Struct, frozen=True, kw_only=True):
     signals: tuple[int, ...] = ()
     log_pattern: str = ""
     all_failed_tests_flaky: bool = False
+    has_failed_tests: bool = False
 
 
 RULES: Final[tuple[FailureRule, ...]] = (
@@ -80,6 +81,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
     ),
     FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
     FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
+    FailureRule(name="failed-tests", failure_class=USER, is_retryable=False, has_failed_tests=True),
     FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
     FailureRule(
         name="disk-or-memory",
@@ -115,7 +117,7 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
             return Failure(
                 code=code,
                 failure_class=rule.failure_class,
-                is_retryable=rule.is_retryable,
+                is_retryable=rule.is_retryable and rule.failure_class != USER,
                 rule=rule.name,
                 line=line,
             )
@@ -130,6 +132,8 @@ def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
     if rule.exit_codes and facts.exit_code not in rule.exit_codes:
         return False, ""
     if rule.all_failed_tests_flaky and not (facts.failed_tests and set(facts.failed_tests) <= set(facts.flaky_tests)):
+        return False, ""
+    if rule.has_failed_tests and not facts.failed_tests:
         return False, ""
     if rule.log_pattern:
         line = _matching_line(rule.log_pattern, facts.log_tail[-MAX_LOG_LINES:])

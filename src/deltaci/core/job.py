@@ -298,7 +298,7 @@ MACHINE: Final[Machine[Job]] = Machine(
          ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
     Rule(WAITING_APPROVAL, Approve, (To(SUCCEEDED, "approved"),), _approve,
          USER, "a person approved", ("STP-S6", "STP-P1")),
-    Rule(SUCCEEDED, Approve, (To(SUCCEEDED, "approved"),), _approve_again,
+    Rule(SUCCEEDED, Approve, (), _approve_again,
          USER, "approved already; a repeat is no error", ("STP-P2",)),
     Rule(WAITING_APPROVAL, Reject, (To(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),
     Rule(WAITING_APPROVAL, ExpireApproval, (To(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
@@ -307,7 +307,7 @@ MACHINE: Final[Machine[Job]] = Machine(
            ORCHESTRATOR, "cancelled, blocked or not needed any more",
            ("WST-T6", "STP-S7", "ORC-J3", "MOD-6"))
       for state in (PENDING, QUEUED, RUNNING, VALIDATING, RETRYING, WAITING_APPROVAL)),
-    *(Rule(state, Cancel, (To(state, "user_cancelled"),), nothing,
+    *(Rule(state, Cancel, (), nothing,
            ORCHESTRATOR, "over already; there is nothing to cancel", ("MOD-9",))
       for state in (SUCCEEDED, FAILED, CANCELED)),
     initial=PENDING,

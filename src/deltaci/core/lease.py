@@ -126,7 +126,7 @@ MACHINE: Final[Machine[Lease]] = Machine(
     Rule(
         ACTIVE,
         Ack,
-        (To(ACTIVE, "lease_acknowledged"),),
+        (),
         nothing,
         RUNNER,
         "our first answer was lost; a repeat is no error",

@@ -67,7 +67,10 @@ class To(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """In `source`, `command` leads to one of `targets`. `owner` is the component that carries it out."""
+    """In `source`, `command` leads to one of `targets`. `owner` is the component that carries it out.
+
+    Without targets the rule accepts a repeat: nothing changes and no event is appended.
+    """
 
     source: str
     command: type[Command]
@@ -86,6 +89,18 @@ class Through(msgspec.Struct, frozen=True):
     first: type[Command]
     why: str
     when: Callable[[Any], bool] | None = None
+
+
+def check_actor(command: Command) -> None:
+    """Refuse an order from somebody who may not give it."""
+    if actor_kind(command.actor) not in command.by:
+        expected = " or ".join(sorted(command.by))
+        raise Refused("wrong_actor", f"{type(command).__name__} may come from {expected}, not from {command.actor}")
+
+
+def is_repeat(record: Record, command: Command) -> bool:
+    """Whether this very request was applied to the record before."""
+    return bool(command.request_id) and _request(command) in record.requests
 
 
 def nothing(_record: Any, _command: Any, _at: int) -> None:
@@ -190,11 +205,7 @@ class Machine(Generic[S]):
     def choose(self, record: Stateful, command: Command, at: int) -> tuple[To, dict[str, Any], dict[str, Any]] | None:
         """The target that the rule for this state and command picks; None for a repeat. Refuses what has no rule."""
         kind = command.__class__
-        if actor_kind(command.actor) not in kind.by:
-            raise Refused(
-                "wrong_actor",
-                f"{kind.__name__} may come from {' or '.join(sorted(kind.by))}, not from {command.actor}",
-            )
+        check_actor(command)
         rule = self._rule.get((record.state, kind))
         if rule is None:
             raise self.refusal(record, command)
@@ -246,5 +257,6 @@ def _implied(first: type[Command], command: Command) -> Command:
 
 def _request(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
-    content = blake2b(msgspec.json.encode(command), digest_size=8, person=command.__class__.__name__[:16].encode())
+    plain = msgspec.structs.replace(command, expected_rev=None)
+    content = blake2b(msgspec.json.encode(plain), digest_size=8, person=command.__class__.__name__[:16].encode())
     return f"{command.request_id} {content.hexdigest()}"

@@ -46,7 +46,7 @@ def _begin_job(world: World, event: Event) -> Iterable[Command]:
 def _assign_worker(world: World, event: Event) -> Iterable[Command]:
     claimed = world.attempt(event.entity_id)
     if claimed.lease and world.worker(claimed.lease.worker_id):
-        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id, queue_key=claimed.queue_key)
+        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id)
 
 
 def _release_worker(world: World, event: Event) -> Iterable[Command]:
@@ -128,7 +128,7 @@ def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
             continue
         waiting = msgspec.structs.replace(waiting, unmet=waiting.unmet - 1)
         world.put(waiting)
-        if not waiting.unmet and not run.is_winding_down(world.run(ended.run_id)):
+        if not waiting.unmet:
             yield open_job(waiting)
 
 
@@ -183,6 +183,14 @@ def _stall_tasks(world: World, event: Event) -> Iterable[Command]:
             yield attempt.Stall(id=id, reason=attempt.WORKER_LOST)
 
 
+def _after_recovery(world: World, event: Event) -> Iterable[Command]:
+    back = world.worker(event.entity_id)
+    if back is not None and back.tasks:
+        yield worker.TakeUp(id=back.id)
+    elif back is not None and back.shutdown_reason:
+        yield worker.Shutdown(id=back.id, reason=back.shutdown_reason)
+
+
 _LEASE_ENDS: Final = (attempt.STALE, attempt.SUCCEEDED, attempt.FAILED, attempt.TIMED_OUT, attempt.CANCELED)
 
 REACTIONS: Final[tuple[On, ...]] = (
@@ -213,4 +221,7 @@ REACTIONS: Final[tuple[On, ...]] = (
     On(RUN, (run.VALIDATING,), _pass_trivial_run_validation, "a run without a final validation is valid"),
     On(RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_rest, "the rest of the jobs is cancelled"),
     On(WORKER, (worker.UNRESPONSIVE,), _stall_tasks, "a lost worker loses its leases"),
+    On(
+        WORKER, (worker.IDLE,), _after_recovery, "a worker that comes back goes on stopping, or goes as it was asked to"
+    ),
 )

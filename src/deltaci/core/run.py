@@ -92,9 +92,13 @@ class PlanReady(Command, frozen=True, kw_only=True):
 
 
 class PlanFailed(Command, frozen=True, kw_only=True):
-    """The planner failed, or took too long."""
+    """The planner failed."""
 
     error: str
+
+
+class TimeOutPlanning(Command, frozen=True, kw_only=True):
+    """The planner did not answer in time."""
 
 
 class FirstActive(Command, frozen=True, kw_only=True):
@@ -158,10 +162,20 @@ def _create(run: Run, _command: Create, at: int) -> Move:
 
 
 def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Move:
-    return PLANNING, {"plan_by": at + run.planning_seconds * SECOND}, {}
+    by = at + run.planning_seconds * SECOND
+    return PLANNING, {"plan_by": by}, {"plan_by": by}
 
 
-def _plan_ready(_run: Run, command: PlanReady, _at: int) -> Move:
+def _plan_ready(run: Run, command: PlanReady, at: int) -> Move:
+    if at >= run.plan_by:
+        raise Refused(
+            "not_eligible",
+            f"the plan of run {run.id} came {(at - run.plan_by) / SECOND:.3f} s too late; start a new run",
+        )
+    if command.jobs != run.tally.open:
+        raise Refused(
+            "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"
+        )
     return QUEUED, {"plan_hash": command.plan_hash}, {"jobs": command.jobs, "plan_hash": command.plan_hash}
 
 
@@ -169,12 +183,21 @@ def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Move:
     return PLAN_FAILED, {"reason": "PLAN_FAILED"}, {"error": command.error}
 
 
-def _finalize_plan(_run: Run, _command: Fail, _at: int) -> Move:
-    return FAILED, {"conclusion": FAILED}, {"reason": "PLAN_FAILED"}
+def _time_out_planning(run: Run, _command: TimeOutPlanning, at: int) -> Move:
+    if at < run.plan_by:
+        raise Refused(
+            "not_due", f"the planner of run {run.id} has another {(run.plan_by - at) / SECOND:.3f} s; wait for it"
+        )
+    return PLAN_FAILED, {"reason": "PLAN_TIMEOUT"}, {"error": f"no plan within {run.planning_seconds} s"}
 
 
-def _first_active(_run: Run, command: FirstActive, at: int) -> Move:
-    return RUNNING, {"started_at": at}, {"job_id": command.job_id}
+def _finalize_plan(run: Run, _command: Fail, _at: int) -> Move:
+    return FAILED, {"conclusion": FAILED}, {"reason": run.reason}
+
+
+def _first_active(run: Run, command: FirstActive, at: int) -> Move:
+    cause = "job_started" if command.job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
+    return RUNNING, {"started_at": at}, {"cause": cause, "job_id": command.job_id}
 
 
 def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Move:
@@ -247,12 +270,14 @@ MACHINE: Final[Machine[Run]] = Machine(
     Rule(PLANNING, PlanReady, (To(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
          "the planner returned a plan and the jobs exist", ("ORC-R2", "WST-W1", "WST-WG1")),
     Rule(PLANNING, PlanFailed, (To(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,
-         "the planner failed or took too long", ("ORC-R3",)),
+         "the planner failed", ("ORC-R3",)),
+    Rule(PLANNING, TimeOutPlanning, (To(PLAN_FAILED, "plan_failed", CRITICAL),), _time_out_planning, ORCHESTRATOR,
+         "the planner did not answer in time", ("ORC-R3",)),
     Rule(PLAN_FAILED, Fail, (To(FAILED, "run_finalized", CRITICAL),), _finalize_plan,
          ORCHESTRATOR, "a run without a plan fails", ("ORC-R4",)),
     Rule(QUEUED, FirstActive, (To(RUNNING, "first_attempt_active"),), _first_active, ORCHESTRATOR,
          "the first attempt is active, or the first approval is open", ("ORC-R5", "STP-R1", "WST-W2")),
-    *(Rule(state, FirstActive, (To(state, "first_attempt_active"),), nothing,
+    *(Rule(state, FirstActive, (), nothing,
            ORCHESTRATOR, "it was not the first", ("ORC-R5",))
       for state in (*LIVE, CANCEL_REQUESTED)),
     Rule(RUNNING, AwaitApproval, (To(WAITING_APPROVAL, "approval_gate_reached"),), _await_approval, ORCHESTRATOR,
@@ -279,7 +304,7 @@ MACHINE: Final[Machine[Run]] = Machine(
     *(Rule(state, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), _cancel, ORCHESTRATOR,
            "a person or a newer run wants it to stop", ("ORC-R8", "STP-R8", "WST-W8", "WST-W9"))
       for state in (QUEUED, *LIVE)),
-    Rule(CANCEL_REQUESTED, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), nothing,
+    Rule(CANCEL_REQUESTED, Cancel, (), nothing,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
     Rule(CANCEL_REQUESTED, FinishCancel, (To(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
          "every job is over", ("ORC-R9", "ORC-RF3")),
@@ -295,11 +320,6 @@ TERMINAL: Final = MACHINE.terminal
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
     return run.state in OVER or run.state == REPORTED
-
-
-def is_winding_down(run: Run) -> bool:
-    """Whether no new work may start in this run."""
-    return run.state == CANCEL_REQUESTED or is_over(run)
 
 
 def counted(tally: Tally, before: str, after: job.Job) -> Tally:

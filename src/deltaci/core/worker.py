@@ -38,10 +38,9 @@ class CompleteRegistration(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """It was granted a lease. `queue_key` names the labels that the attempt requires."""
+    """It was granted a lease."""
 
     attempt_id: str
-    queue_key: str = ""
 
 
 class Release(Command, frozen=True, kw_only=True):
@@ -58,6 +57,10 @@ class Recover(Command, frozen=True, kw_only=True):
     """It answers again."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+
+class TakeUp(Command, frozen=True, kw_only=True):
+    """It came back with leases that it still holds."""
 
 
 class GiveUp(Command, frozen=True, kw_only=True):
@@ -99,11 +102,6 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
         return None
     if worker.shutdown_reason:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
-    missing = required_labels(command.queue_key) - set(worker.labels)
-    if missing:
-        raise Refused(
-            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; give it to one that has it"
-        )
     if len(worker.tasks) >= worker.max_concurrent_tasks:
         raise Refused(
             "worker_full",
@@ -118,22 +116,30 @@ def _release(worker: Worker, command: Release, _at: int) -> Move | None:
         return None
     tasks = tuple(task for task in worker.tasks if task != command.attempt_id)
     told: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
-    if tasks:
-        return BUSY, {"tasks": tasks}, told
+    if tasks or worker.state == UNRESPONSIVE:
+        return worker.state, {"tasks": tasks}, told
     if worker.shutdown_reason:
         return SHUTDOWN, {"tasks": ()}, {**told, "reason": worker.shutdown_reason}
     return IDLE, {"tasks": ()}, told
 
 
 def _miss(worker: Worker, _command: MissHealthChecks, _at: int) -> Move:
-    return UNRESPONSIVE, {"tasks": ()}, {"attempts": list(worker.tasks)}
+    return UNRESPONSIVE, {}, {"attempts": list(worker.tasks)}
 
 
 def _recover(_worker: Worker, _command: Recover, _at: int) -> Move:
-    return IDLE, {"shutdown_reason": ""}, {}
+    return IDLE, {}, {}
 
 
-def _give_up(_worker: Worker, _command: GiveUp, _at: int) -> Move:
+def _take_up(worker: Worker, _command: TakeUp, _at: int) -> Move:
+    return BUSY, {}, {"attempt_id": worker.tasks[0], "tasks": len(worker.tasks)}
+
+
+def _give_up(worker: Worker, _command: GiveUp, _at: int) -> Move:
+    if worker.tasks:
+        raise Refused(
+            "not_eligible", f"worker {worker.id} still holds {', '.join(worker.tasks)}; let those leases end first"
+        )
     return SHUTDOWN, {}, {"reason": "MAX_TIMEOUT_EXCEEDED"}
 
 
@@ -160,9 +166,13 @@ MACHINE: Final[Machine[Worker]] = Machine(
     Rule(BUSY, Release, (To(IDLE, "task_completed"), To(BUSY, "task_completed"), To(SHUTDOWN, "shutdown_requested")),
          _release, ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
          ("WST-K3", "WST-K8", "WST-KI3")),
-    *(Rule(state, Release, (To(state, "task_completed"),), nothing,
+    *(Rule(state, Release, (), nothing,
            ORCHESTRATOR, "it holds no lease any more", ("WST-KI4",))
-      for state in (IDLE, UNRESPONSIVE, SHUTDOWN)),
+      for state in (IDLE, SHUTDOWN)),
+    Rule(UNRESPONSIVE, Release, (To(UNRESPONSIVE, "task_completed"),), _release, ORCHESTRATOR,
+         "a silent worker loses its leases one by one", ("WST-KI4",)),
+    Rule(IDLE, TakeUp, (To(BUSY, "task_assigned"),), _take_up, ORCHESTRATOR,
+         "it came back while it still has to stop something", ("WST-KI1",)),
     Rule(BUSY, MissHealthChecks, (To(UNRESPONSIVE, "health_check_timeout", ERROR),), _miss, ORCHESTRATOR,
          "it missed too many health checks", ("WST-K4", "WST-KG4")),
     Rule(UNRESPONSIVE, Recover, (To(IDLE, "health_check_recovered"),), _recover,

@@ -23,6 +23,7 @@ class World:
         self.records: dict[str, Record | None] = dict(records or {})
         self.jobs: dict[str, tuple[str, ...]] = {}
         self.is_complete = is_complete
+        self.latest = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
         self.draft: dict[str, Record] = {}
         self.draft_jobs: dict[str, tuple[str, ...]] = {}
         self.events: list[Event] = []
@@ -101,6 +102,8 @@ class World:
         """The decision stands: make the draft the truth, and hand it out."""
         draft, events = self.draft, self.events
         self.records.update(draft)
+        if events:
+            self.latest = max(self.latest, events[-1].at)
         self.jobs.update(self.draft_jobs)
         self.drop()
         return draft, events

@@ -19,6 +19,8 @@ from deltaci.core.verify.transitions import Transitions
 __all__ = ["FORMATS", "NotALog", "Report", "Violation", "verify"]
 
 MAX_SHOWN: Final = 120
+PROGRESS_MASK: Final = 0x1FFF
+MIN_LINE: Final = 64  # No event is shorter, so only a shorter line can be blank.
 
 
 class Verifier(Protocol):
@@ -61,13 +63,13 @@ def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], N
     verifier: Verifier | None = FORMATS[format]() if format else None
     feed = verifier.feed if verifier else None
     for number, raw in enumerate(lines, 1):
-        if not raw.strip():
+        if len(raw) < MIN_LINE and not raw.strip():
             continue
         if feed is None:
             verifier = FORMATS[detect(raw)]()
             feed = verifier.feed
         feed(number, raw)
-        if progress is not None and not number % 10_000:
+        if progress is not None and not number & PROGRESS_MASK:
             progress(number)
     if verifier is None:
         raise NotALog("the log is empty; expected at least one event")

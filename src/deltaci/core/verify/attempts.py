@@ -90,6 +90,8 @@ def born(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     of.run_at = told.run_at or EPOCH
     parent = of.job
     if parent is None:
+        if told.index != 1:
+            log.bad("ORC-Y3", f"attempt {of.id} of no job has index {told.index}", "index 1")
         if told.job_id:
             log.bad("MOD-E1", f"attempt {of.id} names job {told.job_id} but no run", "the run_id of its job")
         return
@@ -134,7 +136,13 @@ def claims(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
         if told.claims != of.claims + 1:
             log.bad("QUE-A2", f"attempt {of.id} has claims {told.claims} after {of.claims}", f"claims {of.claims + 1}")
         of.claims = of.claims + 1
-    elif told.claims is not None:
+    else:
+        no_claim(log, of, line, told)
+
+
+def no_claim(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+    """Nothing but a claim counts as one."""
+    if told.claims is not None:
         log.bad(
             "QUE-A3", f"attempt {of.id} counts a claim on {line.from_} → {line.to}", "claims change only at a claim"
         )
@@ -176,12 +184,16 @@ def leases(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
         _held(log, of, line, told, change)
     of.lease = change.to if change.to in lease.LIVE else None
     if of.lease is None:
-        of.fence = (
-            max(line.at, of.expires_at)
-            if told.reason == attempt.WORKER_LOST or line.to == attempt.TIMED_OUT
-            else line.at
-        )
+        of.fence = of.expires_at if _may_still_run(of, line, told) else EPOCH
         _released(log, of, line)
+
+
+def _may_still_run(of: Attempt, line: Line, told: AttemptTold) -> bool:
+    """A runner that lost its lease before its end may work until then, unless it never took it or gave it back."""
+    is_lost = told.lost_leases is not None and told.lost_leases > of.lost
+    return line.to == attempt.TIMED_OUT or (
+        is_lost and told.reason not in (attempt.NOT_ACCEPTED, attempt.LEASE_EXPIRED)
+    )
 
 
 def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None:
@@ -235,13 +247,16 @@ def _released(log: Canonical, of: Attempt, line: Line) -> None:
     known = log.live.get(of.worker_id)
     if isinstance(known, Worker):
         log.touch(known, line)
-        known.tasks.discard(of.id)
+        if of.id in known.tasks:
+            known.tasks.discard(of.id)
+            known.ended.add(of.id)
 
 
 def claimed(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A claim finds the attempt ready and its lease not lost too often."""
-    if line.at < of.run_at:
-        log.bad("QUE-S1", f"attempt {of.id} is claimed before {of.run_at.isoformat()}", "when it is due")
+    due = max(of.run_at, of.fence)
+    if line.at < due:
+        log.bad("QUE-S1", f"attempt {of.id} is claimed before {due.isoformat()}", "when it is due")
     if of.lost > of.max_lost:
         log.bad(
             "MOD-5",
@@ -289,7 +304,7 @@ def requeued(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
 def finished(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A success has exit code 0; a failure says why."""
     if line.to == attempt.SUCCEEDED:
-        if told.exit_code or told.error is not None:
+        if told.exit_code != 0 or told.error is not None:
             log.bad("WST-TG3", f"attempt {of.id} succeeds with exit code {told.exit_code}", "exit code 0 and no error")
         return
     of.error = told.error
@@ -336,19 +351,20 @@ def canceled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
             log.bad("ORC-T4", f"attempt {of.id} is cancelled by force early", f"not before {of.cancel_by.isoformat()}")
 
 
-_ALWAYS: Final = (owner, claims, leases, requests)
+_EVERY: Final = (owner, no_claim, leases, requests)
+_CLAIM: Final = (owner, claims, leases, requests)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
-    attempt.QUEUED: (*_ALWAYS, born, requeued),
-    attempt.LEASED: (*_ALWAYS, claimed),
-    attempt.STARTING: _ALWAYS,
-    attempt.RUNNING: (*_ALWAYS, started),
-    attempt.UPLOADING: _ALWAYS,
-    attempt.STALE: (*_ALWAYS, stalled),
-    attempt.SUCCEEDED: (*_ALWAYS, finished),
-    attempt.FAILED: (*_ALWAYS, finished),
-    attempt.TIMED_OUT: (*_ALWAYS, finished),
-    attempt.CANCEL_REQUESTED: (*_ALWAYS, cancel_requested),
-    attempt.CANCELED: (*_ALWAYS, canceled),
+    attempt.QUEUED: (*_EVERY, born, requeued),
+    attempt.LEASED: (*_CLAIM, claimed),
+    attempt.STARTING: _EVERY,
+    attempt.RUNNING: (*_EVERY, started),
+    attempt.UPLOADING: _EVERY,
+    attempt.STALE: (*_EVERY, stalled),
+    attempt.SUCCEEDED: (*_EVERY, finished),
+    attempt.FAILED: (*_CLAIM, finished),
+    attempt.TIMED_OUT: (*_CLAIM, finished),
+    attempt.CANCEL_REQUESTED: (*_CLAIM, cancel_requested),
+    attempt.CANCELED: (*_CLAIM, canceled),
 }
 
 # What the job of an attempt in this state may be, once its transaction is over.

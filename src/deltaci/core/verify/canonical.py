@@ -17,21 +17,18 @@ from deltaci.core.ids import lease_name
 from deltaci.core.machine import Machine
 from deltaci.core.verify import attempts, jobs, runs, workers
 from deltaci.core.verify.records import (
+    AnyLine,
     Attempt,
-    AttemptTold,
     Entity,
     Job,
-    JobTold,
-    LeaseLineTold,
+    LeaseLine,
     LeaseTold,
     Line,
     Run,
-    RunTold,
     Scope,
     Worker,
-    WorkerTold,
 )
-from deltaci.core.verify.report import Report
+from deltaci.core.verify.report import Recent, Report
 from deltaci.core.views import views_of
 from deltaci.core.views.canonical import LEASE_WORDS
 from deltaci.core.views.view import LEFT_OUT, Change, Edge, Extension
@@ -46,36 +43,21 @@ MACHINES: Final[dict[str, Machine[Any]]] = {
 TERMINAL: Final = {name: machine.terminal for name, machine in MACHINES.items()}
 DOCUMENT_RULE: Final = {RUN: "ORC-O1", JOB: "WST-V1", ATTEMPT: "QUE-T12", WORKER: "WST-V1", LEASE: "ORC-LF3"}
 
-# (entity, from, to, trigger) -> (severity, who may act). One entry for everything that any rule allows.
-LEGAL: Final[dict[tuple[str, str | None, str, str], tuple[str, frozenset[str]]]] = {}
+# (entity, from, to, trigger) -> who may act -> how severe it then is: everything that any rule allows.
+LEGAL: Final[dict[tuple[str, str | None, str, str], dict[str, set[str]]]] = {}
 for _name, _machine in MACHINES.items():
     for _rule in _machine.rules:
         for _to in _rule.targets:
-            _key = (_name, _rule.source or None, _to.state, _to.trigger)
-            _known = LEGAL.get(_key, (_to.severity, frozenset[str]()))
-            LEGAL[_key] = (_known[0], _known[1] | _rule.command.by)
-
-# The same transition may be more or less severe by who caused it: an acknowledged cancel is no warning.
-SEVERITIES: Final[dict[tuple[str, str | None, str, str, str], frozenset[str]]] = {}
-for _name, _machine in MACHINES.items():
-    for _rule in _machine.rules:
-        for _to in _rule.targets:
+            _actors = LEGAL.setdefault((_name, _rule.source or None, _to.state, _to.trigger), {})
             for _kind in _rule.command.by:
-                _full = (_name, _rule.source or None, _to.state, _to.trigger, _kind)
-                SEVERITIES[_full] = SEVERITIES.get(_full, frozenset()) | {_to.severity}
+                _actors.setdefault(_kind, set()).add(_to.severity)
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
 CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
-MAX_RECENT: Final = 1024  # Ended entities that are remembered by id, only to name the mistake better.
 
-_decode_line = msgspec.json.Decoder(Line).decode
-_DECODE_TOLD: Final = {
-    RUN: msgspec.json.Decoder(RunTold).decode,
-    JOB: msgspec.json.Decoder(JobTold).decode,
-    ATTEMPT: msgspec.json.Decoder(AttemptTold).decode,
-    WORKER: msgspec.json.Decoder(WorkerTold).decode,
-    LEASE: msgspec.json.Decoder(LeaseLineTold).decode,
-}
+_decode = msgspec.json.Decoder(AnyLine).decode
+
+Problem = tuple[str, str, str]  # The rule, what was found, what would have been legal.
 
 
 def targets(entity: str, source: str | None) -> str:
@@ -84,17 +66,31 @@ def targets(entity: str, source: str | None) -> str:
     return ", ".join(found) or "nothing: it is over"
 
 
+def _step_problems(line: Line, actor: str) -> list[Problem]:
+    """What is wrong with the step as such, whatever the entity's past."""
+    kind, step = line.entity, f"{line.from_} → {line.to}"
+    allowed_by = LEGAL.get((kind, line.from_, line.to, line.trigger))
+    if allowed_by is None:
+        return [(DOCUMENT_RULE[kind], f"{step} by {line.trigger}", f"from {line.from_}: {targets(kind, line.from_)}")]
+    severities = allowed_by.get(actor)
+    if severities is None:
+        return [("ORC-O1", f"{step} by {line.trigger} was made by {line.actor}", " or ".join(sorted(allowed_by)))]
+    if line.severity not in severities:
+        return [("WST-E3", f"{step} has severity {line.severity}", " or ".join(sorted(severities)))]
+    return []
+
+
 class Canonical:
     """A verification under way."""
 
     def __init__(self) -> None:
         self.report = Report("canonical events")
         self.live: dict[str, Any] = {}
-        self.recent: dict[str, None] = {}
+        self.recent = Recent()
         self.number = 0
         self.seq = 0
         self.expected: tuple[Line, LeaseTold] | None = None
-        self._views: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[tuple[str, str, str], ...]]] = {}
+        self._judged: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
 
     def bad(self, rule: str, found: str, legal: str) -> None:
         """Note that the current line breaks a rule."""
@@ -105,14 +101,14 @@ class Canonical:
         self.number = number
         self.report.lines += 1
         try:
-            line = _decode_line(raw)
-            told: Any = _DECODE_TOLD[line.entity](line.metadata)
+            line = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.bad("MOD-E1", f"the line cannot be read: {error}", "one JSON object with the fields of an event")
             return
-        if line.entity == LEASE:
-            self._lease_line(line, told)
+        if isinstance(line, LeaseLine):
+            self._lease_line(line)
             return
+        told = line.metadata
         self._missing_lease_line()
         if line.seq <= self.seq:
             self.bad("MOD-E1", f"seq {line.seq} after {self.seq}", f"a seq greater than {self.seq}")
@@ -126,8 +122,8 @@ class Canonical:
             self.bad("MOD-E1", f"{line.entity_id} is a {entity.kind}, not a {line.entity}", "one id for one entity")
             return
         self._enter(entity, line)
-        self._transition(entity, line)
-        self._see(entity, line)
+        self._continuity(entity, line)
+        self._judge(entity, line)
         for check in CHECKS[line.entity].get(line.to, ()):
             check(self, entity, line, told)
         self._move(entity, line, told)
@@ -143,7 +139,7 @@ class Canonical:
         """The first event of an entity. Whatever it belongs to must be there."""
         self.report.entities += 1
         first = attempt.CREATED if line.entity == ATTEMPT else None
-        if line.from_ != first or line.rev != 1:
+        if line.from_ != first or line.rev != 1 or line.entity_id in self.recent:
             over = "is over" if line.entity_id in self.recent else "was never born"
             rule = "MOD-9" if line.entity_id in self.recent else "MOD-10"
             self.bad(rule, f"{line.entity} {line.entity_id} {over}, and now goes {line.from_} → {line.to}", "a birth")
@@ -156,9 +152,9 @@ class Canonical:
 
     def _make(self, line: Line, told: Any) -> Entity | None:
         if line.entity == RUN:
-            return Run(line.entity_id, line.tenant, Scope())
+            return Run(line.entity_id, line.tenant, line.run_id, Scope())
         if line.entity == WORKER:
-            return Worker(line.entity_id, line.tenant, Scope())
+            return Worker(line.entity_id, line.tenant, line.run_id, Scope())
         owner = self.live.get(line.run_id) if line.run_id else None
         if line.run_id and not isinstance(owner, Run):
             self.bad(
@@ -171,9 +167,9 @@ class Canonical:
             if owner is None:
                 self.bad("MOD-E1", f"job {line.entity_id} belongs to no run", "the run_id of its run")
                 return None
-            return Job(line.entity_id, line.tenant, owner.scope, run=owner)
+            return Job(line.entity_id, line.tenant, line.run_id, owner.scope, run=owner)
         if owner is None:
-            return Attempt(line.entity_id, line.tenant, Scope(), job=None)
+            return Attempt(line.entity_id, line.tenant, line.run_id, Scope(), job=None)
         parent = owner.jobs.get(told.job_id or "")
         if parent is None:
             self.bad(
@@ -182,7 +178,7 @@ class Canonical:
                 "its job first",
             )
             return None
-        return Attempt(line.entity_id, line.tenant, owner.scope, job=parent)
+        return Attempt(line.entity_id, line.tenant, line.run_id, owner.scope, job=parent)
 
     def _enter(self, entity: Entity, line: Line) -> None:
         """Close the scope's last transaction when this line opens another, and keep time in order."""
@@ -201,7 +197,8 @@ class Canonical:
         """Another entity changes with this line, without an event of its own."""
         self._enter(entity, line)
 
-    def _transition(self, entity: Entity, line: Line) -> None:
+    def _continuity(self, entity: Entity, line: Line) -> None:
+        """The line goes on where the entity stands."""
         kind = line.entity
         if line.rev != entity.rev + 1:
             self.bad("MOD-10", f"{kind} {entity.id} has rev {line.rev} after {entity.rev}", f"rev {entity.rev + 1}")
@@ -213,36 +210,28 @@ class Canonical:
             self.bad(
                 "STP-X1", f"{kind} {entity.id} moved from tenant {entity.tenant!r} to {line.tenant!r}", "its tenant"
             )
+        if line.run_id != entity.run_id:
+            self.bad("MOD-E1", f"{kind} {entity.id} moved from run {entity.run_id!r} to {line.run_id!r}", "its run")
+
+    def _judge(self, entity: Entity, line: Line) -> None:
+        """Is the step itself allowed, to this actor, and in every view? What was judged once need not be again."""
         actor = actor_kind(line.actor)
-        legal = LEGAL.get((kind, line.from_, line.to, line.trigger))
-        if legal is None:
-            found = f"{kind} {entity.id}: {line.from_} → {line.to} by {line.trigger}"
-            self.bad(DOCUMENT_RULE[kind], found, f"from {line.from_}: {targets(kind, line.from_)}")
-        elif actor not in legal[1]:
-            found = f"{kind} {entity.id}: {line.from_} → {line.to} by {line.trigger} was made by {line.actor}"
-            self.bad("ORC-O1", found, " or ".join(sorted(legal[1])))
-        elif line.severity not in SEVERITIES[kind, line.from_, line.to, line.trigger, actor]:
-            allowed = " or ".join(sorted(SEVERITIES[kind, line.from_, line.to, line.trigger, actor]))
-            self.bad("WST-E3", f"{kind} {entity.id}: {line.from_} → {line.to} has severity {line.severity}", allowed)
+        key = (line.entity, entity.shown, line.from_, line.to, line.trigger, actor, line.severity)
+        judged = self._judged.get(key)
+        if judged is None:
+            shown, seen = self._look(line, entity.shown)
+            judged = self._judged[key] = (shown, (*_step_problems(line, actor), *seen))
+        entity.shown, problems = judged
+        for rule, found, legal in problems:
+            self.bad(rule, f"{line.entity} {entity.id}: {found}", legal)
 
-    def _see(self, entity: Entity, line: Line) -> None:
-        """Look at the change through every view; what was seen once need not be looked at again."""
-        key = (line.entity, entity.shown, line.from_, line.to, line.trigger, actor_kind(line.actor))
-        seen = self._views.get(key)
-        if seen is None:
-            seen = self._views[key] = self._look(line, entity.shown)
-        entity.shown, wrong = seen
-        for rule, found, legal in wrong:
-            self.bad(rule, f"{line.entity} {entity.id} {found}", legal)
-
-    def _look(
-        self, line: Line, shown: tuple[str | None, ...]
-    ) -> tuple[tuple[str | None, ...], tuple[tuple[str, str, str], ...]]:
+    def _look(self, line: Line, shown: tuple[str | None, ...]) -> tuple[tuple[str | None, ...], list[Problem]]:
         change = Change(line.from_, line.to, line.trigger, line.actor)
-        after, wrong = [], []
+        after: list[str | None] = []
+        problems: list[Problem] = []
         for index, view in enumerate(VIEWS[line.entity]):
             before = shown[index] if index < len(shown) else None
-            if line.to not in view.shows and line.to not in MACHINES[line.entity].states:
+            if line.to not in MACHINES[line.entity].states:
                 after.append(before)
                 continue
             steps, now = view.project_change(before, change)
@@ -251,16 +240,21 @@ class Canonical:
                 if view.allows(step) is None:
                     known: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
                     allowed = [each.target for each in known if each.source == step.source]
-                    found = f"is seen by document {view.document} as {step.source} → {step.target} by {step.word}"
-                    wrong.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
-        return tuple(after), tuple(wrong)
+                    found = f"document {view.document} sees {step.source} → {step.target} by {step.word}"
+                    problems.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
+        return tuple(after), problems
 
     def _move(self, entity: Entity, line: Line, told: Any) -> None:
         """Believe the line from here on, right or wrong, so that one mistake is reported once."""
         before = entity.state
         entity.state, entity.rev, entity.at = line.to, line.rev, line.at
-        if isinstance(entity, Job):
+        if isinstance(entity, Run):
+            if line.to in run.TERMINAL:
+                self._settle(entity.scope)  # Nothing follows in its transaction; its memory can go.
+        elif isinstance(entity, Job):
             jobs.count(entity, before)
+            if entity.run.state in run.TERMINAL and line.to in job.TERMINAL:
+                self._settle(entity.scope)
             if line.from_ is None and not entity.is_task:
                 entity.shown = tuple(
                     LEFT_OUT if view.name == "003 task" else shown
@@ -271,6 +265,7 @@ class Canonical:
                 self.expected = (line, told.lease)
             if entity.job is None and line.to in attempt.TERMINAL:
                 self._forget(entity)
+                return
         elif isinstance(entity, Worker) and line.to in worker.TERMINAL:
             self._settle(entity.scope)
             self._forget(entity)
@@ -301,11 +296,9 @@ class Canonical:
 
     def _forget(self, entity: Entity) -> None:
         self.live.pop(entity.id, None)
-        self.recent[entity.id] = None
-        if len(self.recent) > MAX_RECENT:
-            del self.recent[next(iter(self.recent))]
+        self.recent.add(entity.id)
 
-    def _lease_line(self, line: Line, told: LeaseLineTold) -> None:
+    def _lease_line(self, line: LeaseLine) -> None:
         """A lease's line stands right behind its attempt's and says the same."""
         expected, self.expected = self.expected, None
         if expected is None:
@@ -319,7 +312,7 @@ class Canonical:
         wanted: tuple[Any, ...] = (of.seq, of.at, of.tenant, name, of.run_id, lease_told.from_, lease_told.to, *words)
         wanted = (*wanted, of.actor, of.request_id, of.rev, lease_told.worker_id)
         found: tuple[Any, ...] = (line.seq, line.at, line.tenant, line.entity_id, line.run_id, line.from_, line.to)
-        found = (*found, line.trigger, line.severity, line.actor, line.request_id, line.rev, told.worker_id)
+        found = (*found, line.trigger, line.severity, line.actor, line.request_id, line.rev, line.metadata.worker_id)
         if wanted != found:
             differs = [f"{f!r} instead of {w!r}" for f, w in zip(found, wanted, strict=True) if f != w]
             self.bad(

@@ -9,13 +9,12 @@ from typing import Annotated, Final
 import msgspec
 
 from deltaci.core.verify.records import EPOCH, Count, Moment, Name
-from deltaci.core.verify.report import Report
+from deltaci.core.verify.report import Recent, Report
 from deltaci.core.views.queue import CLAIMED, JOB_VIEW, RUNNING
 from deltaci.core.views.view import Step
 
 _OWNED: Final = frozenset({"started", "heartbeat", "succeeded", "failed"})
 _TERMINAL: Final = frozenset({"succeeded", "failed"})
-MAX_RECENT: Final = 1024
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +48,7 @@ class JobEvents:
     def __init__(self) -> None:
         self.report = Report("job events (document 004)")
         self.live: dict[str, _Job] = {}
-        self.recent: dict[str, None] = {}
+        self.recent = Recent()
         self.number = 0
 
     def bad(self, rule: str, found: str, legal: str) -> None:
@@ -80,9 +79,7 @@ class JobEvents:
         job.status, job.rev, job.at = line.to_status, line.rev, line.at
         if line.to_status in _TERMINAL:
             del self.live[line.job_id]
-            self.recent[line.job_id] = None
-            if len(self.recent) > MAX_RECENT:
-                del self.recent[next(iter(self.recent))]
+            self.recent.add(line.job_id)
 
     def end(self) -> Report:
         """The log is over."""

@@ -34,7 +34,7 @@ def count(of: Job, before: str | None) -> None:
     owner.open += (before is None) - (now in job.TERMINAL)
     owner.active += (now in job.ACTIVE) - (before in job.ACTIVE)
     owner.waiting += (now == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL)
-    owner.has_moved = owner.has_moved or now in (job.RUNNING, job.WAITING_APPROVAL)
+    owner.has_run = owner.has_run or now == job.RUNNING
     owner.doomed += of.is_required and now in (job.FAILED, job.CANCELED)
     if is_met(of):
         for waiting in owner.dependents.get(of.id, ()):
@@ -58,6 +58,10 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
             return
         of.max_attempts, of.base, of.cap = told.max_attempts, told.base_delay_seconds, told.max_delay_seconds
         of.jitter, of.has_validation = told.jitter or 0.0, bool(told.has_validation)
+    elif told.max_attempts is not None:
+        log.bad(
+            "STP-W1", f"approval {of.id} is born with max_attempts {told.max_attempts}", "an approval has no attempt"
+        )
     of.run.jobs[of.id] = of
     for need in told.needs:
         of.run.dependents.setdefault(need, []).append(of)

@@ -17,13 +17,14 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """One line of the canonical log; the metadata is read in a second step, by the entity's own shape."""
+class Line(msgspec.Struct, forbid_unknown_fields=True, tag_field="entity", rename={"from_": "from"}):
+    """One line of the canonical log. Which entity it is about decides what its metadata may say."""
+
+    entity: ClassVar[str] = ""
 
     seq: Annotated[int, msgspec.Meta(ge=1)]
     at: Moment
     tenant: str
-    entity: Literal["run", "job", "attempt", "lease", "worker"]
     entity_id: Name
     run_id: str
     from_: str | None
@@ -33,7 +34,6 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"})
     severity: Literal["info", "warning", "error", "critical"]
     request_id: str
     rev: Annotated[int, msgspec.Meta(ge=1)]
-    metadata: msgspec.Raw
 
 
 class _Told(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -46,10 +46,12 @@ class RunTold(_Told, forbid_unknown_fields=True, kw_only=True):
     is_fail_fast: bool | None = None
     has_validation: bool | None = None
     timeout_seconds: Count | None = None
+    plan_by: Moment | None = None
     jobs: Count | None = None
     plan_hash: str | None = None
     error: str | None = None
     reason: str | None = None
+    cause: Literal["job_started", "approval_opened", "nothing_to_run"] | None = None
     job_id: str | None = None
     details: str | None = None
     is_remembered: bool | None = None
@@ -141,6 +143,49 @@ class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True):
     worker_id: Name
 
 
+class RunLine(Line, tag="run"):
+    """A line about a run."""
+
+    entity: ClassVar[str] = "run"
+
+    metadata: RunTold
+
+
+class JobLine(Line, tag="job"):
+    """A line about a job."""
+
+    entity: ClassVar[str] = "job"
+
+    metadata: JobTold
+
+
+class AttemptLine(Line, tag="attempt"):
+    """A line about an attempt."""
+
+    entity: ClassVar[str] = "attempt"
+
+    metadata: AttemptTold
+
+
+class WorkerLine(Line, tag="worker"):
+    """A line about a worker."""
+
+    entity: ClassVar[str] = "worker"
+
+    metadata: WorkerTold
+
+
+class LeaseLine(Line, tag="lease"):
+    """A line about a lease."""
+
+    entity: ClassVar[str] = "lease"
+
+    metadata: LeaseLineTold
+
+
+AnyLine = RunLine | JobLine | AttemptLine | WorkerLine | LeaseLine
+
+
 @dataclass(slots=True, eq=False)
 class Scope:
     """Things that change together in one transaction: a run, a worker, or an attempt on its own."""
@@ -158,6 +203,7 @@ class Entity:
 
     id: str
     tenant: str
+    run_id: str
     scope: Scope
     state: str | None = None
     rev: int = 0
@@ -179,8 +225,10 @@ class Run(Entity):
     doomed: int = 0
     is_fail_fast: bool = False
     has_validation: bool = False
-    has_moved: bool = False
+    has_run: bool = False
+    is_ending: bool = False
     timeout: timedelta = timedelta()
+    plan_by: datetime = EPOCH
     started_at: datetime = EPOCH
     cancel_reason: str = ""
 
@@ -244,4 +292,5 @@ class Worker(Entity):
     labels: frozenset[str] = frozenset()
     places: int = 1
     tasks: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     is_leaving: bool = False

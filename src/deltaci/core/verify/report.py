@@ -65,3 +65,20 @@ class Report(msgspec.Struct):
         """One line for people."""
         read = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
         return f"legal: {read}" if self.is_legal else f"not legal: {self.count:,} violations in {read}"
+
+
+class Recent:
+    """The ids of what ended lately, only to name a mistake better: a bounded memory."""
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._ids: dict[str, None] = {}
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._ids
+
+    def add(self, id: str) -> None:
+        """Remember the id, and forget the oldest one if there are too many."""
+        self._ids[id] = None
+        if len(self._ids) > self._limit:
+            del self._ids[next(iter(self._ids))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from deltaci.core import job, run
+from deltaci.core import attempt, job, run
 from deltaci.core.verify.attempts import Check
 from deltaci.core.verify.records import Line, Run, RunTold
 
@@ -41,8 +41,20 @@ def remembered(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         of.cancel_reason = told.reason or "?"
 
 
+def planning(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+    """Planning has a deadline."""
+    if line.from_ == run.CREATED:
+        if told.plan_by is None or told.plan_by <= line.at:
+            log.bad("ORC-R3", f"run {of.id} is planned without a deadline ahead", "plan_by")
+        of.plan_by = told.plan_by or line.at
+    else:
+        remembered(log, of, line, told)
+
+
 def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
-    """All jobs exist, and none was forgotten."""
+    """All jobs exist, none was forgotten, and the plan came in time."""
+    if line.at >= of.plan_by:
+        log.bad("ORC-R3", f"the plan of run {of.id} came late", f"PLAN_FAILED, from {of.plan_by.isoformat()} on")
     if told.jobs != len(of.jobs):
         log.bad("WST-WG1", f"run {of.id} is planned with {told.jobs} jobs", f"{len(of.jobs)}, as many as were born")
     for each in of.jobs.values():
@@ -55,7 +67,9 @@ def active(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
     """A run starts with its first claim or its first open approval, and goes on when one can progress."""
     if line.from_ == run.QUEUED:
         of.started_at = line.at
-        if not (of.has_moved or not of.open or (of.is_fail_fast and of.doomed)):
+        causes = {"job_started": of.has_run, "approval_opened": of.waiting > 0 and not of.has_run}
+        causes["nothing_to_run"] = not of.open or (of.is_fail_fast and of.doomed > 0)
+        if not causes.get(told.cause or ""):
             log.bad(
                 "ORC-R5", f"run {of.id} is RUNNING, but none of its jobs is", "a job under way, or an open approval"
             )
@@ -126,7 +140,7 @@ def reported(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     run.CREATED: (identity, born),
-    run.PLANNING: (identity, remembered),
+    run.PLANNING: (identity, planning),
     run.PLAN_FAILED: (identity,),
     run.QUEUED: (identity, planned),
     run.RUNNING: (identity, active),
@@ -159,7 +173,7 @@ def settle(log: Canonical, of: Run) -> None:
             wrong = "VALIDATING, since every job is over"
         elif (of.waiting > 0 and not of.active) != (state == run.WAITING_APPROVAL):
             wrong = "RUNNING" if state == run.WAITING_APPROVAL else "WAITING_APPROVAL, since only people can go on"
-        elif state == run.QUEUED and of.has_moved:
+        elif state == run.QUEUED and of.has_run:
             wrong = "RUNNING, since a job runs"
     if wrong:
         log.bad(
@@ -167,3 +181,12 @@ def settle(log: Canonical, of: Run) -> None:
             f"run {of.id} stays {state} with {of.open} open, {of.active} active, {of.waiting} waiting jobs",
             wrong,
         )
+
+
+def _settle_rest(log: Canonical, of: Run) -> None:
+    """When a run ends, every job is over or was asked to stop."""
+    for each in of.jobs.values():
+        if each.state not in job.TERMINAL and (each.attempt is None or each.attempt.state != attempt.CANCEL_REQUESTED):
+            log.bad(
+                "ORC-C1", f"job {each.id} stays {each.state} when its run is {of.state}", "CANCELED, or asked to stop"
+            )

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from deltaci.core.verify.records import EPOCH, Count, Moment, Name
-from deltaci.core.verify.report import Report
+from deltaci.core.verify.report import Recent, Report
 from deltaci.core.views.view import Step, View
 from deltaci.core.views.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 
@@ -58,6 +58,7 @@ class _Told(msgspec.Struct, kw_only=True):
     worker_id: str | None = None
     task_count: Count | None = None
     approval_gate: bool | None = None
+    cause: str | None = None
     reason: str | None = None
     duration_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_concurrent_tasks: Count | None = None
@@ -88,6 +89,7 @@ class Transitions:
     def __init__(self) -> None:
         self.report = Report("transitions (document 003)")
         self.live: dict[str, _Entity] = {}
+        self.recent = Recent()
         self.number = 0
         self.moment = EPOCH
 
@@ -113,6 +115,12 @@ class Transitions:
         self.moment = max(self.moment, line.timestamp)
         entity = self.live.get(line.entity_id)
         if entity is None:
+            if line.entity_id in self.recent:
+                found = (
+                    f"{_KIND[line.event_type]} {line.entity_id} is over and goes {line.from_state} → {line.to_state}"
+                )
+                self.bad("WST-TI2", found, "nothing")
+                return
             entity = self.live[line.entity_id] = _Entity(line.entity_id, line.event_type, _FIRST[line.event_type])
             self.report.entities += 1
         elif entity.kind != line.event_type:
@@ -238,7 +246,7 @@ class Transitions:
             stream.task_count = told.task_count
         if stream.task_count is None:
             return
-        if line.to_state == "executing" and not told.approval_gate and not self._started(stream):
+        if line.to_state == "executing" and told.cause in (None, "job_started") and not self._started(stream):
             self.bad("WST-WG2", f"{name} is executing, but no task runs", "a task that runs")
         if line.to_state in ("validating", "completed"):
             ended = sum(task.state in _TERMINAL[TASK] for task in tasks)
@@ -263,13 +271,17 @@ class Transitions:
         if entity.state not in _TERMINAL[entity.kind]:
             return
         if entity.kind == WORKER:
-            del self.live[entity.id]
+            self._drop(entity.id)
             return
         owner = entity if entity.kind == WORKSTREAM else self.live.get(entity.workstream)
         if owner is None:
             if entity.workstream:
-                del self.live[entity.id]
+                self._drop(entity.id)
             return
         if owner.state in _TERMINAL[WORKSTREAM] and all(t.state in _TERMINAL[TASK] for t in owner.tasks.values()):
             for id in (*owner.tasks, owner.id):
-                self.live.pop(id, None)
+                self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        if self.live.pop(id, None) is not None:
+            self.recent.add(id)

@@ -28,33 +28,44 @@ def assigned(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         if of.is_leaving or not told.reason:
             log.bad("WST-KI3", f"worker {of.id} is asked to go again, or without a reason", "once, with a reason")
         of.is_leaving = True
-        return
-    if told.tasks != len(of.tasks):
-        log.bad("WST-KI1", f"worker {of.id} has {told.tasks} tasks", f"{len(of.tasks)}, as many as leases")
-    if (told.attempt_id in of.tasks) != (line.trigger == "task_assigned"):
-        log.bad(
-            "WST-K2",
-            f"worker {of.id}: {line.trigger} for {told.attempt_id}",
-            "a lease that it was granted, or that ended",
-        )
+    elif line.trigger == "task_completed":
+        _ended(log, of, told)
+    else:
+        if told.attempt_id not in of.tasks:
+            log.bad("WST-K2", f"worker {of.id} is assigned {told.attempt_id}", "a lease that it was granted")
+        _counted(log, of, told)
 
 
 def released(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker is idle when its last lease ended, unless it was asked to go."""
-    if line.from_ != worker.BUSY:
-        return
-    if of.tasks:
-        log.bad("WST-KG3", f"worker {of.id} is {line.to} while it holds {', '.join(sorted(of.tasks))}", "no lease left")
-    if of.is_leaving != (line.to == worker.SHUTDOWN):
-        log.bad("WST-K8", f"worker {of.id} goes to {line.to}", "SHUTDOWN" if of.is_leaving else "IDLE")
+    if line.from_ == worker.BUSY:
+        _ended(log, of, told)
+        if of.is_leaving != (line.to == worker.SHUTDOWN):
+            log.bad("WST-K8", f"worker {of.id} goes to {line.to}", "SHUTDOWN" if of.is_leaving else "IDLE")
+    if line.trigger != "health_check_recovered" and (of.tasks or of.ended):
+        held = ", ".join(sorted(of.tasks | of.ended))
+        log.bad("WST-KG3", f"worker {of.id} is {line.to} while it holds {held}", "no lease left")
+
+
+def _ended(log: Canonical, of: Worker, told: WorkerTold) -> None:
+    if told.attempt_id not in of.ended:
+        log.bad("WST-K3", f"worker {of.id} is released from {told.attempt_id}", "a lease that ended")
+    of.ended.discard(told.attempt_id or "")
+    _counted(log, of, told)
+
+
+def _counted(log: Canonical, of: Worker, told: WorkerTold) -> None:
+    held = len(of.tasks) + len(of.ended)
+    if told.tasks != held:
+        log.bad("WST-KI1", f"worker {of.id} has {told.tasks} tasks", f"{held}, as many as leases")
 
 
 def silent(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A silent worker loses every lease, and the event names them."""
-    if set(told.attempts or ()) != of.tasks:
+    """A silent worker loses its leases one by one, and the event names them."""
+    if line.from_ == worker.UNRESPONSIVE:
+        _ended(log, of, told)
+    elif set(told.attempts or ()) != of.tasks:
         log.bad("WST-KA4", f"worker {of.id} gives up {told.attempts}", f"{sorted(of.tasks)}")
-    of.tasks.clear()
-    of.is_leaving = False
 
 
 def gone(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
@@ -72,8 +83,11 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def settle(log: Canonical, of: Worker) -> None:
-    """After the transaction: busy means that it holds a lease."""
-    if (of.state == worker.BUSY) != bool(of.tasks):
+    """After the transaction: busy means that it holds a lease, and no ended one was forgotten."""
+    if of.ended:
+        log.bad("WST-KI4", f"worker {of.id} keeps {', '.join(sorted(of.ended))}, whose leases ended", "released")
+        of.ended.clear()
+    if (of.state == worker.BUSY) != bool(of.tasks) and of.state != worker.UNRESPONSIVE:
         log.bad(
             "WST-KI1", f"worker {of.id} is {of.state} with {len(of.tasks)} leases", "BUSY exactly while it holds one"
         )

@@ -15,7 +15,7 @@ from deltaci.core.events import Event, to_line
 from deltaci.core.ids import lease_name
 from deltaci.core.instants import rfc3339
 
-TIMES: Final = frozenset({"accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "run_at"})
+TIMES: Final = frozenset({"accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "plan_by", "run_at"})
 
 # (from, to) of a lease -> the word and the severity of its line.
 LEASE_WORDS: Final = {

@@ -11,6 +11,7 @@ from typing import Any, Final
 from deltaci.core import attempt
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, ORCHESTRATOR, actor_kind
+from deltaci.core.events import RUNNER as BY_RUNNER
 from deltaci.core.views.view import Change, Edge, Step, View
 
 QUEUED: Final = "queued"
@@ -46,7 +47,7 @@ def _project(_view: View, shown: str | None, change: Change) -> tuple[tuple[Step
             return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _TAKEN
         return (), shown or ""
     after = _SHOWS[target]
-    if after == FAILED and actor_kind(actor) == ORCHESTRATOR:
+    if after == FAILED and actor_kind(actor) != BY_RUNNER:
         return _taken_over(shown), FAILED
     if target == attempt.CANCELED and before == CLAIMED:
         return (Step(CLAIMED, RUNNING, "started", actor), Step(RUNNING, FAILED, "failed", actor)), FAILED

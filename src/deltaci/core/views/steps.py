@@ -86,3 +86,8 @@ def run_status(record: run.Run) -> str:
 def step_status(record: job.Job) -> str:
     """Document 002's status of a job."""
     return STEP_VIEW.shows[record.state]
+
+
+def step_attempts(record: job.Job) -> int:
+    """Document 002's `attempts`: how many were claimed. One that waits for a worker does not count yet."""
+    return record.attempts - (record.state == job.QUEUED)

@@ -43,14 +43,19 @@ class _Entity:
 
 
 class Transitions:
-    """Turns our events into document 003's. Remembers only what is not over."""
+    """Turns our events into document 003's. Remembers only what is not over.
+
+    Servers that write side by side may commit a little out of order; the file's own time never goes back.
+    """
 
     def __init__(self) -> None:
+        self._now = 0
         self._live: dict[str, _Entity] = {}
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Every transition that document 003 sees, in order."""
         for event in events:
+            self._now = max(self._now, event.at)
             if event.entity in _VIEWS:
                 yield from self._export(event)
 
@@ -63,7 +68,7 @@ class Transitions:
             before, Change(event.from_, event.to, event.trigger, event.actor)
         )
         if event.to == job.RUNNING and not entity.started_at:
-            entity.started_at = event.at
+            entity.started_at = self._now
         if steps and before is not None:
             yield self._line(event, entity, before, steps[-1].target)
         entity.is_over = event.to in _OVER[event.entity]
@@ -103,9 +108,9 @@ class Transitions:
         else:
             metadata.update({k: event.metadata[k] for k in ("labels", "max_concurrent_tasks") if k in event.metadata})
         if event.to in (job.TERMINAL | set(run.OVER)) and entity.started_at:
-            metadata["duration_seconds"] = (event.at - entity.started_at) / SECOND
+            metadata["duration_seconds"] = (self._now - entity.started_at) / SECOND
         return {
-            "timestamp": rfc3339(event.at),
+            "timestamp": rfc3339(self._now),
             "event_type": _TYPES[event.entity],
             "severity": event.severity,
             "entity_id": event.entity_id,
@@ -132,8 +137,8 @@ class Transitions:
         if target == "ready":
             return {"task_count": sum(self._live[id].birth["kind"] == job.TASK for id in entity.tasks)}
         cause = event.metadata.get("job_id", "")
-        if target == "executing" and not cause:
-            return {"approval_gate": True}  # What goes on is a person's decision; no task runs yet.
+        if target == "executing":
+            return {"cause": event.metadata["cause"]}  # An open approval is progress too, though no task runs yet.
         if target == "failed" and cause and self._live[cause].birth["kind"] == job.APPROVAL:
             return {"approval_gate": True}
         return {"task_id": cause} if cause else {}

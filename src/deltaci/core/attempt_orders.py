@@ -1,0 +1,127 @@
+"""The orders that an attempt takes: from its runner under a lease, from the orchestrator, from people."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from deltaci.core import lease
+from deltaci.core.events import ORCHESTRATOR, RUNNER, USER
+from deltaci.core.failures import Facts, FailureRule
+from deltaci.core.ids import LeaseRef
+from deltaci.core.machine import Command
+
+STALLED = "STALLED"
+
+
+class Publish(Command, frozen=True, kw_only=True):
+    """Make the attempt claimable. This is its birth."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+
+class Grant(Command, frozen=True, kw_only=True):
+    """Give the attempt to the worker that asks, under a new lease."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+    fingerprint: str
+    labels: tuple[str, ...] = ()
+    ttl_seconds: int = lease.TTL_SECONDS
+    accept_seconds: int = lease.ACCEPT_SECONDS
+
+
+class Leased(Command, frozen=True, kw_only=True):
+    """Whatever a runner says about its attempt: it must prove which lease it speaks for."""
+
+    by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+
+    lease: LeaseRef
+
+
+class Ack(Leased, frozen=True, kw_only=True):
+    """The runner took the job."""
+
+
+class Start(Leased, frozen=True, kw_only=True):
+    """The steps execute now."""
+
+
+class Extend(Leased, frozen=True, kw_only=True):
+    """Document 004's heartbeat: keep the lease, whether or not execution began."""
+
+
+class Heartbeat(Leased, frozen=True, kw_only=True):
+    """Document 001's heartbeat: alive and executing."""
+
+
+class BeginUpload(Leased, frozen=True, kw_only=True):
+    """The steps are over; logs and artifacts are on their way."""
+
+
+class Outcome(Leased, frozen=True, kw_only=True):
+    """What the runner saw: its exit code, its result, its report of artifacts, timings and the like.
+
+    `facts` and `rules`, what is known of a failure and the project's own ways to classify it, come from the
+    orchestrator: the runner does not decide whether it is worth a retry.
+    """
+
+    is_success: bool
+    exit_code: int | None = None
+    result: Any = None
+    report: Any = None
+    facts: Facts = Facts()
+    rules: tuple[FailureRule, ...] = ()
+
+
+class Finish(Outcome, frozen=True, kw_only=True):
+    """Document 004's complete and fail: only a running attempt can be finished."""
+
+
+class Complete(Outcome, frozen=True, kw_only=True):
+    """Document 001's Complete: it implies every earlier step that the runner did not report."""
+
+
+class CancelAck(Leased, frozen=True, kw_only=True):
+    """The runner proves that it stopped."""
+
+    report: Any = None
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    """Ask for a stop. With a live lease the runner has until the deadline to acknowledge."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str
+    deadline_seconds: int = lease.CANCEL_SECONDS
+
+
+class Expire(Command, frozen=True, kw_only=True):
+    """The lease ran out."""
+
+
+class RevokeUnaccepted(Command, frozen=True, kw_only=True):
+    """Nobody acknowledged the lease within the accept window."""
+
+
+class Stall(Command, frozen=True, kw_only=True):
+    """Its worker is no longer trusted. `is_lost` counts against the attempt; a worker that hands back does not."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str = STALLED
+    is_lost: bool = True
+
+
+class Requeue(Command, frozen=True, kw_only=True):
+    """Make a stale attempt claimable again, or give it up when its lease was lost too often."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+
+class TimeOut(Command, frozen=True, kw_only=True):
+    """The job's time is over."""
+
+
+class ForceCancel(Command, frozen=True, kw_only=True):
+    """Finish a cancellation that nobody will acknowledge any more."""

@@ -1,0 +1,140 @@
+"""Draws the machines and the views from the very tables that run. `docs/machines.md` is its output.
+
+python -m deltaci.core.draw docs/machines.md           write the page
+python -m deltaci.core.draw --check docs/machines.md   fail if the page is not what the tables say
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core.machine import Machine, Rule, To
+from deltaci.core.reactions import REACTIONS
+from deltaci.core.views import VIEWS
+from deltaci.core.views.view import LEFT_OUT, SAME, View
+
+MACHINES: Final[tuple[Machine[Any], ...]] = (run.MACHINE, job.MACHINE, attempt.MACHINE, lease.MACHINE, worker.MACHINE)
+
+_HEAD: Final = """# The machines
+
+Generated from the tables that run (`python -m deltaci.core.draw docs/machines.md`, or `make fix`); do not edit.
+The rules named in the last column are on the pages of [`docs/spec/`](spec/model.md).
+"""
+_VIEWS_HEAD: Final = """# The views
+
+What each document of the specification sees of the machines above. A step that a document does not know is
+legal only as one of the extensions listed with its view.
+"""
+_REACTIONS_HEAD: Final = """# What follows from what
+
+Carried out in the same decision as what they follow from, so that a reader sees all of it or nothing.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD, *(_machine(machine) for machine in MACHINES), _REACTIONS_HEAD, _reactions()]
+    parts += [_VIEWS_HEAD, *(_view(view) for view in VIEWS)]
+    return "\n".join(parts)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    columns = list(head)
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+    yield ""
+
+
+def _machine(machine: Machine[Any]) -> str:
+    lines = [f"## {machine.name.capitalize()}", ""]
+    lines += _diagram((rule.source, to.state, to.trigger) for rule, to in machine.edges())
+    lines += _table(
+        ("from", "command", "to", "event", "severity", "owner", "asked by", "why", "rules"),
+        (
+            (*_step(rule, to), rule.owner, ", ".join(sorted(rule.command.by)), rule.why, ", ".join(rule.cites))
+            for rule in machine.rules
+            for to in rule.targets or (None,)
+        ),
+    )
+    if machine.throughs:
+        lines += ["Steps that a command implies, recorded before its own:", ""]
+        lines += _table(
+            ("in", "command", "first does", "why"),
+            (
+                (row.source, f"`{row.command.__name__}`", f"`{row.first.__name__}`", row.why + _when(row.when))
+                for row in machine.throughs
+            ),
+        )
+    return "\n".join(lines)
+
+
+def _step(rule: Rule, to: To | None) -> tuple[str, ...]:
+    command = f"`{rule.command.__name__}`"
+    if to is None:
+        return rule.source, command, rule.source, "none: a repeat", ""
+    return rule.source or "(birth)", command, to.state, f"`{to.trigger}`", to.severity
+
+
+def _when(when: object) -> str:
+    return " (only while its lease is not acknowledged)" if when else ""
+
+
+def _diagram(edges: Iterable[tuple[str | None, str, str]]) -> list[str]:
+    known = list(edges)
+    words: dict[tuple[str, str], list[str]] = {}
+    for source, target, word in known:
+        words.setdefault((source or "[*]", target), []).append(word)
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for (source, target), labels in words.items():
+        text = " / ".join(dict.fromkeys(label for label in labels if label))
+        lines.append(f"    {source} --> {target}" + (f": {text}" if text else ""))
+    leaving = {source for source, target, _ in known if source != target}
+    ends = dict.fromkeys(target for _, target, _ in known if target not in leaving)
+    return [*lines, *(f"    {end} --> [*]" for end in ends), "```", ""]
+
+
+def _reactions() -> str:
+    rows = ((row.entity, " or ".join(row.states), row.why) for row in REACTIONS)
+    return "\n".join(_table(("when a", "becomes", "then"), rows))
+
+
+def _view(view: View) -> str:
+    shown = {LEFT_OUT: "left out", SAME: "as before"}
+    lines = [f"## {view.name}: document {view.document} on a {view.entity}", ""]
+    lines += _diagram((edge.source, edge.target, " or ".join(edge.triggers)) for edge in view.edges)
+    lines += _table(("our state", "is shown as"), ((ours, shown.get(word, word)) for ours, word in view.shows.items()))
+    edges = ((edge.source or "(birth)", edge.target, edge.cite) for edge in view.edges)
+    lines += _table(("from", "to", "rule"), edges)
+    if view.extensions:
+        lines += ["Extensions:", ""]
+        rows = ((e.source, e.target, e.demanded_by, e.why) for e in view.extensions)
+        lines += _table(("from", "to", "demanded by", "why"), rows)
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    is_check = "--check" in arguments
+    files = [argument for argument in arguments if not argument.startswith("--")]
+    if len(files) != 1:
+        print("usage: python -m deltaci.core.draw [--check] FILE", file=sys.stderr)
+        return 2
+    target = Path(files[0])
+    text = page().rstrip("\n") + "\n"
+    if not is_check:
+        target.write_text(text, encoding="utf-8")
+        return 0
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{target} is not what the tables say; run 'make fix' and commit it", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""Random histories: whole runs driven by random commands, with everything that goes wrong in real life.
+
+Jobs with dependencies, retries, approvals and validation; workers that die, come back, hang and speak too
+late; messages lost, doubled and out of order; people who cancel; a clock that jumps. Refusals are fine, they
+are part of the history. What is not fine is a broken invariant, a log that does not verify, or work that is
+stuck once the trouble stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+from deltaci.core import attempt, job, run, worker
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import CancelJob, Plan
+from deltaci.core.errors import Refused
+from deltaci.core.failures import Facts
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.machine import Command
+from deltaci.core.run import Run
+from deltaci.core.views.queue import check_shape
+from deltaci.core.worker import Worker
+from tests.lab import Lab, Lease
+
+T = TypeVar("T")
+
+ERRORS = ("", "RUNNER_STARTUP", "CACHE_FETCH", "BAD_SPEC", "IMAGE_PULL")
+CALM_ROUNDS = 400  # More than any history here needs to come to its end.
+
+
+class History:
+    """One random history. `randomness` decides everything."""
+
+    def __init__(self, randomness: Random, *, workers: int = 4, max_jobs: int = 14) -> None:
+        self.lab = Lab()
+        self.draw = randomness
+        self.max_jobs = max_jobs
+        self.leases: list[Lease] = []
+        self.sent: list[Command] = []
+        self.runs = 0
+        self.requests = 0
+        self.refusals = 0
+        for index in range(workers):
+            self.lab.register(f"w{index}", places=randomness.randint(1, 2), labels=("linux",))
+
+    # -- what can happen
+
+    def new_run(self) -> None:
+        """A run with a random plan."""
+        self.runs += 1
+        count, names = self.draw.randint(0, self.max_jobs), list[str]()
+        specs = []
+        for index in range(count):
+            needs = self.draw.sample(names, k=min(len(names), self.draw.choice((0, 1, 1, 2, 3))))
+            specs.append(self._spec(f"j{index}", tuple(needs)))
+            names.append(f"j{index}")
+        id = f"r{self.runs}"
+        self.lab.create(
+            id,
+            timeout_seconds=self.draw.choice((600, 3600, 20000)),
+            is_fail_fast=self.draw.random() < 0.3,
+            has_validation=self.draw.random() < 0.3,
+        )
+        if self.draw.random() < 0.05:
+            self.lab.cancel_run(id)
+        self.lab.do(run.BeginPlanning(id=id))
+        if self.draw.random() < 0.05:
+            self.lab.cancel_run(id)
+        if self.draw.random() < 0.1:
+            self.lab.do(run.PlanFailed(id=id, error="no plan"))
+            return
+        self.lab.do(Plan(id=id, jobs=tuple(specs)))
+
+    def _spec(self, name: str, needs: tuple[str, ...]) -> JobSpec:
+        if self.draw.random() < 0.15:
+            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=self.draw.choice((0, 900)))
+        return JobSpec(
+            name=name,
+            needs=needs,
+            is_required=self.draw.random() < 0.8,
+            has_validation=self.draw.random() < 0.2,
+            max_attempts=self.draw.choice((1, 2, 3)),
+            jitter=self.draw.choice((0.0, 0.5)),
+            timeout_seconds=self.draw.choice((60, 900)),
+            max_lost_leases=self.draw.choice((0, 1, 3)),
+            queue_key=self.draw.choice(("", "linux")),
+        )
+
+    def new_queue_job(self) -> None:
+        """Work for the plain queue, without a run."""
+        self.runs += 1
+        self.lab.enqueue(f"q{self.runs}", run_at=self.lab.now if self.draw.random() < 0.3 else 0)
+
+    def claim(self) -> None:
+        """A worker takes something that waits."""
+        waiting = [a for a in self._all(Attempt) if a.state in (attempt.QUEUED, attempt.STALE)]
+        if waiting:
+            by = self.draw.choice([w.id for w in self._all(Worker)] + ["stranger"])
+            self.leases.append(self.lab.claim(self.draw.choice(waiting), by=by))
+
+    def message(self) -> None:
+        """A runner says something, new or old, perhaps twice."""
+        if not self.leases:
+            return
+        lease = self.draw.choice(self.leases[-8:])
+        kind = self.draw.choice(
+            (attempt.Ack, attempt.Heartbeat, attempt.Extend, attempt.Start, attempt.BeginUpload, attempt.CancelAck)
+        )
+        self._send(self.lab.message(kind, lease, request_id=self._request()))
+
+    def finish(self) -> None:
+        """A runner reports a result."""
+        if self.leases:
+            lease, ok = self.draw.choice(self.leases[-8:]), self.draw.random() < 0.7
+            facts = Facts(error_code=self.draw.choice(ERRORS))
+            kind = self.draw.choice((attempt.Complete, attempt.Complete, attempt.Finish))
+            code = 0 if ok else self.draw.choice((1, 2, 137))
+            fields = {"is_success": ok, "exit_code": code, "facts": facts, "request_id": self._request()}
+            self._send(self.lab.message(kind, lease, **fields))
+
+    def repeat(self) -> None:
+        """The network delivers an old message again, late."""
+        if self.sent:
+            self.lab.do(self.draw.choice(self.sent[-40:]))
+
+    def person(self) -> None:
+        """Somebody decides something."""
+        jobs = self._all(Job)
+        target = self.draw.choice(jobs).id if jobs else "nothing"
+        runs = [r.id for r in self._all(Run)] or ["nothing"]
+        waiting = [j.id for j in jobs if j.state == job.WAITING_APPROVAL] or [target]
+        choices: tuple[Command, ...] = (
+            job.Approve(id=self.draw.choice(waiting), actor="user:ada"),
+            job.Approve(id=self.draw.choice(waiting), actor="user:bob"),
+            job.Reject(id=self.draw.choice(waiting), actor="user:ada"),
+            CancelJob(id=target, actor="user:ada", request_id=self._request()),
+            run.Cancel(id=self.draw.choice(runs), actor="user:bob", request_id=self._request()),
+        )
+        self._send(self.draw.choices(choices, weights=(6, 3, 2, 2, 1))[0])
+
+    def fleet(self) -> None:
+        """A worker goes silent, comes back, is given up or leaves."""
+        id = self.draw.choice(self._all(Worker)).id
+        kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
+        self.lab.do(self.draw.choices(kinds, weights=(4, 6, 1, 1))[0](id=id))
+
+    def operator(self) -> None:
+        """The queue's own doors: stall, requeue, hand back."""
+        held = [a.id for a in self._all(Attempt) if a.state not in attempt.TERMINAL]
+        if held:
+            id = self.draw.choice(held)
+            choices = (
+                attempt.Stall(id=id),
+                attempt.Stall(id=id, reason="HANDED_BACK", is_lost=False),
+                attempt.Requeue(id=id),
+            )
+            self.lab.do(self.draw.choice(choices))
+
+    def validate(self) -> None:
+        """Validation ends, well or not, or is cut short."""
+        ok = self.draw.random() < 0.8
+        for each in self._all(Job):
+            if each.state == job.VALIDATING:
+                self.lab.do(job.Validate(id=each.id, is_passed=ok, details="" if ok else "coverage 71 % < 80 %"))
+                return
+        for owner in self._all(Run):
+            if owner.state == run.VALIDATING:
+                if self.draw.random() < 0.2:
+                    self.lab.cancel_run(owner.id)
+                self.lab.do(run.Validate(id=owner.id, is_passed=ok))
+                return
+
+    def time(self) -> None:
+        """Time passes, mostly forward; then whatever is due happens."""
+        self.lab.after(self.draw.choice((1, 5, 20, 31, 61, 121, 700)))
+        if self.draw.random() < 0.1:
+            self.lab.after(-self.draw.choice((3, 60, 3600)))
+        self.timers()
+
+    # -- what the orchestrator does by itself
+
+    def timers(self) -> None:
+        """Everything that is due. Trying too early is refused, so trying all is fine."""
+        due: list[Command] = []
+        for each in self._all(Attempt):
+            due += [attempt.RevokeUnaccepted(id=each.id), attempt.Expire(id=each.id), attempt.TimeOut(id=each.id)]
+            due.append(attempt.ForceCancel(id=each.id))
+        for waiting in self._all(Job):
+            due += [job.RetryDue(id=waiting.id), job.ExpireApproval(id=waiting.id)]
+        due += [run.TimeOut(id=each.id) for each in self._all(Run)]
+        for command in due:
+            self.attempt(partial(self.lab.do, command))
+
+    def attempt(self, action: Callable[[], object]) -> None:
+        """Do it, or be refused."""
+        try:
+            action()
+        except Refused:
+            self.refusals += 1
+
+    def go(self, steps: int) -> History:
+        """So many random steps."""
+        actions = [self.claim, self.message, self.finish, self.repeat, self.person, self.fleet, self.operator]
+        actions += [self.validate, self.time, self.new_run, self.new_queue_job]
+        weights = (14, 16, 10, 5, 5, 3, 2, 3, 8, 1, 1)
+        self.new_run()
+        for _ in range(steps):
+            if self.draw.random() < 0.8:
+                self.lab.after(self.draw.choice((0.001, 0.2, 1)))
+            self.attempt(self.draw.choices(actions, weights=weights)[0])
+            self.check()
+        return self
+
+    def calm(self) -> History:
+        """The trouble stops: one good worker, people who approve, validation that passes. All must end."""
+        self.lab.register("good", places=1000, labels=("linux",))
+        for _ in range(CALM_ROUNDS):
+            if not self.stuck():
+                break
+            self.lab.after(1000)
+            self.timers()
+            self._help()
+        for each in self._all(Run):
+            self.attempt(partial(self.lab.report, each.id))
+        self.check()
+        return self
+
+    def leave(self) -> History:
+        """Every worker goes home."""
+        for each in self._all(Worker):
+            self.attempt(partial(self.lab.do, worker.GiveUp(id=each.id)))
+            self.attempt(partial(self.lab.do, worker.Shutdown(id=each.id)))
+        return self
+
+    def _help(self) -> None:
+        for each in self._all(Attempt):
+            if each.state == attempt.STALE:
+                self.attempt(partial(self.lab.do, attempt.Requeue(id=each.id)))
+            if self.lab.world.attempt(each.id).state == attempt.QUEUED:
+                self.attempt(partial(self._work, each.id))
+        for waiting in self._all(Job):
+            if waiting.state == job.WAITING_APPROVAL:
+                self.lab.do(job.Approve(id=waiting.id, actor="user:ada"))
+            elif waiting.state == job.VALIDATING:
+                self.lab.do(job.Validate(id=waiting.id, is_passed=True))
+        for each_run in self._all(Run):
+            if each_run.state == run.VALIDATING:
+                self.lab.do(run.Validate(id=each_run.id, is_passed=True))
+
+    def _work(self, id: str) -> None:
+        self.lab.complete(self.lab.claim(self.lab.world.attempt(id), by="good"))
+
+    def stuck(self) -> list[str]:
+        """Whatever is not over."""
+        everything: list[Run | Job | Attempt] = [*self._all(Run), *self._all(Job), *self._all(Attempt)]
+        found = [f"{record.id} is {record.state}" for record in everything if not self._is_over(record)]
+        busy = [f"{each.id} is busy with {each.tasks}" for each in self._all(Worker) if each.tasks]
+        return found + busy
+
+    def check(self) -> None:
+        """What must hold for every record after every step."""
+        for each in self._all(Attempt):
+            check_shape(each)
+        for each_job in self._all(Job):
+            assert (each_job.worker_id != "") <= (each_job.state == job.RUNNING), each_job
+            assert each_job.attempts <= each_job.spec.max_attempts, each_job
+
+    @staticmethod
+    def _is_over(record: Run | Job | Attempt) -> bool:
+        if isinstance(record, Run):
+            return run.is_over(record)
+        return record.state in (job.TERMINAL if isinstance(record, Job) else attempt.TERMINAL)
+
+    def _send(self, command: Command) -> None:
+        self.sent.append(command)
+        self.lab.do(command)
+        if self.draw.random() < 0.1:
+            self.lab.do(command)
+
+    def _request(self) -> str:
+        self.requests += 1
+        return f"req-{self.requests}" if self.draw.random() < 0.5 else ""
+
+    def _all(self, kind: type[T]) -> list[T]:
+        return [record for record in self.lab.world.records.values() if isinstance(record, kind)]

@@ -1,0 +1,401 @@
+"""The machines and the views of docs/spec/model.md: the whole tables, proved by exploring them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+import msgspec
+import pytest
+
+from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.core.events import ACTOR_KINDS, ATTEMPT, JOB, LEASE, ORCHESTRATOR, REPORTER, RUN, RUNNER, USER, WORKER
+from deltaci.core.failures import Facts, classify
+from deltaci.core.ids import LeaseRef
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Stateful, Through, To, nothing
+from deltaci.core.verify import verify
+from deltaci.core.views import VIEWS
+from deltaci.core.views.view import Change, Extension, Step, View
+from tests.lab import Lab, task
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "model.md"
+MACHINES: Final[dict[str, Machine[Any]]] = {
+    RUN: run.MACHINE,
+    JOB: job.MACHINE,
+    ATTEMPT: attempt.MACHINE,
+    LEASE: lease.MACHINE,
+    WORKER: worker.MACHINE,
+}
+ACTORS: Final = {ORCHESTRATOR: "orchestrator", REPORTER: "reporter", RUNNER: "worker:w1", USER: "user:ada"}
+
+# The table of machines, copied by hand from the page. `A, B > C > D, E` reads as on the page.
+TRANSITIONS: Final = {
+    RUN: (
+        "CREATED > PLANNING > QUEUED > RUNNING > VALIDATING > SUCCESS",
+        "PLANNING > PLAN_FAILED > FAILED",
+        "RUNNING > WAITING_APPROVAL > RUNNING",
+        "RUNNING, WAITING_APPROVAL, VALIDATING > FAILED, TIMEOUT",
+        "QUEUED, RUNNING, WAITING_APPROVAL, VALIDATING > CANCEL_REQUESTED > CANCELED",
+        "SUCCESS, FAILED, CANCELED, TIMEOUT > REPORTED",
+    ),
+    JOB: (
+        "PENDING > QUEUED > RUNNING > VALIDATING > SUCCEEDED, FAILED",
+        "RUNNING > RETRYING > QUEUED",
+        "RUNNING > FAILED",
+        "PENDING > WAITING_APPROVAL > SUCCEEDED, FAILED",
+        "PENDING, QUEUED, RUNNING, VALIDATING, RETRYING, WAITING_APPROVAL > CANCELED",
+    ),
+    ATTEMPT: (
+        "CREATED > QUEUED > LEASED > STARTING > RUNNING > UPLOADING > SUCCEEDED, FAILED",
+        "LEASED, STARTING, RUNNING, UPLOADING > STALE > QUEUED, LEASED, FAILED",
+        "RUNNING, UPLOADING > TIMED_OUT",
+        "QUEUED, LEASED, STARTING, RUNNING, UPLOADING, STALE > CANCEL_REQUESTED > CANCELED",
+    ),
+    LEASE: ("GRANTED > ACTIVE > COMPLETED, CANCELED, EXPIRED, REVOKED", "GRANTED > EXPIRED, REVOKED"),
+    WORKER: (
+        "INITIALIZING > IDLE > BUSY > IDLE",
+        "BUSY > UNRESPONSIVE > IDLE, SHUTDOWN",
+        "IDLE, BUSY > SHUTDOWN",
+    ),
+}
+TERMINAL: Final = {
+    RUN: {"REPORTED"},
+    JOB: {"SUCCEEDED", "FAILED", "CANCELED"},
+    ATTEMPT: {"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELED"},
+    LEASE: {"COMPLETED", "CANCELED", "EXPIRED", "REVOKED"},
+    WORKER: {"SHUTDOWN"},
+}
+
+
+def chains(*rows: str) -> set[tuple[str, str]]:
+    """Every transition that the rows name."""
+    found = set[tuple[str, str]]()
+    for row in rows:
+        groups = [group.split(", ") for group in row.split(" > ")]
+        for sources, targets in pairwise(groups):
+            found |= {(source, target) for source in sources for target in targets}
+    return found
+
+
+def appends(rule: Rule) -> bool:
+    """Whether the rule ever appends an event; one that always answers None is a repeat."""
+    return get_type_hints(rule.do)["return"] is not type(None)
+
+
+def explore(view: View) -> tuple[set[tuple[str, str | None]], set[Extension], list[Step]]:
+    """Every (our state, what was shown) that can be reached, the extensions used, and the steps that are illegal."""
+    machine = MACHINES[view.entity]
+    is_born = any(rule.source == BIRTH for rule in machine.rules)
+    todo: deque[tuple[str, str | None]] = deque([(BIRTH if is_born else machine.initial, None)])
+    seen, used, illegal = set(todo), set[Extension](), list[Step]()
+    while todo:
+        state, shown = todo.popleft()
+        for rule, to, kind in _moves(machine, state):
+            steps, now = view.project_change(shown, Change(state or None, to.state, to.trigger, ACTORS[kind]))
+            for step in steps:
+                allowed = view.allows(step)
+                if allowed is None:
+                    illegal.append(step)
+                elif isinstance(allowed, Extension):
+                    used.add(allowed)
+            assert not any(a.target != b.source for a, b in pairwise(steps)), rule
+            if (to.state, now) not in seen:
+                seen.add((to.state, now))
+                todo.append((to.state, now))
+    return seen, used, illegal
+
+
+def _moves(machine: Machine[Any], state: str) -> Iterator[tuple[Rule, To, str]]:
+    for rule in machine.rules:
+        if rule.source == state and appends(rule):
+            for to in rule.targets:
+                for kind in sorted(rule.command.by):
+                    yield rule, to, kind
+
+
+def extension_table() -> dict[str, set[tuple[str, str]]]:
+    """The page's table of extensions, read from the page: for each view, the steps in its document's words."""
+    rows = re.findall(r"^\| (\d{3} \w+) \| (.+?) \| .+? \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    shows = {view.name: view.shows for view in VIEWS}
+    found = dict[str, set[tuple[str, str]]]()
+    for name, cell in rows:
+        steps = found.setdefault(name, set())
+        plain = [tuple(step.split(" → ")) for step in re.findall(r"`(\w+ → \w+)`", cell)]
+        lists = [
+            (source, target)
+            for sources, target in re.findall(r"((?:`\w+`(?:, )?)+) → `(\w+)`", cell)
+            for source in re.findall(r"\w+", sources)
+        ]
+        # The page speaks of our state where the document knows only what it is shown as.
+        steps |= {(shows[name].get(source, source), target) for source, target in (*plain, *lists)}
+    return found
+
+
+SAMPLES: Final[dict[str, Any]] = {
+    "attempt_id": "a1",
+    "error": "no plan",
+    "failure": classify(Facts(exit_code=1)),
+    "fingerprint": "f" * 32,
+    "is_passed": True,
+    "is_success": True,
+    "jobs": 1,
+    "lease": LeaseRef("x", 1, "f" * 32),
+    "reason": "why",
+    "worker_id": "w1",
+}
+
+
+def command(kind: type[Command], actor: str) -> Command:
+    """One order of this kind, with whatever it must have."""
+    needed = {field.name for field in msgspec.structs.fields(kind) if field.required} - {"id"}
+    return kind(id="x", actor=actor, **{name: SAMPLES[name] for name in needed})
+
+
+def record(entity: str, state: str) -> Stateful:
+    """A record of this kind in this state."""
+    kinds: dict[str, Any] = {RUN: run.Run, ATTEMPT: attempt.Attempt, WORKER: worker.Worker}
+    if entity == JOB:
+        return job.Job(id="x", state=state, spec=task("x"))
+    if entity == LEASE:
+        times = {"ttl_seconds": 120, "accept_by": 0, "expires_at": 0}
+        return lease.Lease(id="x", state=state, number=1, worker_id="w1", fingerprint="f", **times)
+    made: Stateful = kinds[entity](id="x", state=state)
+    return made
+
+
+# -- the engine refuses tables that make no sense
+
+
+class Push(Command, frozen=True, kw_only=True):
+    """An order of the tests' own machine."""
+
+
+class Pull(Command, frozen=True, kw_only=True):
+    """Another."""
+
+
+def _to_b(_record: Any, _command: Any, _at: int) -> Move:
+    return "B", {}, {}
+
+
+def _astray(_record: Any, _command: Any, _at: int) -> Move:
+    return "C", {}, {}
+
+
+PUSH: Final = Rule("A", Push, (To("B", "pushed"),), _to_b, ORCHESTRATOR, "a test")
+
+
+def test_two_rules_for_one_state_and_command_are_refused_when_the_machine_is_built() -> None:
+    """If two rules fitted, the order of the table would decide, and nobody would see it."""
+    with pytest.raises(InvariantBroken, match="two rules for Push in A"):
+        Machine("m", PUSH, Rule("A", Push, (To("C", "pushed"),), nothing, ORCHESTRATOR, "a test"), initial="A")
+
+
+def test_two_implied_steps_for_one_state_and_command_are_refused_when_the_machine_is_built() -> None:
+    """What a command implies must be as certain as what it does."""
+    twice = [Through("A", Pull, Push, "once"), Through("A", Pull, Push, "twice")]
+
+    with pytest.raises(InvariantBroken, match="two rules for Pull in A"):
+        Machine("m", PUSH, *twice, initial="A")
+
+
+def test_an_implied_step_without_a_rule_is_refused_when_the_machine_is_built() -> None:
+    """A detour that leads nowhere would only be found by whoever takes it."""
+    with pytest.raises(InvariantBroken, match="goes through a step without a rule"):
+        Machine("m", PUSH, Through("B", Pull, Push, "a test"), initial="A")
+
+
+def test_a_rule_that_lands_outside_its_targets_is_our_bug() -> None:
+    """The drawn and verified table must be the one that is run."""
+    machine: Machine[Record] = Machine(
+        "m", Rule("A", Push, (To("B", "pushed"),), _astray, ORCHESTRATOR, "a test"), initial="A"
+    )
+
+    with pytest.raises(InvariantBroken, match="landed in C, outside its targets"):
+        machine.step(Record(id="x", state="A"), Push(id="x"), 0, [])
+
+
+# -- the five machines
+
+
+@pytest.mark.proves("MOD-V3")
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_pair_of_state_and_command_has_a_rule_or_is_refused(name: str) -> None:
+    """No pair may be left to chance: what the table does not know changes nothing and says why."""
+    machine, refused = MACHINES[name], 0
+
+    for state in (BIRTH, *machine.states):
+        for kind in machine.commands:
+            if machine.rule(state, kind) or machine.through(state, kind):
+                continue
+            refused += 1
+            with pytest.raises(Refused) as refusal:
+                machine.choose(record(name, state), command(kind, ACTORS[min(kind.by)]), 0)
+            assert refusal.value.code == "wrong_state"
+            assert (state or "no record") in refusal.value.message
+
+    assert refused
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_command_is_refused_to_whom_it_does_not_belong(name: str) -> None:
+    """Each transition has its owner; nobody else may make it, in whatever state."""
+    machine = MACHINES[name]
+
+    for rule in machine.rules:
+        for kind in set(ACTOR_KINDS) - rule.command.by:
+            with pytest.raises(Refused) as refusal:
+                machine.choose(record(name, rule.source), command(rule.command, ACTORS[kind]), 0)
+            assert refusal.value.code == "wrong_actor"
+
+
+@pytest.mark.proves("MOD-V3")
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_machine_has_exactly_the_transitions_of_the_page(name: str) -> None:
+    """Whoever reads the page must be able to rely on it, in both directions."""
+    machine = MACHINES[name]
+    births = {to.state for rule, to in machine.edges() if rule.source == BIRTH}
+
+    edges = {(rule.source, to.state) for rule, to in machine.edges() if rule.source != BIRTH}
+
+    assert edges == chains(*TRANSITIONS[name])
+    assert births == (set() if name == ATTEMPT else {machine.initial})
+    assert machine.terminal == TERMINAL[name]
+
+
+@pytest.mark.proves("MOD-V3")
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_state_can_be_reached(name: str) -> None:
+    """A state that nothing leads to is a promise that nobody keeps."""
+    machine = MACHINES[name]
+    reached = {machine.initial}
+
+    for _ in machine.states:
+        reached |= {to.state for rule, to in machine.edges() if rule.source in reached}
+
+    assert reached == set(machine.states)
+
+
+@pytest.mark.proves("MOD-9")
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_rule_leaves_a_terminal_state_and_a_run_that_is_over_only_gets_reported(name: str) -> None:
+    """An outcome that can change is no outcome."""
+    over = {"SUCCESS", "FAILED", "CANCELED", "TIMEOUT"} if name == RUN else TERMINAL[name]
+
+    leaving = {(rule.source, to.state) for rule, to in MACHINES[name].edges() if rule.source in over | TERMINAL[name]}
+    changing = [rule for rule in MACHINES[name].rules if rule.source in TERMINAL[name] and appends(rule)]
+
+    assert leaving == ({(state, "REPORTED") for state in over} if name == RUN else set())
+    assert changing == []
+
+
+@pytest.mark.proves("MOD-3")
+@pytest.mark.parametrize("name", [RUN, ATTEMPT])
+def test_a_requested_cancel_has_one_exit(name: str) -> None:
+    """Cancel wins once requested: nothing else may come out of it."""
+    exits = {to.state for rule, to in MACHINES[name].edges() if rule.source == "CANCEL_REQUESTED"}
+
+    assert exits == {"CANCELED"}
+
+
+# -- the views
+
+# The view "004 job" is missing here: a person's Requeue that gives an attempt up is seen as stalled → failed.
+EXPLORED: Final = [view for view in VIEWS if view.name != "004 job"]
+
+
+@pytest.mark.proves("MOD-V1")
+@pytest.mark.parametrize("view", EXPLORED, ids=lambda view: view.name)
+def test_every_step_of_every_machine_is_allowed_by_the_view(view: View) -> None:
+    """Explores our state together with what was last shown, for every rule and every actor that it allows."""
+    seen, _, illegal = explore(view)
+
+    assert illegal == []
+    assert {state for state, _ in seen} - {BIRTH} == set(MACHINES[view.entity].states)
+
+
+@pytest.mark.proves("MOD-V1")
+def test_the_verifier_names_a_step_that_a_view_does_not_allow() -> None:
+    """The proof about all logs is worth little if one log that breaks it goes through."""
+    lab = Lab()
+    lab.enqueue()
+    lab.claim(lab.queued())
+    lines = [msgspec.json.decode(line) for line in lab.canonical()]
+    lines[1]["to"] = "UPLOADING"
+
+    report = verify([msgspec.json.encode(line) for line in lines])
+
+    assert "MOD-V1" in {violation.rule for violation in report.violations}
+
+
+@pytest.mark.proves("MOD-V2", "MOD-V3")
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+def test_the_extensions_are_exactly_the_table_of_the_page(view: View) -> None:
+    """An extension that the page does not tell is a hole in a document; one that no step uses is a lie."""
+    told = extension_table().get(view.name, set())
+
+    listed = [(extension.source, extension.target) for extension in view.extensions]
+    used = {(extension.source, extension.target) for extension in explore(view)[1]}
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == told
+    assert used == told
+    assert all(extension.demanded_by for extension in view.extensions)
+
+
+@pytest.mark.proves("MOD-V2")
+def test_the_table_of_the_page_was_really_read() -> None:
+    """A test that compares with an empty table proves nothing."""
+    table = extension_table()
+
+    assert {name: len(steps) for name, steps in table.items() if steps} == {
+        "000 attempt": 4,
+        "002 step": 1,
+        "003 task": 4,
+        "003 workstream": 2,
+    }
+    assert {name for name, steps in table.items() if not steps} == {"000 run", "002 run", "004 job"}
+
+
+@pytest.mark.proves("MOD-V2")
+@pytest.mark.parametrize(
+    ("view", "left_out"),
+    [(view, extension) for view in VIEWS for extension in view.extensions],
+    ids=lambda value: value.name if isinstance(value, View) else f"{value.source}-{value.target}",
+)
+def test_no_extension_can_be_left_out(view: View, left_out: Extension) -> None:
+    """Each extension bends a document; one that is not needed must not stay."""
+    rest = tuple(extension for extension in view.extensions if extension is not left_out)
+    smaller = msgspec.structs.replace(view, extensions=rest)
+
+    _, _, illegal = explore(smaller)
+
+    assert {(step.source, step.target) for step in illegal} == {(left_out.source, left_out.target)}
+
+
+@pytest.mark.proves("MOD-V2")
+@pytest.mark.parametrize(
+    ("name", "state", "shown"),
+    [
+        ("000 run", run.WAITING_APPROVAL, "RUNNING"),
+        ("000 run", run.VALIDATING, "RUNNING"),
+        ("000 attempt", attempt.STALE, "QUEUED"),
+        ("002 run", run.PLAN_FAILED, "RUNNING"),
+        ("002 run", run.CANCEL_REQUESTED, "CANCELED"),
+    ],
+)
+def test_a_state_that_a_document_does_not_know_is_shown_as_the_page_says(name: str, state: str, shown: str) -> None:
+    """Where a view needs no extension it is because it shows the state as another."""
+    view = next(view for view in VIEWS if view.name == name)
+
+    assert view.shows[state] == shown
+
+
+def test_every_kind_of_record_is_seen_by_a_view() -> None:
+    """A machine that no view sees would be proved by nobody."""
+    assert {view.entity for view in VIEWS} == set(MACHINES)

@@ -1,0 +1,317 @@
+"""The rules of docs/spec/runner-protocol.md that the core decides, each proved on the real core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core import attempt, ids, job, lease, run, worker
+from deltaci.core.attempt import Leased
+from deltaci.core.errors import StaleLease
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.worker import Worker
+from tests.lab import Lab, Lease, task
+
+ID = "r1/build.1"
+
+SAID: dict[str, tuple[type[Leased], ...]] = {
+    attempt.LEASED: (),
+    attempt.STARTING: (attempt.Ack,),
+    attempt.RUNNING: (attempt.Ack, attempt.Start),
+    attempt.UPLOADING: (attempt.Ack, attempt.Start, attempt.BeginUpload),
+}
+SAYS: list[type[Leased]] = [
+    attempt.Ack,
+    attempt.Start,
+    attempt.Extend,
+    attempt.Heartbeat,
+    attempt.BeginUpload,
+    attempt.Complete,
+    attempt.Finish,
+    attempt.CancelAck,
+]
+
+
+def held(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
+    """A run whose only job is held by worker w1, in this state."""
+    lab = Lab()
+    lab.register("w1")
+    lab.plan(task("build", **spec))
+    given = lab.claim(lab.attempt("build"))
+    for message in SAID[state]:
+        lab.say(message, given)
+    return lab, given
+
+
+def message(lab: Lab, kind: type[Leased], given: Lease) -> Leased:
+    """A message of this kind with everything that it needs."""
+    fields = {"is_success": True, "exit_code": 0} if issubclass(kind, attempt.Outcome) else {}
+    return lab.message(kind, given, **fields)
+
+
+def live(lab: Lab) -> lease.Lease:
+    """The live lease of the attempt."""
+    found = lab.attempt("build").lease
+    assert found is not None
+    return found
+
+
+# -- key ideas
+
+
+@pytest.mark.proves("PRO-K1")
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_runner_without_the_lease_can_do_nothing_with_an_attempt(kind: type[Leased]) -> None:
+    """Execution needs a lease: knowing the attempt, its number and even its token is not enough."""
+    lab, given = held(attempt.RUNNING)
+    queued = lab.enqueue("q1")
+
+    stolen = lab.stale(message(lab, kind, Lease("w2", given.token)))
+    guessed = lab.stale(message(lab, kind, Lease("w2", ids.lease_id(queued.id, 1, "a-guess-of-16-chars"))))
+
+    assert (stolen, guessed) == ("UNKNOWN_LEASE", "UNKNOWN_LEASE")
+
+
+@pytest.mark.proves("PRO-K1", "PRO-D1", "PRO-D2")
+def test_a_runner_that_heartbeats_at_its_interval_keeps_its_lease() -> None:
+    """The TTL leaves room for several heartbeats, so that one lost message loses nothing."""
+    lab, given = held()
+
+    for _ in range(2 * lease.TTL_SECONDS // lease.HEARTBEAT_SECONDS):
+        lab.after(lease.HEARTBEAT_SECONDS).say(attempt.Heartbeat, given)
+        assert lab.refused(attempt.Expire(id=ID)).code == "not_due"
+
+    assert (lease.TTL_SECONDS, lease.HEARTBEAT_SECONDS) == (120, 20)
+    assert live(lab).expires_at == lab.now + 120 * SECOND
+    assert lab.complete(given).state == attempt.SUCCEEDED
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-K2", "PRO-K3", "PRO-F3")
+def test_of_several_runners_with_the_same_job_only_the_current_lease_finalizes_it() -> None:
+    """Delivery is at least once; the fence makes the end happen once."""
+    lab, first = held()
+    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
+    second = lab.claim(lab.attempt("build"), by="w2")
+
+    third = lab.refused(attempt.Grant(id=ID, actor="worker:w3", fingerprint="f"))
+    stale = lab.stale(message(lab, attempt.Complete, first))
+    lab.complete(second, ok=False)
+    late = lab.stale(message(lab, attempt.Complete, first))
+
+    assert (third.code, stale, late) == ("wrong_state", "LEASE_EXPIRED", "LEASE_REPLACED")
+    ends = [event.to for event in lab.log if event.entity_id == ID and event.to in attempt.TERMINAL]
+    assert ends == [attempt.FAILED]
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-K4", "PRO-Q11")
+def test_a_cancel_has_two_phases() -> None:
+    """The orchestrator asks, the runner answers; in between it is known that it was asked."""
+    lab, given = held()
+
+    lab.cancel_run()
+    asked = (lab.run().state, lab.attempt("build").state, live(lab).state)
+    lab.say(attempt.CancelAck, given)
+
+    assert asked == (run.CANCEL_REQUESTED, attempt.CANCEL_REQUESTED, lease.ACTIVE)
+    assert (lab.run().state, lab.attempt("build").state) == (run.CANCELED, attempt.CANCELED)
+    assert lab.last(ID).actor == "worker:w1"
+    lab.verified()
+
+
+# -- identities
+
+
+@pytest.mark.proves("PRO-N1")
+def test_a_runner_id_is_unique_and_a_runner_takes_one_job_it_is_able_to_do() -> None:
+    """Two runners under one id could speak for each other; labels keep work from those who cannot do it."""
+    lab = Lab()
+    lab.register("w1", labels=("linux", "x64"))
+    lab.plan(task("build", queue_key=worker.queue_key(("linux",))), task("lint"), task("sign", queue_key="macos"))
+
+    twin = lab.refused(Birth(id="w1", record=Worker(id="w1")))
+    unable = lab.refused(attempt.Grant(id="r1/sign.1", actor="worker:w1", fingerprint="f"))
+    given = lab.claim(lab.attempt("build"), by="w1")
+    second = lab.refused(attempt.Grant(id="r1/lint.1", actor="worker:w1", fingerprint="f"))
+    lab.complete(given)
+    lab.claim(lab.attempt("lint"), by="w1")
+
+    assert (twin.code, unable.code, second.code) == ("bad_request", "not_eligible", "worker_full")
+    assert lab.worker_record("w1").tasks == ("r1/lint.1",)
+    assert lab.worker_record("w1").labels == ("linux", "x64")
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-N2")
+def test_a_job_id_is_unique_across_runs_and_names_the_run_that_owns_it() -> None:
+    """Two runs may plan jobs of the same name; their records never meet."""
+    lab = Lab().plan(task("build"), id="r1").plan(task("build"), id="r2")
+
+    lab.work("build", run_id="r1")
+    again = lab.refused(Birth(id="r1/build", record=lab.job("build", "r2")))
+
+    first, second = lab.job("build", "r1"), lab.job("build", "r2")
+    assert again.code == "bad_request"
+    assert (first.id, first.run_id, second.id, second.run_id) == ("r1/build", "r1", "r2/build", "r2")
+    assert (first.state, second.state) == (job.SUCCEEDED, job.QUEUED)
+    assert lab.attempt("build", run_id="r2").run_id == "r2"
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-N3")
+def test_a_lease_id_cannot_be_guessed_from_what_others_can_see() -> None:
+    """The attempt and the number are in every log, so the secret alone must make the difference."""
+    lab, given = held()
+
+    guess = lab.stale(message(lab, attempt.Heartbeat, Lease("w1", ids.lease_id(ID, 1, "0" * 32))))
+    with pytest.raises(StaleLease) as short:
+        ids.lease_ref(ids.lease_id(ID, 1, "0" * 15))
+
+    assert (guess, short.value.reason) == ("UNKNOWN_LEASE", "UNKNOWN_LEASE")
+    assert lab.say(attempt.Heartbeat, given).state == attempt.RUNNING
+
+
+@pytest.mark.proves("PRO-N3")
+def test_each_lease_has_its_own_id_and_its_own_ttl() -> None:
+    """A lease that was granted for a shorter time expires after that time."""
+    lab = Lab().plan(task("build"), task("lint"))
+    short = lab.claim(lab.attempt("build"), by="w1", ttl_seconds=10)
+    long = lab.claim(lab.attempt("lint"), by="w2")
+
+    lab.after(10).do(attempt.Expire(id=ID))
+    early = lab.refused(attempt.Expire(id="r1/lint.1"))
+    again = lab.claim(lab.attempt("build"), by="w3")
+
+    assert early.code == "not_due"
+    assert len({short.token, long.token, again.token}) == 3
+    names = [each["entity_id"] for each in map(msgspec.json.decode, lab.canonical()) if each["to"] == lease.GRANTED]
+    assert names == ["r1/build.1#1", "r1/lint.1#1", "r1/build.1#2"]
+    lab.verified()
+
+
+# -- authority
+
+
+@pytest.mark.proves("PRO-U1")
+@pytest.mark.parametrize(
+    "command",
+    [
+        attempt.Expire(id=ID),
+        attempt.RevokeUnaccepted(id=ID),
+        attempt.Stall(id=ID),
+        attempt.Requeue(id=ID),
+        attempt.TimeOut(id=ID),
+        attempt.Cancel(id=ID, reason="MINE"),
+        attempt.ForceCancel(id=ID),
+        job.AttemptSucceeded(id="r1/build"),
+        job.Validate(id="r1/build", is_passed=True),
+        job.RetryDue(id="r1/build"),
+        job.Cancel(id="r1/build", reason="MINE"),
+        run.Cancel(id="r1"),
+        run.FinishCancel(id="r1"),
+    ],
+)
+def test_a_runner_cannot_decide_what_is_the_orchestrators(command: Command) -> None:
+    """Leases, final statuses, retries and the end of a cancellation are not the runner's to write."""
+    lab, _ = held()
+
+    refusal = lab.after(9999).refused(msgspec.structs.replace(command, actor="worker:w1"))
+
+    assert refusal.code == "wrong_actor"
+
+
+@pytest.mark.proves("PRO-U1")
+def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None:
+    """A success that comes after a cancel was requested is heard, and the attempt is canceled."""
+    lab, given = held()
+    lab.cancel_run()
+
+    ended = lab.complete(given, ok=True)
+
+    assert ended.state == attempt.CANCELED
+    assert attempt.completion(ended) == (False, "CANCEL_REQUESTED")
+    assert lab.job("build").state == job.CANCELED
+
+
+@pytest.mark.proves("PRO-U2")
+@pytest.mark.parametrize("actor", ["user:w1", "reporter:w1"])
+def test_nobody_else_can_say_what_was_executed(actor: str) -> None:
+    """Even with the runner's token, a result that was not seen by the runner is made up."""
+    lab, given = held()
+    said = message(lab, attempt.Complete, given)
+
+    refusal = lab.refused(msgspec.structs.replace(said, actor=actor))
+
+    assert refusal.code == "wrong_actor"
+
+
+@pytest.mark.proves("PRO-U2")
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_the_runners_word_on_exit_code_and_artifacts_is_recorded_as_it_was_given(exit_code: int) -> None:
+    """The orchestrator was not there: it judges the result and never rewrites it."""
+    lab, given = held(attempt.LEASED)
+    brought = {"artifacts": [{"type": "junit", "uri": "s3://bucket/junit.xml"}]}
+
+    ended = lab.complete(given, ok=not exit_code, exit_code=exit_code, result=None if exit_code else brought)
+
+    told = next(event for event in lab.log if event.entity_id == ID and event.to == ended.state)
+    assert (ended.state, told.metadata["exit_code"]) == ("FAILED" if exit_code else "SUCCEEDED", exit_code)
+    assert ended.result == (None if exit_code else brought)
+    lab.verified()
+
+
+def reached(state: str) -> tuple[Lab, Lease]:
+    """An attempt of the plain queue in any of its states, with the last lease that was granted."""
+    lab = Lab()
+    given = lab.claim(lab.enqueue("q1"))
+    for said in SAID.get(state, SAID[attempt.RUNNING]):
+        lab.say(said, given)
+    if state in (attempt.STALE, attempt.QUEUED):
+        lab.do(attempt.Stall(id="q1"))
+    if state == attempt.QUEUED:
+        lab.do(attempt.Requeue(id="q1"))
+    if state in (attempt.CANCEL_REQUESTED, attempt.CANCELED):
+        lab.do(attempt.Cancel(id="q1", reason="TEST"))
+    if state == attempt.CANCELED:
+        lab.say(attempt.CancelAck, given)
+    if state == attempt.TIMED_OUT:
+        lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id="q1"))
+    if state in (attempt.SUCCEEDED, attempt.FAILED):
+        lab.complete(given, ok=state == attempt.SUCCEEDED)
+    assert lab.queued().state == state
+    return lab, given
+
+
+@pytest.mark.proves("PRO-U3")
+@pytest.mark.parametrize("state", [state for state in attempt.MACHINE.states if state != attempt.CREATED])
+def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
+    """Behaviour that nobody described is behaviour that nobody may come to rely on."""
+    lab, given = reached(state)
+    orders: list[Command] = [message(lab, kind, given) for kind in SAYS]
+    orders += [attempt.Grant(id="q1", actor="worker:w2", fingerprint="f"), attempt.Cancel(id="q1", reason="TEST")]
+    orders += [
+        kind(id="q1")
+        for kind in (
+            attempt.Expire,
+            attempt.RevokeUnaccepted,
+            attempt.Stall,
+            attempt.Requeue,
+            attempt.TimeOut,
+            attempt.ForceCancel,
+        )
+    ]
+    table = attempt.MACHINE
+    unruled = [each for each in orders if not (table.rule(state, type(each)) or table.through(state, type(each)))]
+    if state in attempt.TERMINAL:  # A repeat of the very message that ended it is recognised, and changes nothing.
+        repeated = (attempt.Complete, attempt.Finish, attempt.CancelAck)
+        unruled = [each for each in unruled if not isinstance(each, repeated)]
+
+    codes = {lab.refused(each).code for each in unruled}
+
+    assert unruled
+    assert codes <= {"wrong_state", "stale_lease"}

@@ -1,0 +1,379 @@
+"""The rules of docs/spec/runner-protocol.md about what messages do to a lease, stale leases, defaults and failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core.attempt import Leased
+from deltaci.core.decide import CancelJob
+from deltaci.core.instants import SECOND
+from deltaci.core.verify import verify
+from tests.lab import Lab, Lease, task
+
+ID = "r1/build.1"
+MICROSECOND = 1 / SECOND
+
+SAID: dict[str, tuple[type[Leased], ...]] = {
+    attempt.LEASED: (),
+    attempt.STARTING: (attempt.Ack,),
+    attempt.RUNNING: (attempt.Ack, attempt.Start),
+    attempt.UPLOADING: (attempt.Ack, attempt.Start, attempt.BeginUpload),
+}
+
+
+def held(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
+    """A run whose only job is held by worker w1, in this state."""
+    lab = Lab()
+    lab.register("w1")
+    lab.plan(task("build", **spec))
+    given = lab.claim(lab.attempt("build"))
+    for message in SAID[state]:
+        lab.say(message, given)
+    return lab, given
+
+
+def live(lab: Lab) -> lease.Lease:
+    """The live lease of the attempt."""
+    found = lab.attempt("build").lease
+    assert found is not None
+    return found
+
+
+def complete(lab: Lab, given: Lease, *, ok: bool = True) -> Leased:
+    """A completion that was not sent yet."""
+    return lab.message(attempt.Complete, given, is_success=ok, exit_code=0 if ok else 1)
+
+
+def broken(lab: Lab, to: str, field: str, value: Any) -> set[str]:
+    """The rules that the verifier finds broken once what this step of the attempt says of its lease is changed."""
+    log: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lab.canonical()]
+    line = next(line for line in log if (line["entity_id"], line["to"]) == (ID, to))
+    assert line["metadata"]["lease"][field] != value
+    line["metadata"]["lease"][field] = value
+    return {violation.rule for violation in verify(map(msgspec.json.encode, log)).violations}
+
+
+# -- acknowledge
+
+
+@pytest.mark.proves("PRO-Q3")
+def test_the_acknowledgement_makes_the_job_active_under_this_lease() -> None:
+    """From here on the runner is expected to heartbeat, and nobody may revoke it as unaccepted."""
+    lab, given = held(attempt.LEASED)
+    assert live(lab).state == lease.GRANTED
+
+    lab.say(attempt.Ack, given)
+    refusal = lab.after(lease.ACCEPT_SECONDS).refused(attempt.RevokeUnaccepted(id=ID))
+
+    assert (lab.attempt("build").state, live(lab).state) == (attempt.STARTING, lease.ACTIVE)
+    assert live(lab).fingerprint == given.ref.fingerprint
+    assert refusal.code == "wrong_state"
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-Q4", "PRO-D3")
+def test_a_lease_that_nobody_acknowledged_is_revoked_after_the_accept_window() -> None:
+    """A runner that never took the job must not keep it for a whole TTL."""
+    lab, given = held(attempt.LEASED)
+    early = lab.after(30 - MICROSECOND).refused(attempt.RevokeUnaccepted(id=ID))
+
+    lab.after(MICROSECOND).do(attempt.RevokeUnaccepted(id=ID))
+
+    assert (early.code, lease.ACCEPT_SECONDS) == ("not_due", 30)
+    assert lab.steps(ID)[-3:] == [attempt.LEASED, attempt.STALE, attempt.QUEUED]
+    assert lab.stale(lab.message(attempt.Ack, given)) == "LEASE_REVOKED"
+    lab.verified()
+    assert "PRO-Q4" in broken(lab, attempt.LEASED, "accept_by", "2026-01-04T08:01:00.000000Z")
+
+
+# -- heartbeat
+
+
+@pytest.mark.proves("PRO-Q5", "PRO-D1")
+@pytest.mark.parametrize("state", [*attempt.HELD, attempt.CANCEL_REQUESTED])
+def test_every_heartbeat_under_a_valid_lease_renews_it(state: str) -> None:
+    """Liveness is all that a heartbeat proves, so it counts in every state, even while stopping."""
+    lab, given = held(attempt.RUNNING if state == attempt.CANCEL_REQUESTED else state)
+    if state == attempt.CANCEL_REQUESTED:
+        lab.cancel_run()
+
+    for _ in range(3):
+        lab.after(119).say(attempt.Heartbeat, given)
+        assert live(lab).expires_at == lab.now + 120 * SECOND
+
+    assert live(lab).ttl_seconds == lease.TTL_SECONDS == 120
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-Q5")
+def test_the_verifier_finds_a_heartbeat_that_renewed_for_another_time() -> None:
+    """A lease that lasts longer or shorter than it says is a fence with a hole."""
+    lab, given = held(attempt.STARTING)
+    lab.after(1).say(attempt.Heartbeat, given)
+    lab.verified()
+
+    assert "PRO-Q5" in broken(lab, attempt.RUNNING, "expires_at", "2026-01-04T09:00:00.000000Z")
+
+
+@pytest.mark.proves("PRO-Q6")
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_heartbeat_under_an_expired_lease_is_stale_and_renews_nothing(is_found: bool) -> None:
+    """It does not matter whether the orchestrator has noticed the expiry yet."""
+    lab, given = held()
+    expires_at = live(lab).expires_at
+    lab.after(120)
+    if is_found:
+        lab.do(attempt.Expire(id=ID))
+
+    reason = lab.stale(lab.message(attempt.Heartbeat, given))
+
+    assert reason == "LEASE_EXPIRED"
+    if not is_found:
+        lab.do(attempt.Expire(id=ID))
+    ended = lab.attempt("build").ended_lease
+    assert ended is not None
+    assert (ended.state, ended.expires_at) == (lease.EXPIRED, expires_at)
+    assert lab.after(-60).stale(lab.message(attempt.Heartbeat, given)) == "LEASE_EXPIRED"
+
+
+# -- complete
+
+
+@pytest.mark.proves("PRO-H2")
+def test_a_complete_after_expiry_is_rejected_to_the_microsecond() -> None:
+    """One instant belongs to the runner or to the orchestrator, and never to both."""
+    (on_time, first), (too_late, second) = held(), held()
+
+    on_time.after(lease.TTL_SECONDS - MICROSECOND).complete(first)
+    reason = too_late.after(lease.TTL_SECONDS).stale(complete(too_late, second))
+
+    assert on_time.attempt("build").state == attempt.SUCCEEDED
+    assert reason == "LEASE_EXPIRED"
+    assert too_late.do(attempt.Expire(id=ID)).events
+
+
+@pytest.mark.proves("PRO-H2")
+def test_the_verifier_finds_a_complete_under_an_expired_lease() -> None:
+    """A log must not contain what the orchestrator should have rejected."""
+    lab, given = held(attempt.STARTING)
+    lab.after(1).say(attempt.Start, given)
+    lab.after(60).complete(given)
+    lab.verified()
+
+    assert "PRO-H2" in broken(lab, attempt.RUNNING, "expires_at", "2026-01-04T08:00:30.000000Z")
+
+
+@pytest.mark.proves("PRO-Q7")
+@pytest.mark.parametrize("ok", [True, False])
+def test_an_accepted_complete_finalizes_the_attempt_in_the_same_decision(ok: bool) -> None:
+    """Whoever reads the answer may rely on it: attempt, job and run stand as they will stay."""
+    lab, given = held()
+
+    decision = lab.do(complete(lab, given, ok=ok))
+
+    assert lab.attempt("build").state == (attempt.SUCCEEDED if ok else attempt.FAILED)
+    assert attempt.completion(lab.attempt("build")) == (True, "")
+    assert lab.job("build").state == (job.SUCCEEDED if ok else job.FAILED)
+    assert lab.run().state == (run.SUCCESS if ok else run.FAILED)
+    assert {event.at for event in decision.events} == {lab.now}
+    assert lab.stale(complete(lab, given, ok=not ok)) == "LEASE_COMPLETED"
+    lab.verified()
+
+
+# -- cancel
+
+
+@pytest.mark.proves("PRO-Q10", "PRO-D4")
+def test_once_the_deadline_has_passed_the_job_is_canceled_without_an_acknowledgement() -> None:
+    """A runner has 30 seconds for a graceful stop; after that nobody waits for it."""
+    lab, _ = held()
+    lab.do(CancelJob(id="r1/build", actor="user:ada"))
+    early = lab.after(30 - MICROSECOND).refused(attempt.ForceCancel(id=ID))
+
+    lab.after(MICROSECOND).do(attempt.ForceCancel(id=ID))
+
+    assert (early.code, lease.CANCEL_SECONDS) == ("not_due", 30)
+    assert (lab.attempt("build").state, lab.job("build").state) == (attempt.CANCELED, job.CANCELED)
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-Q11")
+@pytest.mark.parametrize("state", attempt.HELD)
+def test_a_cancel_ack_that_nobody_asked_for_is_refused(state: str) -> None:
+    """A runner that gives up must report a failure; it cannot cancel by itself."""
+    lab, given = held(state)
+
+    refusal = lab.refused(lab.message(attempt.CancelAck, given))
+
+    assert refusal.code == "wrong_state"
+
+
+@pytest.mark.proves("PRO-Q11")
+def test_a_cancel_ack_counts_only_while_its_lease_is_valid() -> None:
+    """A runner that comes back after its lease has ended cannot prove anything about the attempt."""
+    lab, given = held()
+    lab.after(110).cancel_run()
+
+    asked = lab.attempt("build").state
+    reason = lab.after(10).stale(lab.message(attempt.CancelAck, given))
+
+    assert (asked, reason) == (attempt.CANCEL_REQUESTED, "LEASE_EXPIRED")
+    lab.do(attempt.Expire(id=ID))
+    assert lab.attempt("build").state == attempt.CANCELED
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-Q12")
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_cancel_ack_for_a_completed_job_is_stale(ok: bool) -> None:
+    """The result came first and stands."""
+    lab, given = held()
+    lab.complete(given, ok=ok)
+
+    assert lab.stale(lab.message(attempt.CancelAck, given)) == "LEASE_COMPLETED"
+    assert lab.attempt("build").state == (attempt.SUCCEEDED if ok else attempt.FAILED)
+
+
+# -- stale leases
+
+
+def make_stale(lab: Lab, cause: str) -> None:
+    """End the lease of worker w1."""
+    if cause == "expired":
+        lab.after(lease.TTL_SECONDS)
+    elif cause == "revoked":
+        lab.do(worker.MissHealthChecks(id="w1"))
+    else:
+        lab.do(attempt.Stall(id=ID))
+        lab.say(attempt.Ack, lab.claim(lab.attempt("build"), by="w2"))
+        if cause == "replaced twice":
+            lab.do(attempt.Stall(id=ID))
+            lab.claim(lab.attempt("build"), by="w3")
+
+
+@pytest.mark.proves("PRO-S1", "PRO-S2", "PRO-S3", "PRO-S4", "PRO-S5")
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("expired", "LEASE_EXPIRED"),
+        ("revoked", "LEASE_REVOKED"),
+        ("replaced", "LEASE_REVOKED"),
+        ("replaced twice", "LEASE_REPLACED"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["heartbeat", "success", "failure"])
+def test_a_message_under_a_stale_lease_changes_nothing_and_is_told_why(cause: str, reason: str, kind: str) -> None:
+    """Its runner must stop, and whoever reads its log should learn what happened."""
+    lab, given = held()
+    make_stale(lab, cause)
+    beat = lab.message(attempt.Heartbeat, given)
+
+    told = lab.stale(beat if kind == "heartbeat" else complete(lab, given, ok=kind == "success"))
+
+    assert told == reason
+    assert lab.attempt("build").state not in attempt.TERMINAL
+    assert lab.job("build").state == job.RUNNING
+
+
+@pytest.mark.proves("PRO-S4", "PRO-F2")
+@pytest.mark.parametrize("ok", [True, False])
+def test_what_a_partitioned_runner_completes_is_rejected_and_the_final_state_stays(ok: bool) -> None:
+    """It may go on working behind the partition; its successor's result is the one that counts."""
+    lab, cut_off = held()
+    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
+    lab.complete(lab.claim(lab.attempt("build"), by="w2"), ok=ok)
+    before = lab.attempt("build"), lab.job("build"), lab.run()
+
+    reason = lab.stale(complete(lab, cut_off, ok=not ok))
+
+    assert reason == "LEASE_REPLACED"
+    assert (lab.attempt("build"), lab.job("build"), lab.run()) == before
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-F2")
+def test_a_partition_that_ends_within_the_ttl_costs_nothing() -> None:
+    """The lease may expire, and until it does the runner is still the owner."""
+    lab, given = held()
+
+    lab.after(lease.TTL_SECONDS - 1).say(attempt.Heartbeat, given)
+    lab.after(lease.TTL_SECONDS - 1).complete(given)
+
+    assert (lab.attempt("build").state, lab.attempt("build").lost_leases) == (attempt.SUCCEEDED, 0)
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-F1")
+@pytest.mark.parametrize("state", attempt.HELD)
+def test_the_job_of_a_crashed_runner_is_queued_again_and_can_be_leased(state: str) -> None:
+    """Heartbeats stop, the lease expires, and another runner ends what the first began."""
+    lab, _ = held(state)
+    early = lab.refused(attempt.Grant(id=ID, actor="worker:w2", fingerprint="f"))
+
+    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
+    queued = lab.attempt("build").state
+    lab.complete(lab.claim(lab.attempt("build"), by="w2"))
+
+    assert (early.code, queued) == ("wrong_state", attempt.QUEUED)
+    assert (lab.attempt("build").claims, lab.job("build").attempts) == (2, 1)
+    assert lab.run().state == run.SUCCESS
+    lab.verified()
+
+
+# -- retries and secrets
+
+
+@pytest.mark.proves("PRO-Y3")
+def test_a_retry_is_a_new_attempt_under_a_new_lease_and_the_old_one_opens_nothing() -> None:
+    """A lease names its attempt, so what was good for the first says nothing about the second."""
+    lab, old = held(max_attempts=2)
+    lab.fail(old)
+    lab.after(600).do(job.RetryDue(id="r1/build"))
+    new = lab.claim(lab.attempt("build"), by="w1")
+
+    forged = attempt.Heartbeat(id="r1/build.2", actor=old.actor, lease=old.ref)
+    reason = lab.stale(forged)
+    lab.complete(new)
+
+    assert reason == "UNKNOWN_LEASE"
+    assert (old.ref.attempt_id, new.ref.attempt_id) == (ID, "r1/build.2")
+    assert [lab.attempt("build", index).state for index in (1, 2)] == [attempt.FAILED, attempt.SUCCEEDED]
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-X1")
+def test_no_record_no_event_and_no_export_shows_a_lease_id() -> None:
+    """Whoever holds it can speak for the attempt, so the store keeps a hash and the log not even that."""
+    lab, first = held(max_attempts=2)
+    lab.fail(first)
+    lab.after(600).do(job.RetryDue(id="r1/build"))
+    second = lab.claim(lab.attempt("build"))
+    lab.cancel_run()
+
+    log = b"".join([*lab.canonical(), *lab.transitions(), *lab.job_events(), msgspec.json.encode(lab.log)])
+    records = msgspec.json.encode(list(lab.world.records.values()))
+
+    for given in (first, second):
+        secret = given.token.rpartition(".")[2].encode()
+        assert secret not in log
+        assert secret not in records
+        assert given.ref.fingerprint.encode() not in log
+        assert given.ref.fingerprint.encode() in records
+
+
+@pytest.mark.proves("PRO-X1")
+def test_a_stale_answer_does_not_repeat_the_lease_id() -> None:
+    """A refusal ends up in logs, and the token of one that was only late may still be worth something."""
+    lab, given = held()
+    refusals = [lab.refused(lab.message(attempt.CancelAck, given))]
+    refusals += [lab.refused(lab.message(attempt.Heartbeat, Lease("w2", given.token)))]
+    refusals += [lab.after(lease.TTL_SECONDS).refused(lab.message(attempt.Heartbeat, given))]
+
+    said = " ".join(str(refusal) for refusal in refusals)
+
+    assert given.token.rpartition(".")[2] not in said
+    assert given.ref.fingerprint not in said

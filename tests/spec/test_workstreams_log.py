@@ -1,0 +1,466 @@
+"""The event log and the validator of docs/spec/workstreams.md: what is exported, and what is not believed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core import attempt, job, run, worker
+from deltaci.core.decide import CancelJob
+from deltaci.core.failures import Facts
+from deltaci.core.verify import NotALog, verify
+from tests.lab import Lab, gate, task
+
+Line = dict[str, Any]
+FIELDS = ["timestamp", "event_type", "severity", "entity_id", "from_state", "to_state", "trigger", "metadata"]
+TASK, STREAM, WORKER = "task_state_transition", "workstream_state_transition", "worker_state_transition"
+
+# Document 003's three machines: (from, to) -> trigger, with the extensions that the model lists.
+TASKS = {
+    ("pending", "queued"): "scheduler_assigned",
+    ("queued", "running"): "worker_started",
+    ("running", "validating"): "execution_completed",
+    ("running", "retrying"): "execution_failed",
+    ("running", "failed"): "execution_failed",
+    ("running", "cancelled"): "user_cancelled",
+    ("retrying", "queued"): "retry_delay_elapsed",
+    ("validating", "completed"): "validation_passed",
+    ("validating", "failed"): "validation_failed",
+} | dict.fromkeys(((state, "cancelled") for state in ("pending", "queued", "retrying", "validating")), "user_cancelled")
+STREAMS = {
+    ("planned", "ready"): "all_tasks_created",
+    ("ready", "executing"): "first_task_started",
+    ("executing", "validating"): "all_tasks_completed",
+    ("executing", "failed"): "critical_task_failed",
+    ("validating", "completed"): "validation_passed",
+    ("validating", "failed"): "validation_failed",
+    ("planned", "failed"): "planning_failed",
+} | dict.fromkeys(((state, "cancelled") for state in ("planned", "ready", "executing", "validating")), "user_cancelled")
+WORKERS = {
+    ("initializing", "idle"): "registration_complete",
+    ("idle", "busy"): "task_assigned",
+    ("busy", "idle"): "task_completed",
+    ("busy", "unresponsive"): "health_check_timeout",
+    ("unresponsive", "idle"): "health_check_recovered",
+    ("unresponsive", "shutdown"): "max_timeout_exceeded",
+    ("idle", "shutdown"): "shutdown_requested",
+    ("busy", "shutdown"): "shutdown_requested",
+}
+
+
+def decoded(raw: list[bytes]) -> list[Line]:
+    return [msgspec.json.decode(each) for each in raw]
+
+
+def violations(lines: list[Line]) -> list[tuple[int, str]]:
+    """Where the verifier finds which rule broken."""
+    found = verify([msgspec.json.encode(line) for line in lines]).violations
+    return [(each.line, each.rule) for each in found]
+
+
+def retried() -> Lab:
+    """A worker makes a task at the second try, after it was told of a full disk."""
+    lab = Lab()
+    lab.register("w1", labels=("linux",))
+    lab.plan(task("a", max_attempts=2), task("b", "a"))
+    full = Facts(log_tail=("No space left on device",))
+    lab.after(1).complete(lab.claim(lab.attempt("a")), ok=False, facts=full)
+    lab.after(20).do(job.RetryDue(id="r1/a"))
+    lab.after(1).work("a")
+    lab.after(1).work("b")
+    return lab
+
+
+def eventful() -> Lab:
+    """A log with nearly every transition of the three machines in it, and with a gate, which is no task."""
+    lab = retried()
+    lab.plan(task("a", has_validation=True), task("b"), gate("ask"), id="r2", has_validation=True)
+    lab.work("a", run_id="r2")
+    lab.do(job.Validate(id="r2/a", is_passed=False))
+    lab.do(CancelJob(id="r2/b", actor="user:ada"))
+    lab.approve("ask", run_id="r2")
+    lab.plan(task("a"), id="r3", has_validation=True)
+    lab.work("a", run_id="r3")
+    lab.do(run.Validate(id="r3", is_passed=False))
+    lab.create("r4")
+    lab.do(run.BeginPlanning(id="r4"))
+    lab.do(run.PlanFailed(id="r4", error="no plan"))
+    lab.plan(task("a"), task("b"), id="r5", is_fail_fast=True)
+    lab.claim(lab.attempt("b", run_id="r5"))
+    lab.do(worker.MissHealthChecks(id="w1"))
+    lab.work("a", "w2", ok=False, run_id="r5")
+    lab.do(worker.GiveUp(id="w1"))
+    lab.plan(task("a"), id="r6")
+    lab.cancel_run("r6")
+    return lab
+
+
+# -- the event
+
+
+@pytest.mark.proves("WST-E1")
+def test_an_event_has_document_003s_fields_and_no_others() -> None:
+    """Tools that were written for document 003 read our log as it is."""
+    lab = eventful()
+
+    lines = decoded(lab.transitions())
+
+    assert all(list(line) == FIELDS for line in lines)
+    assert all(isinstance(line["metadata"], dict) for line in lines)
+    stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+    assert all(stamp.fullmatch(line["timestamp"]) for line in lines)
+    assert all(isinstance(line[field], str) and line[field] for line in lines for field in FIELDS[:-1])
+
+
+@pytest.mark.proves("WST-E1")
+def test_the_metadata_tells_how_long_it_took_and_how_often_it_was_retried() -> None:
+    """The two questions that everybody asks are answered by the event itself."""
+    lines = [line for line in decoded(retried().transitions()) if line["entity_id"] == "r1/a"]
+
+    assert [line["to_state"] for line in lines] == [
+        *("queued", "running", "retrying", "queued", "running", "validating", "completed")
+    ]
+    assert lines[2] == {
+        "timestamp": "2026-01-04T08:00:01.000000Z",
+        "event_type": "task_state_transition",
+        "severity": "warning",
+        "entity_id": "r1/a",
+        "from_state": "running",
+        "to_state": "retrying",
+        "trigger": "execution_failed",
+        "metadata": {
+            "retry_count": 1,
+            "max_retries": 1,
+            "failure_class": "INFRA",
+            "rule": "disk-or-memory",
+            "code": "EXIT",
+            "workstream_id": "r1",
+        },
+    }
+    assert lines[-1]["metadata"] == {"workstream_id": "r1", "duration_seconds": 21.0}
+
+
+@pytest.mark.proves("WST-E2")
+def test_the_type_of_an_event_names_its_machine() -> None:
+    """An id belongs to one machine; a reader sorts by the type alone."""
+    lab = eventful()
+
+    kinds = {(line["event_type"], line["entity_id"]) for line in decoded(lab.transitions())}
+
+    ids = {kind: {id for found, id in kinds if found == kind} for kind in (TASK, STREAM, WORKER)}
+    assert ids[STREAM] == {"r1", "r2", "r3", "r4", "r5", "r6"}
+    assert ids[WORKER] == {"w1"}
+    assert ids[TASK] == {f"r{run}/{name}" for run, name in ("1a", "1b", "2a", "2b", "3a", "5a", "5b", "6a")}
+    assert {kind for kind, _ in kinds} == {TASK, STREAM, WORKER}
+
+
+@pytest.mark.proves("WST-E3")
+def test_the_severity_of_every_transition_is_document_003s() -> None:
+    """Whoever is woken by an error must be able to rely on it."""
+    lines = decoded(eventful().transitions())
+    told = {
+        (TASK, "running", "retrying"): "warning",
+        (TASK, "running", "failed"): "error",
+        (TASK, "validating", "failed"): "error",
+        (WORKER, "busy", "unresponsive"): "error",
+        (STREAM, "executing", "failed"): "critical",
+        (STREAM, "validating", "failed"): "critical",
+        (STREAM, "planned", "failed"): "critical",
+    }
+
+    found = {(line["event_type"], line["from_state"], line["to_state"]): line["severity"] for line in lines}
+
+    assert found.keys() >= told.keys()
+    assert found == {step: told.get(step, "info") for step in found}
+
+
+@pytest.mark.proves("WST-E2", "WST-E3")
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("WST-E3", {"severity": "critical"}),
+        ("WST-E3", {"severity": "info"}),
+        ("WST-E2", {"event_type": WORKER}),
+        ("WST-V3", {"event_type": "step_state_transition"}),
+        ("WST-V3", {"severity": "fatal"}),
+    ],
+)
+def test_the_verifier_takes_no_other_severity_or_type(rule: str, change: Line) -> None:
+    """The words are few and each has one meaning."""
+    lines = decoded(retried().transitions())
+    number = next(n for n, line in enumerate(lines, 1) if line["to_state"] == "retrying")
+    lines[number - 1].update(change)
+
+    assert violations(lines)[0] == (number, rule)
+
+
+@pytest.mark.proves("WST-E4")
+def test_every_transition_of_the_three_machines_is_one_line() -> None:
+    """Nothing happens to a task, a workstream or a worker that the log does not tell, and a gate is none of them."""
+    lab = eventful()
+    shown = {"SUCCEEDED": "completed", "CANCELED": "cancelled", "CANCEL_REQUESTED": "cancelled", "SUCCESS": "completed"}
+    runs = {"CREATED": "planned", "PLANNING": "planned", "QUEUED": "ready", "RUNNING": "executing"}
+    runs |= {"WAITING_APPROVAL": "executing", "PLAN_FAILED": "failed"}
+    expected, states = [], dict[str, str]()
+    for event in lab.log:
+        if event.entity not in ("run", "job", "worker") or event.entity_id == "r2/ask":
+            continue
+        to = (runs if event.entity == "run" else {}).get(event.to) or shown.get(event.to, event.to.lower())
+        before = states.get(event.entity_id)
+        states[event.entity_id] = to
+        if before not in (None, to):
+            expected.append((event.entity_id, before, to))
+
+    raw = lab.transitions()
+
+    assert [(line["entity_id"], line["from_state"], line["to_state"]) for line in decoded(raw)] == expected
+    assert not any(b"\n" in each for each in raw)
+    lab.verified()
+
+
+# -- the validator: transitions
+
+
+def paths(first: str, table: dict[tuple[str, str], str]) -> dict[str, list[tuple[str, str, str]]]:
+    """For every state a legal way to it."""
+    found: dict[str, list[tuple[str, str, str]]] = {first: []}
+    for _ in table:
+        for (source, target), trigger in table.items():
+            if source in found:
+                found.setdefault(target, [*found[source], (source, target, trigger)])
+    return found
+
+
+def as_line(kind: str, source: str, target: str, trigger: str) -> bytes:
+    severity = "info"
+    if target == "failed":
+        severity = "critical" if kind == STREAM else "error"
+    elif target in ("retrying", "unresponsive"):
+        severity = "warning" if target == "retrying" else "error"
+    stamp = "2026-01-04T08:00:00Z"
+    return msgspec.json.encode(
+        dict(zip(FIELDS, (stamp, kind, severity, "x", source, target, trigger, {}), strict=True))
+    )
+
+
+@pytest.mark.proves("WST-V1")
+@pytest.mark.parametrize(
+    ("kind", "first", "table"),
+    [(TASK, "pending", TASKS), (STREAM, "planned", STREAMS), (WORKER, "initializing", WORKERS)],
+    ids=["task", "workstream", "worker"],
+)
+def test_the_verifier_takes_exactly_the_transitions_of_the_machines(
+    kind: str, first: str, table: dict[tuple[str, str], str]
+) -> None:
+    """Every state, every target, every trigger: what the document does not name is not legal."""
+    ways, triggers = paths(first, table), {*table.values(), "made_up"}
+    left = {source for source, _ in table}
+
+    for source, way in ways.items():
+        for target in ways:
+            for trigger in triggers:
+                lines = [as_line(kind, *step) for step in (*way, (source, target, trigger))]
+                found = {(each.line, each.rule) for each in verify(lines).violations}
+                is_legal = table.get((source, target)) == trigger
+                rules = {"WST-V1"} if source in left else {"WST-V1", "WST-TI2"}
+                assert (not found) is is_legal, (source, target, trigger)
+                assert is_legal or found & {(len(lines), rule) for rule in rules}, (source, target, trigger)
+
+
+@pytest.mark.proves("WST-V1")
+@pytest.mark.parametrize(("entity", "to"), [("job", "VALIDATING"), ("worker", "BUSY")])
+def test_the_verifier_takes_no_other_transition_in_the_canonical_log_either(entity: str, to: str) -> None:
+    """The same machines stand behind all formats."""
+    lines = decoded(retried().canonical())
+    number = next(n for n, line in enumerate(lines, 1) if (line["entity"], line["to"]) == (entity, to))
+    lines[number - 1]["trigger"] = "made_up"
+
+    assert (number, "WST-V1") in violations(lines)
+
+
+# -- the validator: invariants
+
+
+def line_of(lines: list[Line], id: str, to: str) -> int:
+    """The number of the last line that takes this entity to this state."""
+    return max(n for n, line in enumerate(lines, 1) if (line["entity_id"], line["to_state"]) == (id, to))
+
+
+@pytest.mark.proves("WST-V2", "WST-TI1", "WST-TI3", "WST-TI4", "WST-TI5", "WST-TI6")
+@pytest.mark.parametrize(
+    ("rule", "id", "to", "change"),
+    [
+        ("WST-TI1", "r1/a", "validating", lambda line: line.update(from_state="queued")),
+        ("WST-TI3", "r1/a", "completed", lambda line: line["metadata"].update(worker_id="w1")),
+        ("WST-TI4", "r1/a", "retrying", lambda line: line["metadata"].update(retry_count=0)),
+        ("WST-TI4", "r1/a", "retrying", lambda line: line["metadata"].update(max_retries=2)),
+        ("WST-TI5", "r1/a", "completed", lambda line: line["metadata"].update(duration_seconds=20)),
+        ("WST-TI6", "r1/b", "queued", lambda line: line["metadata"].update(depends_on=["r1/a", "r1/nobody"])),
+    ],
+)
+def test_the_verifier_finds_a_task_that_broke_an_invariant(
+    rule: str, id: str, to: str, change: Callable[[Line], object]
+) -> None:
+    """A log can be forged or written by a faulty program; one wrong word is enough to be seen."""
+    lines = decoded(retried().transitions())
+    assert violations(lines) == []
+    number = line_of(lines, id, to)
+    change(lines[number - 1])
+
+    assert (number, rule) in violations(lines)
+
+
+@pytest.mark.proves("WST-V2", "WST-TI2", "WST-TI4", "WST-TI6", "WST-WI1")
+def test_the_verifier_finds_a_line_that_was_added_moved_or_repeated() -> None:
+    """Every line may be right by itself and the log still wrong."""
+    lines = decoded(retried().transitions())
+    ended, queued = line_of(lines, "r1/a", "completed"), line_of(lines, "r1/b", "queued")
+    retry = [line for line in lines if line["entity_id"] == "r1/a"][2:5]
+    again = {**lines[0], "entity_id": "r1/a", "timestamp": lines[ended - 1]["timestamp"], "event_type": TASK}
+    again |= {"from_state": "pending", "to_state": "queued", "trigger": "scheduler_assigned"}
+    again["metadata"] = {"workstream_id": "r1"}
+
+    resurrected = violations([*lines[:ended], again, *lines[ended:]])
+    too_early = violations([*lines[: ended - 1], lines[queued - 1], lines[ended - 1], *lines[queued:]])
+    twice = [{**line, "metadata": {}, "timestamp": lines[ended - 3]["timestamp"]} for line in retry]
+    too_often = violations([*lines[: ended - 2], *twice, *lines[ended - 2 :]])
+    too_late = violations([*lines, {**again, "entity_id": "r1/c", "timestamp": lines[-1]["timestamp"]}])
+
+    assert (ended + 1, "WST-TI2") in resurrected
+    assert too_early == [(ended, "WST-TI6")]
+    assert too_often == [(ended - 1, "WST-TI4")]
+    assert too_late == [(len(lines) + 1, "WST-WI1")]
+
+
+@pytest.mark.proves("WST-V2", "WST-WG2", "WST-WI2", "WST-WG4", "WST-WD1", "WST-WD5")
+def test_the_verifier_finds_a_workstream_that_does_not_fit_its_tasks() -> None:
+    """It cannot start, end or fail without its tasks, nor stay behind them."""
+    lab = Lab().plan(task("a"))
+    lab.work("a", ok=False)
+    failed, done = decoded(lab.transitions()), decoded(retried().transitions())
+    begun, ended = line_of(done, "r1", "executing"), line_of(done, "r1", "validating")
+    excused = [{**line, "metadata": {**line["metadata"]}} for line in failed]
+    excused[line_of(failed, "r1/a", "queued") - 1]["metadata"]["critical"] = False
+    started = next(n for n, line in enumerate(done, 1) if line["to_state"] == "running")
+    moved = line_of(done, "r1/a", "retrying")
+
+    early = violations([*done[: started - 1], done[begun - 1], *done[started - 1 : begun - 1], *done[begun:]])
+    behind = violations([*done[: begun - 1], *done[begun:moved]])
+    stuck = violations([*done[: begun - 1]])
+    unfinished = violations([*done[: ended - 2], *done[ended - 1 :]])
+
+    assert early == [(started, "WST-WG2")]
+    assert (moved - 1, "WST-WD5") in behind
+    assert stuck == [(begun - 1, "WST-WD1")]
+    assert [rule for _, rule in unfinished] == ["WST-WI2", "WST-WI2"]
+    assert violations(excused) == [(line_of(failed, "r1", "failed"), "WST-WG4")]
+
+
+@pytest.mark.proves("WST-V2", "WST-TG4", "WST-TG5")
+@pytest.mark.parametrize(("rule", "to", "is_retryable"), [("WST-TG4", "RETRYING", False), ("WST-TG5", "FAILED", True)])
+def test_the_verifier_knows_which_failures_are_retried(rule: str, to: str, is_retryable: bool) -> None:
+    """Another decision than the failure calls for is a broken guard, in either direction."""
+    lab = Lab().plan(task("a", max_attempts=2))
+    lab.fail(lab.claim(lab.attempt("a")), "RUNNER_STARTUP" if to == "RETRYING" else "BAD_SPEC")
+    lines = decoded(lab.canonical())
+    failure = next(line for line in lines if (line["entity"], line["to"]) == ("attempt", attempt.FAILED))
+    failure["metadata"]["error"].update(is_retryable=is_retryable)
+    number = next(n for n, line in enumerate(lines, 1) if (line["entity"], line["to"]) == ("job", to))
+
+    assert (number, rule) in violations(lines)
+
+
+# -- the validator: schema and time
+
+
+@pytest.mark.proves("WST-V3")
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_verifier_misses_every_field(field: str) -> None:
+    """A line without one of the fields is no event of document 003."""
+    lines = decoded(retried().transitions())
+    del lines[1][field]
+
+    found = verify([msgspec.json.encode(line) for line in lines]).violations
+
+    assert (found[0].line, found[0].rule) == (2, "WST-V3")
+    assert field in found[0].found
+
+
+NO_STRINGS: tuple[object, ...] = (None, 17, [])
+
+
+@pytest.mark.proves("WST-V3")
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({field: wrong} for field in FIELDS for wrong in NO_STRINGS),
+        *({field: ""} for field in FIELDS),
+        *({"timestamp": wrong} for wrong in ("yesterday", "2026-01-04", "2026-01-04T08:00:00", "2026-13-04T08:00:00Z")),
+        *({"metadata": {key: "many"}} for key in ("retry_count", "duration_seconds", "depends_on", "critical")),
+        {"metadata": {"retry_count": -1}},
+        {"metadata": {"duration_seconds": -0.5}},
+        {"surprise": True},
+    ],
+    ids=str,
+)
+def test_the_verifier_takes_no_value_of_the_wrong_kind(change: Line) -> None:
+    """A reader that trusts the schema must never be surprised by what stands in a field."""
+    lines = decoded(retried().transitions())
+    lines[1].update(change)
+
+    assert violations(lines)[0] == (2, "WST-V3")
+
+
+@pytest.mark.proves("WST-V3")
+@pytest.mark.parametrize(
+    "raw", [b"not json", b"{", b"[]", b"{}", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 5000, b'{"a":1} {"b":2}']
+)
+def test_the_verifier_survives_a_line_that_is_no_event(raw: bytes) -> None:
+    """One broken line is reported with its number, and the rest of the log is still read."""
+    lines = retried().transitions()
+
+    report = verify([*lines[:-1], raw, lines[-1]])
+
+    assert [(each.line, each.rule) for each in report.violations] == [(len(lines), "WST-V3")]
+    assert report.lines == len(lines) + 1
+
+
+@pytest.mark.proves("WST-V3")
+@pytest.mark.parametrize("lines", [[], [b"", b"  "], [b"not json"], [b"[1]"], [b'{"hello":"world"}']])
+def test_the_verifier_says_so_when_it_is_given_no_log_at_all(lines: list[bytes]) -> None:
+    """To call an empty or foreign file legal would be a false comfort."""
+    with pytest.raises(NotALog):
+        verify(lines)
+
+
+@pytest.mark.proves("WST-V4")
+def test_the_verifier_finds_a_time_that_goes_back() -> None:
+    """Whatever is concluded from a log rests on its order."""
+    lab = retried()
+    transitions, canonical = decoded(lab.transitions()), decoded(lab.canonical())
+    transitions[-1]["timestamp"] = canonical[-1]["at"] = "2026-01-04T07:59:59.999999Z"
+
+    assert (len(transitions), "WST-V4") in violations(transitions)
+    assert (len(canonical), "WST-V4") in violations(canonical)
+
+
+@pytest.mark.proves("WST-V4")
+def test_a_clock_that_jumps_back_leaves_a_log_whose_times_do_not() -> None:
+    """The order of the log is a promise that no clock may break; the same time twice is fine."""
+    lab = Lab()
+    lab.register("w1")
+    lab.plan(task("a"), task("b"))
+    lab.work("a")
+    lab.after(-3600)
+
+    lab.plan(task("a"), id="r2")
+    lab.work("b")
+    lab.work("a", run_id="r2")
+
+    stamps = [line["timestamp"] for line in decoded(lab.transitions())]
+    assert stamps == sorted(stamps)
+    lab.verified()
