@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 import msgspec
@@ -37,16 +37,16 @@ FIELDS_004 = {
 }
 
 
-def _figure(what: str, kept: Iterable[tuple[Mutant, str]], capsys: pytest.CaptureFixture[str]) -> float:
-    """Verify every mutant; print how many were reported, and which were not."""
+def _figure(what: str, kept: Iterable[tuple[Mutant, str]], record: Callable[[str, object], None]) -> float:
+    """Verify every mutant; record how many were reported, and which were not."""
     total, survivors = 0, list[str]()
     for mutant, format in kept:
         total += 1
         if verify([msgspec.json.encode(line) for line in mutant.lines], format).is_legal:
             survivors.append(mutant.what)
     figure = 1 - len(survivors) / total
-    with capsys.disabled():
-        print(f"\n{what}: {figure:.2%} of {total} illegal mutants reported", *survivors[:20], sep="\n  survived: ")
+    names = f"; survived: {'; '.join(survivors[:20])}" if survivors else ""
+    record("figure", f"{what} log: {figure:.2%} of {total} illegal mutants reported{names}")
     return figure
 
 
@@ -55,7 +55,7 @@ def _sampled(found: Iterable[Mutant], format: str, draw: Random, share: float) -
 
 
 @pytest.mark.proves("MOD-E5", "WST-V1", "WST-V2", "WST-V3", "WST-V4")
-def test_illegal_mutants_of_canonical_logs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_illegal_mutants_of_canonical_logs_are_reported(record_property: Callable[[str, object], None]) -> None:
     """A log proves something only if no forgery passes."""
 
     def kept() -> Iterator[tuple[Mutant, str]]:
@@ -64,11 +64,11 @@ def test_illegal_mutants_of_canonical_logs_are_reported(capsys: pytest.CaptureFi
             history.lab.verified()
             yield from _sampled(mutants(history.lab.canonical()), "canonical", Random(seed), SHARE)
 
-    assert _figure("canonical", kept(), capsys) >= GOAL
+    assert _figure("canonical", kept(), record_property) >= GOAL
 
 
 @pytest.mark.proves("WST-V1", "QUE-T12")
-def test_illegal_mutants_of_the_exported_logs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_illegal_mutants_of_the_exported_logs_are_reported(record_property: Callable[[str, object], None]) -> None:
     """The exported forms are read by others, so they must carry their own proof."""
 
     def kept() -> Iterator[tuple[Mutant, str]]:
@@ -77,4 +77,4 @@ def test_illegal_mutants_of_the_exported_logs_are_reported(capsys: pytest.Captur
             yield from _sampled(simple_mutants(lab.transitions(), "entity_id", FIELDS_003), "transitions", draw, 0.3)
             yield from _sampled(simple_mutants(lab.job_events(), "job_id", FIELDS_004), "job-events", draw, 0.3)
 
-    assert _figure("exports", kept(), capsys) >= GOAL
+    assert _figure("exports", kept(), record_property) >= GOAL

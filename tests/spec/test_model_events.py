@@ -14,25 +14,13 @@ from deltaci.core.errors import StaleLease
 from deltaci.core.events import ATTEMPT, JOB, LEASE, RUN, WORKER
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Machine
-from deltaci.core.verify import verify
 from tests.lab import START, Lab, Lease, gate, task
+from tests.spec.logs import altered, decoded
 
 FIELDS: Final = (
     *("seq", "at", "tenant", "entity", "entity_id", "run_id", "from", "to"),
     *("trigger", "actor", "severity", "request_id", "rev", "metadata"),
 )
-
-
-def decoded(lines: list[bytes]) -> list[dict[str, Any]]:
-    """The lines as objects."""
-    return [msgspec.json.decode(line) for line in lines]
-
-
-def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
-    log = decoded(lines)
-    change(log)
-    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in log]).violations}
 
 
 def busy() -> Lab:
@@ -50,7 +38,7 @@ def busy() -> Lab:
     lab.report()
     lab.create("r2")
     lab.do(run.BeginPlanning(id="r2"))
-    lab.after(60).do(run.PlanFailed(id="r2", error="too slow"))
+    lab.after(60).do(run.TimeOutPlanning(id="r2"))
     lab.plan(task("x"), id="r3")
     lab.cancel_run("r3")
     return lab
@@ -82,7 +70,7 @@ def test_a_guessed_lease_id_is_unknown(guess: str) -> None:
     lab = Lab().plan(task("a"))
     lab.claim(lab.attempt("a"), by="w1")
 
-    assert lab.stale(lab.message(attempt.Complete, Lease("w1", guess), is_success=True)) == "UNKNOWN_LEASE"
+    assert lab.stale(lab.message(attempt.Complete, Lease("w1", guess), is_success=True, exit_code=0)) == "UNKNOWN_LEASE"
 
 
 @pytest.mark.proves("MOD-L5")
@@ -159,9 +147,9 @@ def _revoked(lab: Lab) -> None:
 
 def _replaced(lab: Lab) -> None:
     lab.do(attempt.Stall(id="q1"))
-    lab.claim(lab.queued(), by="w2")
+    lab.after(120).claim(lab.queued(), by="w2")
     lab.do(attempt.Stall(id="q1"))
-    lab.claim(lab.queued(), by="w3")
+    lab.after(120).claim(lab.queued(), by="w3")
 
 
 @pytest.mark.proves("MOD-L5")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from deltaci.core import attempt, failures, job
-from deltaci.core.failures import Facts, classify
+from deltaci.core.failures import Facts, FailureRule, classify
 from deltaci.core.instants import SECOND
 from deltaci.core.verify import verify
 from tests.lab import START, Lab, task
@@ -26,7 +26,8 @@ from tests.lab import START, Lab, task
         (Facts(exit_code=1, log_tail=("ok", "curl: Could not resolve host: x")), "INFRA", "network"),
         (Facts(exit_code=1, log_tail=("npm ERR! ETIMEDOUT",)), "TOOLING", "package-registry"),
         (Facts(exit_code=1, failed_tests=("t1",), flaky_tests=("t1", "t2")), "FLAKY", "known-flaky-tests"),
-        (Facts(exit_code=1, failed_tests=("t1", "t3"), flaky_tests=("t1",)), "USER", "failed"),
+        (Facts(exit_code=1, failed_tests=("t1", "t3"), flaky_tests=("t1",)), "USER", "failed-tests"),
+        (Facts(exit_code=1, failed_tests=("t1",)), "USER", "failed-tests"),
     ],
 )
 def test_a_failure_is_classified_by_what_is_known_of_it(facts: Facts, failure_class: str, rule: str) -> None:
@@ -95,6 +96,53 @@ def test_no_rule_of_the_table_retries_the_user() -> None:
     assert tooling == {"cache-or-registry", "package-registry"}
     others = [rule for rule in failures.RULES if rule.failure_class in ("INFRA", "FLAKY")]
     assert all(rule.is_retryable for rule in others)
+
+
+@pytest.mark.proves("MOD-F1", "MOD-F2")
+@pytest.mark.parametrize("line", ["No space left on device", "Connection reset by peer", "npm ERR! ETIMEDOUT"])
+def test_failed_tests_that_are_not_known_flaky_outweigh_whatever_the_log_says(line: str) -> None:
+    """A test may print anything; a report that names it as failed is the better witness."""
+    lab = Lab().plan(task("a", max_attempts=3))
+    facts = Facts(failed_tests=("t1", "t2"), flaky_tests=("t2",), log_tail=(line,))
+
+    lab.complete(lab.claim(lab.attempt("a")), ok=False, facts=facts)
+
+    assert (lab.job("a").state, lab.last("r1/a").metadata["rule"]) == (job.FAILED, "failed-tests")
+    assert classify(Facts(exit_code=1, log_tail=(line,))).is_retryable
+    lab.verified()
+
+
+OURS = (
+    FailureRule(name="license-server", failure_class="INFRA", is_retryable=True, log_pattern="no license left"),
+    FailureRule(name="slow-suite", failure_class="FLAKY", is_retryable=True, error_codes=("SLOW",)),
+    FailureRule(name="our-lint", failure_class="USER", is_retryable=True, exit_codes=(9,)),
+)
+
+
+@pytest.mark.proves("MOD-F1", "MOD-F2", "MOD-F3")
+@pytest.mark.parametrize(
+    ("facts", "failure_class", "rule", "state"),
+    [
+        (Facts(exit_code=1, failed_tests=("t",), log_tail=("no license left",)), "INFRA", "license-server", "RETRYING"),
+        (Facts(error_code="SLOW"), "FLAKY", "slow-suite", "RETRYING"),
+        (Facts(exit_code=9, log_tail=("ETIMEDOUT",)), "USER", "our-lint", "FAILED"),
+        (Facts(exit_code=1, log_tail=("ETIMEDOUT",)), "TOOLING", "package-registry", "RETRYING"),
+        (Facts(exit_code=1), "USER", "failed", "FAILED"),
+    ],
+)
+def test_a_projects_own_rules_come_first_and_none_of_them_retries_the_user(
+    facts: Facts, failure_class: str, rule: str, state: str
+) -> None:
+    """Who knows the project knows its failures; what is called the user's fault stays final, whatever a rule says."""
+    lab = Lab().plan(task("a", max_attempts=2))
+
+    lab.complete(lab.claim(lab.attempt("a")), ok=False, facts=facts, rules=OURS)
+
+    told, error = lab.last("r1/a").metadata, lab.attempt("a").error
+    assert (told["failure_class"], told["rule"], lab.job("a").state) == (failure_class, rule, state)
+    assert error is not None
+    assert error.is_retryable == (state == job.RETRYING)
+    lab.verified()
 
 
 @pytest.mark.proves("MOD-F3")

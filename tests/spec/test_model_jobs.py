@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
 import pytest
 
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
 from tests.lab import Lab, gate, task
-
-
-def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
-    decoded = [msgspec.json.decode(line) for line in lines]
-    change(decoded)
-    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in decoded]).violations}
-
-
-def line_of(lab: Lab, entity_id: str, to: str) -> int:
-    """Where the canonical log says that this entity came to this state."""
-    lines = [msgspec.json.decode(line) for line in lab.canonical()]
-    return next(n for n, line in enumerate(lines) if (line["entity_id"], line["to"]) == (entity_id, to))
+from tests.spec.logs import altered, line_of
 
 
 def ends(lab: Lab, *names: str) -> list[tuple[str, str]]:

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 
 from deltaci.core import attempt, job, lease, run
-from deltaci.core.decide import CancelJob, Plan
+from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER
-from deltaci.core.instants import SECOND
 from deltaci.core.machine import BIRTH, Command, Machine
-from deltaci.core.reactions import Birth
-from deltaci.core.run import Run
 from deltaci.core.views import steps, workstreams
 from deltaci.core.views.orchestration import RUN_VIEW
 from deltaci.core.views.view import Change
-from tests.lab import START, Lab, Lease, gate, task
+from tests.lab import Lab, Lease, gate, task
 
 OVER = (run.SUCCESS, run.FAILED, run.CANCELED, run.TIMEOUT)
 
@@ -62,6 +59,7 @@ OWNERS: list[tuple[Machine[Any], str, type[Command], tuple[str, ...], str]] = [
     (run.MACHINE, run.CREATED, run.BeginPlanning, (run.PLANNING,), ORCHESTRATOR),
     (run.MACHINE, run.PLANNING, run.PlanReady, (run.QUEUED,), ORCHESTRATOR),
     (run.MACHINE, run.PLANNING, run.PlanFailed, (run.PLAN_FAILED,), ORCHESTRATOR),
+    (run.MACHINE, run.PLANNING, run.TimeOutPlanning, (run.PLAN_FAILED,), ORCHESTRATOR),
     (run.MACHINE, run.PLAN_FAILED, run.Fail, (run.FAILED,), ORCHESTRATOR),
     (run.MACHINE, run.QUEUED, run.FirstActive, (run.RUNNING,), ORCHESTRATOR),
     (run.MACHINE, run.RUNNING, run.AllDone, (run.VALIDATING,), ORCHESTRATOR),
@@ -99,112 +97,6 @@ def test_every_transition_has_the_owner_that_document_000_names(
     assert rule is not None
     assert tuple(to.state for to in rule.targets) == targets
     assert rule.owner == owner
-
-
-# -- from CREATED to RUNNING
-
-
-@pytest.mark.proves("ORC-R1")
-def test_a_runner_cannot_create_a_run_and_nobody_can_plan_one_that_does_not_exist() -> None:
-    """Runs come from webhooks and people; planning needs a record that it can be written to."""
-    lab = Lab()
-
-    asked = lab.refused(Birth(id="r1", record=Run(id="r1", run_id="r1"), actor="worker:w1"))
-    planned = lab.refused(run.BeginPlanning(id="r1"))
-
-    assert (asked.code, planned.code) == ("wrong_actor", "not_found")
-
-
-@pytest.mark.proves("ORC-R1")
-@pytest.mark.parametrize("actor", ["orchestrator", "user:ada"])
-def test_planning_begins_once_a_webhook_or_a_person_has_created_the_run(actor: str) -> None:
-    """Both ways in lead to the same record, so that nothing later has to ask where a run came from."""
-    lab = Lab()
-    lab.do(Birth(id="r1", record=Run(id="r1", run_id="r1"), actor=actor))
-    born = lab.last("r1")
-
-    lab.do(run.BeginPlanning(id="r1"))
-
-    assert (born.from_, born.to, born.actor) == (None, run.CREATED, actor)
-    assert lab.steps("r1") == [run.CREATED, run.PLANNING]
-    assert lab.last("r1").actor == ORCHESTRATOR
-    assert lab.refused(run.BeginPlanning(id="r1")).code == "wrong_state"
-    lab.verified()
-
-
-@pytest.mark.proves("ORC-R2")
-def test_a_plan_is_refused_before_planning_and_when_it_makes_no_sense() -> None:
-    """A run must not be queued with jobs that can never be created."""
-    lab = Lab()
-    lab.create()
-
-    early = lab.refused(Plan(id="r1", jobs=(task("build"),)))
-    lab.do(run.BeginPlanning(id="r1"))
-    unknown = lab.refused(Plan(id="r1", jobs=(task("test", "build"),)))
-    circular = lab.refused(Plan(id="r1", jobs=(task("a", "b"), task("b", "a"))))
-
-    assert (early.code, unknown.code, circular.code) == ("wrong_state", "bad_request", "dependency_cycle")
-    assert lab.run().state == run.PLANNING
-
-
-@pytest.mark.proves("ORC-R2")
-def test_an_accepted_plan_queues_the_run_after_all_of_its_jobs_were_created() -> None:
-    """Whoever sees a queued run must find its jobs."""
-    lab = Lab()
-    lab.create()
-    lab.do(run.BeginPlanning(id="r1"))
-
-    decision = lab.do(Plan(id="r1", jobs=(task("build"), task("test", "build")), plan_hash="abc"))
-
-    written = [(event.entity_id, event.to) for event in decision.events]
-    assert written[:3] == [("r1/build", job.PENDING), ("r1/test", job.PENDING), ("r1", run.QUEUED)]
-    assert lab.run().plan_hash == "abc"
-    assert len({event.at for event in decision.events}) == 1
-    lab.verified()
-
-
-@pytest.mark.proves("ORC-R3", "ORC-R4", "ORC-RF2")
-@pytest.mark.parametrize("error", ["the planner crashed", "the planner exceeded its time"])
-def test_a_failed_plan_fails_the_run_in_the_same_decision(error: str) -> None:
-    """A run without a plan has nothing to wait for."""
-    lab = Lab()
-    lab.create()
-    lab.do(run.BeginPlanning(id="r1"))
-    assert lab.run().plan_by == START + run.PLANNING_SECONDS * SECOND
-
-    lab.after(run.PLANNING_SECONDS).do(run.PlanFailed(id="r1", error=error))
-
-    assert lab.steps("r1") == [run.CREATED, run.PLANNING, run.PLAN_FAILED, run.FAILED]
-    assert [event.metadata.get("error") for event in lab.log if event.to == run.PLAN_FAILED] == [error]
-    assert lab.run().conclusion == run.FAILED
-    assert lab.refused(Plan(id="r1", jobs=(task("build"),))).code == "wrong_state"
-    lab.verified()
-
-
-@pytest.mark.proves("ORC-R3")
-def test_a_run_whose_plan_was_accepted_cannot_fail_planning() -> None:
-    """A planner that answers twice must not undo its own plan."""
-    lab = Lab().plan(task("build"))
-
-    refusal = lab.refused(run.PlanFailed(id="r1", error="late"))
-
-    assert refusal.code == "wrong_state"
-
-
-@pytest.mark.proves("ORC-R5")
-def test_the_first_active_attempt_starts_the_run_and_the_second_does_not_start_it_again() -> None:
-    """The time of a run is measured from its first activity, so there is one such moment."""
-    lab = Lab().plan(task("build"), task("lint"))
-    assert lab.run().state == run.QUEUED
-
-    lab.after(5).claim(lab.attempt("build"), by="w1")
-    rev, started_at = lab.run().rev, lab.run().started_at
-    lab.after(5).claim(lab.attempt("lint"), by="w2")
-
-    assert lab.steps("r1")[-2:] == [run.QUEUED, run.RUNNING]
-    assert lab.last("r1").metadata == {"job_id": "r1/build"}
-    assert (lab.run().rev, lab.run().started_at, started_at) == (rev, START + 5 * SECOND, START + 5 * SECOND)
-    lab.verified()
 
 
 # -- success and failure
@@ -408,6 +300,7 @@ def test_no_transition_leaves_reported() -> None:
         for command in (
             run.BeginPlanning(id="r1"),
             run.PlanFailed(id="r1", error="late"),
+            run.TimeOutPlanning(id="r1"),
             run.Fail(id="r1"),
             run.AllDone(id="r1"),
             run.Validate(id="r1", is_passed=False),

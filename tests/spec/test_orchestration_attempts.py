@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
@@ -14,30 +12,10 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from tests.lab import Lab, Lease, task
-
-ID = "r1/build.1"
-MICROSECOND = 1 / SECOND
+from tests.spec.scenes import ID, MICROSECOND, SAID, held
 
 # What a runner says, one message after another, until its attempt is in this state.
-SAID: dict[str, tuple[type[Leased], ...]] = {
-    attempt.LEASED: (),
-    attempt.STARTING: (attempt.Ack,),
-    attempt.RUNNING: (attempt.Ack, attempt.Start),
-    attempt.UPLOADING: (attempt.Ack, attempt.Start, attempt.BeginUpload),
-}
 ENDS = (attempt.SUCCEEDED, attempt.FAILED, attempt.CANCELED, attempt.TIMED_OUT)
-
-
-def held(state: str, **spec: Any) -> tuple[Lab, Lease]:
-    """A run whose only job is held by worker w1, in this state."""
-    lab = Lab()
-    lab.register("w1")
-    lab.plan(task("build", **spec))
-    given = lab.claim(lab.attempt("build"))
-    for message in SAID[state]:
-        lab.say(message, given)
-    assert lab.attempt("build").state == state
-    return lab, given
 
 
 def ended(state: str) -> tuple[Lab, Lease]:
@@ -181,10 +159,11 @@ def test_a_complete_is_not_accepted_from_anyone_but_the_runner_nor_when_it_contr
     """A result must come from whoever executed the attempt, and a success has exit code 0."""
     lab, given = held(attempt.UPLOADING)
 
-    forged = lab.refused(attempt.Complete(id=ID, actor="user:w1", lease=given.ref, is_success=True))
+    forged = lab.refused(attempt.Complete(id=ID, actor="user:w1", lease=given.ref, is_success=True, exit_code=0))
     absurd = lab.refused(lab.message(attempt.Complete, given, is_success=True, exit_code=3))
+    unproved = lab.refused(lab.message(attempt.Complete, given, is_success=True))
 
-    assert (forged.code, absurd.code) == ("wrong_actor", "bad_request")
+    assert (forged.code, absurd.code, unproved.code) == ("wrong_actor", "bad_request", "bad_request")
 
 
 # -- lost, timed out, canceled
@@ -261,7 +240,7 @@ def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_rev
 
     assert lab.steps(ID)[-2:] == [attempt.RUNNING, attempt.TIMED_OUT]
     assert lease_steps(lab) == [lease.GRANTED, lease.ACTIVE, lease.REVOKED]
-    assert lab.stale(lab.message(attempt.Complete, given, is_success=True)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Complete, given, is_success=True, exit_code=0)) == "LEASE_REVOKED"
     assert lab.job("build").state == job.FAILED
     lab.verified()
 
@@ -291,7 +270,7 @@ def test_a_cancel_is_not_finalized_before_it_was_requested_nor_before_its_deadli
     lab.cancel_run()
     early = lab.after(lease.CANCEL_SECONDS - MICROSECOND).refused(attempt.ForceCancel(id=ID))
 
-    assert (unasked.code, unforced.code, early.code) == ("wrong_state", "wrong_state", "not_due")
+    assert (unasked.code, unforced.code, early.code) == ("cancel_not_requested", "wrong_state", "not_due")
     assert lab.attempt("build").state == attempt.CANCEL_REQUESTED
 
 
@@ -375,7 +354,7 @@ def test_the_orchestrator_revokes_the_leases_of_a_worker_that_it_gave_up(state: 
 
     before = lease.GRANTED if state == attempt.LEASED else lease.ACTIVE
     assert lease_steps(lab)[-2:] == [before, lease.REVOKED]
-    assert lab.stale(lab.message(attempt.Complete, given, is_success=True)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Complete, given, is_success=True, exit_code=0)) == "LEASE_REVOKED"
     lab.verified()
 
 
@@ -409,7 +388,7 @@ def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type
         lab.do(worker.MissHealthChecks(id="w1"))
     if end == "replaced":
         lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2")
-    fields = {"is_success": True} if message is attempt.Complete else {}
+    fields = {"is_success": True, "exit_code": 0} if message is attempt.Complete else {}
 
     reason = lab.stale(lab.message(message, given, **fields))
 

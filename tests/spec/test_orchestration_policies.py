@@ -15,9 +15,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from tests.lab import Lab, Lease, gate, task
-
-ID = "r1/build.1"
-MICROSECOND = 1 / SECOND
+from tests.spec.scenes import ID, MICROSECOND
 
 
 def running(*others: Any, **spec: Any) -> tuple[Lab, Lease]:
@@ -271,12 +269,18 @@ TIMEOUTS: list[tuple[str, Command, float, str]] = [
     ("canceling", attempt.ForceCancel(id=ID), lease.CANCEL_SECONDS, ID),
     ("retrying", job.RetryDue(id="r1/build"), 2 * failures.BASE_DELAY_SECONDS, "r1/build"),
     ("asking", job.ExpireApproval(id="r1/build"), 40, "r1/build"),
+    ("planning", run.TimeOutPlanning(id="r1"), run.PLANNING_SECONDS, "r1"),
 ]
 
 
 def waiting(what: str) -> Lab:
     """A run that waits for something that may never come."""
-    lab = Lab().plan(gate("build", approval_seconds=40) if what == "asking" else task("build", max_attempts=2))
+    lab = Lab()
+    if what == "planning":
+        lab.create()
+        lab.do(run.BeginPlanning(id="r1"))
+        return lab
+    lab.plan(gate("build", approval_seconds=40) if what == "asking" else task("build", max_attempts=2))
     if what != "asking":
         held = lab.claim(lab.attempt("build"))
         if what != "leased":
@@ -435,6 +439,7 @@ def test_every_accepted_message_leaves_one_event_by_which_its_repeat_is_found() 
     "command",
     [
         run.BeginPlanning(id="r1"),
+        run.TimeOutPlanning(id="r1"),
         run.AllDone(id="r1"),
         run.Fail(id="r1"),
         run.TimeOut(id="r1"),

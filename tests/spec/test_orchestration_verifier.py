@@ -11,8 +11,8 @@ from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
 from deltaci.core.verify import verify
 from tests.lab import Lab, task
+from tests.spec.scenes import ID
 
-ID = "r1/build.1"
 JOB = "r1/build"
 LATER = "2026-01-04T23:00:00.000000Z"
 START = "2026-01-04T08:00:00.000000Z"
@@ -122,7 +122,7 @@ BREAKS: list[tuple[str, str, Where, str, Any]] = [
 ]
 
 
-def altered(lines: list[bytes], where: Where, path: str, value: Any) -> list[bytes]:
+def forged(lines: list[bytes], where: Where, path: str, value: Any) -> list[bytes]:
     """The log with one field of one line changed."""
     log: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
     part = next(line for line in log if (line["entity_id"], line["from"], line["to"]) == where)
@@ -144,6 +144,6 @@ def test_a_log_that_breaks_the_rule_is_found_out(rule: str, scenario: str, where
     lab = SCENARIOS[scenario]()
     lab.verified()
 
-    report = verify(altered(lab.canonical(), where, path, value))
+    report = verify(forged(lab.canonical(), where, path, value))
 
     assert rule in {violation.rule for violation in report.violations}

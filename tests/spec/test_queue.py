@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -10,10 +9,13 @@ import pytest
 
 from deltaci.core import attempt, lease
 from deltaci.core.errors import InvariantBroken
+from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
 from deltaci.core.verify import verify
 from deltaci.core.views.queue import check_shape, job_status
 from tests.lab import START, Lab, Lease
+from tests.spec.logs import altered, decoded
+from tests.spec.scenes import OPERATIONS, OWNED, operation
 
 STATUSES: Final = ("queued", "claimed", "running", "succeeded", "failed", "stalled")
 
@@ -30,8 +32,6 @@ ALLOWED: Final = {
     ("stall", "running"): "stalled",
     ("requeueStalled", "stalled"): "queued",
 }
-OWNED: Final = ("start", "heartbeat", "complete", "fail")
-OPERATIONS: Final = ("claimNext", *OWNED, "stall", "requeueStalled")
 
 # A message whose outcome the record already shows is a success without change, whatever its request id.
 REFLECTED: Final = {("start", "running"), ("complete", "succeeded"), ("fail", "failed")}
@@ -51,31 +51,6 @@ def job_in(status: str) -> tuple[Lab, Lease]:
         if status in ("succeeded", "failed"):
             lab.say(attempt.Finish, held, is_success=status == "succeeded", exit_code=int(status == "failed"))
     return lab, held
-
-
-def operation(lab: Lab, name: str, held: Lease, **fields: Any) -> Command:
-    """One of document 004's operations on the job, not sent yet."""
-    match name:
-        case "claimNext":
-            return attempt.Grant(id="q1", actor="worker:w2", fingerprint="f" * 32, **fields)
-        case "start":
-            return lab.message(attempt.Start, held, **fields)
-        case "heartbeat":
-            return lab.message(attempt.Extend, held, **fields)
-        case "complete":
-            return lab.message(attempt.Finish, held, is_success=True, exit_code=0, **fields)
-        case "fail":
-            return lab.message(attempt.Finish, held, is_success=False, exit_code=1, **fields)
-        case "stall":
-            return attempt.Stall(id="q1", **fields)
-    return attempt.Requeue(id="q1", **fields)
-
-
-def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
-    decoded = [msgspec.json.decode(line) for line in lines]
-    change(decoded)
-    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in decoded]).violations}
 
 
 # -- transitions
@@ -169,14 +144,15 @@ def test_an_operation_leads_where_the_table_says_and_appends_its_event(name: str
     lab, held = job_in(status)
     before, target = lab.queued(), ALLOWED[name, status]
     exported = len(lab.job_events())
+    lab.after(120 if (name, status) == ("claimNext", "stalled") else 1)
 
-    decision = lab.after(1).do(operation(lab, name, held, request_id="q-1"))
+    decision = lab.do(operation(lab, name, held, request_id="q-1"))
 
     appended = [msgspec.json.decode(line) for line in lab.job_events()[exported:]]
     assert job_status(lab.queued()) == target
     assert lab.queued().rev == before.rev + len(decision.events) > before.rev
     assert [(line["from_status"], line["to_status"]) for line in appended][-1] == (status, target)
-    assert {line["at"] for line in appended} == {"2026-01-04T08:00:01.000000Z"}
+    assert {line["at"] for line in appended} == {rfc3339(lab.now)}
     assert {line["request_id"] for line in appended} == {"q-1"}
     who = {"claimNext": "worker:w2", "stall": "orchestrator", "requeueStalled": "orchestrator"}.get(name, "worker:w1")
     assert {line["actor"] for line in appended} == {who}
@@ -208,6 +184,57 @@ def test_an_owner_that_does_not_heartbeat_loses_the_job() -> None:
 
     assert lab.steps("q1")[-2:] == [attempt.STALE, attempt.QUEUED]
     assert lab.stale(lab.message(attempt.Extend, held)) == "LEASE_EXPIRED"
+
+
+HANDED_BACK: Final = attempt.Stall(id="q1", reason="HANDED_BACK", is_lost=False)
+
+
+@pytest.mark.proves("QUE-T3", "QUE-T11", "QUE-S6", "MOD-5")
+@pytest.mark.parametrize("is_requeued", [False, True])
+def test_a_stalled_job_is_claimed_again_only_when_its_old_lease_would_have_ended(is_requeued: bool) -> None:
+    """Its owner may still be at work until then, whether the job is reclaimed directly or through the queue."""
+    lab, held = job_in("running")
+    lab.after(10).do(attempt.Stall(id="q1"))
+    if is_requeued:
+        lab.do(attempt.Requeue(id="q1"))
+
+    early = lab.after(109.999999).refused(operation(lab, "claimNext", held))
+    lab.after(0.000001).claim(lab.queued(), by="w2")
+
+    assert early.code == "not_due"
+    assert lab.steps("q1")[-2:] == [attempt.QUEUED if is_requeued else attempt.STALE, attempt.LEASED]
+    lab.verified()
+    claim = [n for n, line in enumerate(decoded(lab.canonical())) if line["to"] in ("LEASED", "GRANTED")][-2:]
+    early_at = {"at": "2026-01-04T08:01:59.999999Z"}
+    assert "QUE-S1" in altered(lab.canonical(), lambda log: [log[n].update(early_at) for n in claim])
+
+
+@pytest.mark.proves("QUE-T3", "QUE-B2", "MOD-5")
+@pytest.mark.parametrize(
+    ("order", "after"), [(HANDED_BACK, 10), (attempt.RevokeUnaccepted(id="q1"), 30), (attempt.Expire(id="q1"), 120)]
+)
+def test_a_job_that_nobody_can_be_working_on_is_claimed_again_at_once(order: Command, after: int) -> None:
+    """Its owner gave it back, never took it or has let its time run out: there is nobody to wait for."""
+    lab, held = job_in("claimed")
+
+    lab.after(after).do(order)
+    lab.do(operation(lab, "claimNext", held))
+
+    assert job_status(lab.queued()) == "claimed"
+    assert lab.queued().claims == 2
+    lab.verified()
+
+
+@pytest.mark.proves("QUE-T7", "QUE-N4")
+def test_who_completes_a_job_through_the_queue_need_not_name_an_exit_code() -> None:
+    """Document 004 knows none: to complete is to say that it ended well, and that is what is recorded."""
+    lab, held = job_in("running")
+
+    ended = lab.say(attempt.Finish, held, is_success=True, report={"summary": "done"})
+
+    assert (job_status(ended), ended.result, ended.report) == ("succeeded", {}, {"summary": "done"})
+    assert lab.last("q1").metadata["exit_code"] == 0
+    lab.verified()
 
 
 # -- what a status means
@@ -246,7 +273,7 @@ def test_the_last_owner_of_a_stalled_job_is_no_longer_trusted(name: str) -> None
 
     assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
 
-    lab.claim(lab.queued(), by="w2")
+    lab.after(120).claim(lab.queued(), by="w2")
     assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
     assert job_status(lab.queued()) == "claimed"
 
@@ -257,7 +284,7 @@ def test_a_stalled_job_is_not_over() -> None:
     for name in ("claimNext", "requeueStalled"):
         lab, held = job_in("stalled")
 
-        lab.do(operation(lab, name, held))
+        lab.after(120).do(operation(lab, name, held))
 
         assert job_status(lab.queued()) == ALLOWED[name, "stalled"]
 

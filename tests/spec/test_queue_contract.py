@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +15,12 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
 from deltaci.core.views.queue import check_shape, job_status
 from tests.lab import START, Lab, Lease
+from tests.spec.logs import altered
+from tests.spec.scenes import OPERATIONS, OWNED, operation
 
 TYPES: Final = {"enqueued", "claimed", "started", "heartbeat", "succeeded", "failed", "stalled", "requeued"}
-OWNED: Final = ("start", "heartbeat", "complete", "fail")
-OPERATIONS: Final = ("claimNext", *OWNED, "stall", "requeueStalled")
 FROM: Final = {"claimNext": "queued", "start": "claimed", "requeueStalled": "stalled"}  # The others: running.
 
 
@@ -41,39 +39,14 @@ def ready_for(name: str) -> tuple[Lab, Lease]:
     return lab, held
 
 
-def operation(lab: Lab, name: str, held: Lease, **fields: Any) -> Command:
-    """One of document 004's operations on the job, not sent yet."""
-    match name:
-        case "claimNext":
-            return attempt.Grant(id="q1", actor="worker:w2", fingerprint="f" * 32, **fields)
-        case "start":
-            return lab.message(attempt.Start, held, **fields)
-        case "heartbeat":
-            return lab.message(attempt.Extend, held, **fields)
-        case "complete":
-            return lab.message(attempt.Finish, held, is_success=True, exit_code=0, **fields)
-        case "fail":
-            return lab.message(attempt.Finish, held, is_success=False, exit_code=1, **fields)
-        case "stall":
-            return attempt.Stall(id="q1", **fields)
-    return attempt.Requeue(id="q1", **fields)
-
-
-def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
-    decoded = [msgspec.json.decode(line) for line in lines]
-    change(decoded)
-    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in decoded]).violations}
-
-
 def whole_life() -> Lab:
-    """A job that is stalled, reclaimed, requeued, claimed once more and completed, a second for each operation."""
+    """A job that is stalled, reclaimed, requeued, claimed once more and completed, each in its own time."""
     lab, _ = ready_for("stall")
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-1"))
-    lab.after(1).claim(lab.queued(), by="w2")
+    lab.after(120).claim(lab.queued(), by="w2")
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-2"))
     lab.after(1).do(attempt.Requeue(id="q1"))
-    held = lab.after(1).claim(lab.queued(), by="w3")
+    held = lab.after(120).claim(lab.queued(), by="w3")
     lab.after(1).say(attempt.Extend, held)
     lab.after(1).complete(held)
     return lab
@@ -108,7 +81,7 @@ def test_only_the_owner_may_finish_a_job() -> None:
     held = lab.claim(lab.queued(), by="w1")
     held.worker_id = "w2"
 
-    reason = lab.stale(lab.message(attempt.Complete, held, is_success=True))
+    reason = lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
 
     assert reason == "UNKNOWN_LEASE"
     assert job_status(lab.queued()) == "claimed"
@@ -183,6 +156,22 @@ def test_a_repeat_with_the_same_request_id_is_a_success_that_changes_nothing(nam
     assert (decision.events, decision.changed) == ([], {})
     assert (lab.queued(), len(lab.log)) == (before, written)
     lab.verified()
+
+
+@pytest.mark.proves("QUE-C5", "QUE-C1", "QUE-R2")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_repeat_is_recognised_whatever_rev_it_expects(name: str) -> None:
+    """Who repeats a request may have read the record in between; the first try has moved it on by itself."""
+    lab, held = ready_for(name)
+    rev = lab.queued().rev
+    lab.do(operation(lab, name, held, request_id="q-1", expected_rev=rev))
+    before = lab.queued()
+
+    for expected in (rev, before.rev, before.rev + 7, None):
+        decision = lab.do(operation(lab, name, held, request_id="q-1", expected_rev=expected))
+        assert (decision.events, decision.changed) == ([], {})
+
+    assert lab.queued() == before
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("start", "complete", "fail")])

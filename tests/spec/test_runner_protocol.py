@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
 from deltaci.core.attempt import Leased
 from deltaci.core.errors import StaleLease
+from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from tests.lab import Lab, Lease, task
+from tests.spec.scenes import ID, SAID, grant, held, live
 
-ID = "r1/build.1"
-
-SAID: dict[str, tuple[type[Leased], ...]] = {
-    attempt.LEASED: (),
-    attempt.STARTING: (attempt.Ack,),
-    attempt.RUNNING: (attempt.Ack, attempt.Start),
-    attempt.UPLOADING: (attempt.Ack, attempt.Start, attempt.BeginUpload),
-}
 SAYS: list[type[Leased]] = [
     attempt.Ack,
     attempt.Start,
@@ -36,28 +28,10 @@ SAYS: list[type[Leased]] = [
 ]
 
 
-def held(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
-    """A run whose only job is held by worker w1, in this state."""
-    lab = Lab()
-    lab.register("w1")
-    lab.plan(task("build", **spec))
-    given = lab.claim(lab.attempt("build"))
-    for message in SAID[state]:
-        lab.say(message, given)
-    return lab, given
-
-
 def message(lab: Lab, kind: type[Leased], given: Lease) -> Leased:
     """A message of this kind with everything that it needs."""
     fields = {"is_success": True, "exit_code": 0} if issubclass(kind, attempt.Outcome) else {}
     return lab.message(kind, given, **fields)
-
-
-def live(lab: Lab) -> lease.Lease:
-    """The live lease of the attempt."""
-    found = lab.attempt("build").lease
-    assert found is not None
-    return found
 
 
 # -- key ideas
@@ -135,9 +109,9 @@ def test_a_runner_id_is_unique_and_a_runner_takes_one_job_it_is_able_to_do() -> 
     lab.plan(task("build", queue_key=worker.queue_key(("linux",))), task("lint"), task("sign", queue_key="macos"))
 
     twin = lab.refused(Birth(id="w1", record=Worker(id="w1")))
-    unable = lab.refused(attempt.Grant(id="r1/sign.1", actor="worker:w1", fingerprint="f"))
+    unable = lab.refused(grant(lab, "sign"))
     given = lab.claim(lab.attempt("build"), by="w1")
-    second = lab.refused(attempt.Grant(id="r1/lint.1", actor="worker:w1", fingerprint="f"))
+    second = lab.refused(grant(lab, "lint"))
     lab.complete(given)
     lab.claim(lab.attempt("lint"), by="w1")
 
@@ -255,13 +229,29 @@ def test_nobody_else_can_say_what_was_executed(actor: str) -> None:
 def test_the_runners_word_on_exit_code_and_artifacts_is_recorded_as_it_was_given(exit_code: int) -> None:
     """The orchestrator was not there: it judges the result and never rewrites it."""
     lab, given = held(attempt.LEASED)
-    brought = {"artifacts": [{"type": "junit", "uri": "s3://bucket/junit.xml"}]}
+    brought = {"artifacts": [{"type": "junit", "uri": "s3://bucket/junit.xml"}], "summary": "3 of 40 failed"}
+    output = None if exit_code else {"output": "42"}
 
-    ended = lab.complete(given, ok=not exit_code, exit_code=exit_code, result=None if exit_code else brought)
+    ended = lab.complete(given, ok=not exit_code, exit_code=exit_code, result=output, report=brought)
 
     told = next(event for event in lab.log if event.entity_id == ID and event.to == ended.state)
     assert (ended.state, told.metadata["exit_code"]) == ("FAILED" if exit_code else "SUCCEEDED", exit_code)
-    assert ended.result == (None if exit_code else brought)
+    assert (ended.result, ended.report) == (output, brought)
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-U2")
+@pytest.mark.parametrize("kind", [attempt.CancelAck, attempt.Complete, attempt.Finish])
+def test_what_a_runner_brings_along_is_kept_when_it_was_asked_to_stop(kind: type[Leased]) -> None:
+    """A partial log is all that remains of a canceled attempt."""
+    lab, given = held()
+    lab.cancel_run()
+    said = msgspec.structs.replace(message(lab, kind, given), report={"artifacts": [{"type": "log", "uri": "x"}]})
+
+    lab.do(said)
+
+    ended = lab.attempt("build")
+    assert (ended.state, ended.report) == (attempt.CANCELED, {"artifacts": [{"type": "log", "uri": "x"}]})
     lab.verified()
 
 
@@ -315,3 +305,63 @@ def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
 
     assert unruled
     assert codes <= {"wrong_state", "stale_lease"}
+
+
+# -- hard rules
+
+
+@pytest.mark.proves("PRO-H3")
+@pytest.mark.parametrize("kind", SAYS)
+@pytest.mark.parametrize(
+    "token", ["r1/none.1.1.a-guess-of-16-chars", "r1/build.1.2.a-guess-of-16-chars", "r1/build.1.a-guess-of-16-chars"]
+)
+def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[Leased]) -> None:
+    """A runner must stop in the same way whether its attempt is unknown, or only its lease, or neither makes sense."""
+    lab, _ = held()
+
+    assert lab.stale(message(lab, kind, Lease("w1", token))) == "UNKNOWN_LEASE"
+
+
+@pytest.mark.proves("PRO-H3")
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_message_with_an_expired_lease_id_is_stale(kind: type[Leased]) -> None:
+    """Expired is expired before anybody has noticed it as well as afterwards."""
+    lab, given = held()
+    lab.after(lease.TTL_SECONDS)
+
+    unnoticed = lab.stale(message(lab, kind, given))
+    lab.do(attempt.Expire(id=ID))
+
+    assert (unnoticed, lab.stale(message(lab, kind, given))) == ("LEASE_EXPIRED", "LEASE_EXPIRED")
+
+
+# -- retries
+
+
+@pytest.mark.proves("PRO-Y1", "PRO-Y2")
+@pytest.mark.parametrize("claim", [{"is_retryable": True}, {"retry": "please", "failure_class": "INFRA"}])
+def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dict[str, object]) -> None:
+    """A runner that could would undo every limit on retries: whatever its report says is kept and not obeyed."""
+    fields = set(attempt.Complete.__struct_fields__) - set(attempt.Leased.__struct_fields__)
+    lab, given = held(max_attempts=3)
+
+    ended = lab.complete(given, ok=False, exit_code=1, result=claim, report=claim)
+
+    assert fields == {"is_success", "exit_code", "result", "report", "facts", "rules"}
+    assert ended.error is not None
+    assert (ended.error.is_retryable, ended.report, ended.result) == (False, claim, None)
+    assert lab.job("build").state == job.FAILED
+    lab.verified()
+
+
+@pytest.mark.proves("PRO-Y1", "PRO-Y2")
+@pytest.mark.parametrize(("flaky", "state"), [((), job.FAILED), (("test_net",), job.RETRYING)])
+def test_the_same_report_is_retried_or_not_by_what_the_orchestrator_knows(flaky: tuple[str, ...], state: str) -> None:
+    """The exit code and the failed tests are the runner's; which tests are flaky it cannot know."""
+    lab, given = held(max_attempts=3)
+
+    lab.complete(given, ok=False, exit_code=1, facts=Facts(failed_tests=("test_net",), flaky_tests=flaky))
+
+    assert lab.job("build").state == state
+    assert lab.last("r1/build").actor == "orchestrator"
+    lab.verified()

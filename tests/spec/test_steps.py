@@ -1,50 +1,19 @@
-"""The rules of docs/spec/steps.md, each proved on the real core."""
+"""The rules of docs/spec/steps.md about runs, steps and approvals, each proved on the real core."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
 import pytest
 
-from deltaci.core import attempt, graph, job, run
-from deltaci.core.attempt import Attempt
+from deltaci.core import attempt, job, run
 from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.core.verify import verify
-from deltaci.core.views.steps import run_status, step_status
+from deltaci.core.views.steps import run_status, step_attempts, step_status
 from tests.lab import START, Lab, gate, task
-
-
-def status(lab: Lab, name: str = "") -> str:
-    """Document 002's status of the run, or of one of its steps."""
-    return step_status(lab.job(name)) if name else run_status(lab.run())
-
-
-def sequence(*names: str) -> Lab:
-    """A run from a template without dependencies: one step after the other."""
-    return Lab().plan(*(task(name, *needs) for name, needs in graph.in_sequence(names).items()))
-
-
-def attempts_in(lab: Lab) -> set[str]:
-    """The ids of everything that a worker could ever be handed."""
-    return {id for id, record in lab.world.records.items() if isinstance(record, Attempt)}
-
-
-def altered(lines: list[bytes], change: Callable[[list[dict[str, Any]]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
-    decoded = [msgspec.json.decode(line) for line in lines]
-    change(decoded)
-    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in decoded]).violations}
-
-
-def line_of(lab: Lab, entity_id: str, to: str) -> int:
-    """Where the canonical log says that this entity came to this state."""
-    lines = [msgspec.json.decode(line) for line in lab.canonical()]
-    return next(n for n, line in enumerate(lines) if (line["entity_id"], line["to"]) == (entity_id, to))
-
+from tests.spec.logs import altered, line_of
+from tests.spec.scenes import attempts_in, status
 
 # -- the run
 
@@ -174,7 +143,7 @@ def pending_run() -> Lab:
 
 
 def running_run() -> Lab:
-    lab = Lab().plan(task("a"), task("b", "a"))
+    lab = pending_run()
     lab.work("a")
     return lab
 
@@ -236,6 +205,29 @@ def test_the_status_of_a_run_that_is_over_stays(end: str) -> None:
 
 
 # -- the step
+
+
+@pytest.mark.proves("STP-S1", "STP-S8")
+def test_a_claim_makes_a_step_run_and_counts_one_attempt_and_nothing_else_does() -> None:
+    """Neither publishing an attempt nor a reclaim after a lost lease is a new try."""
+    lab = Lab().plan(task("a", max_attempts=2))
+
+    def seen() -> tuple[str, int]:
+        return status(lab, "a"), step_attempts(lab.job("a"))
+
+    assert seen() == ("PENDING", 0)
+    held = lab.claim(lab.attempt("a"))
+    assert seen() == ("RUNNING", 1)
+    lab.fail(held)
+    assert seen() == ("PENDING", 1)
+    lab.after(600).do(job.RetryDue(id="r1/a"))
+    assert seen() == ("PENDING", 1)
+    lab.claim(lab.attempt("a"))
+    lab.after(120).do(attempt.Expire(id="r1/a.2"))
+    lab.claim(lab.attempt("a"), by="w2")
+    assert seen() == ("RUNNING", 2)
+    number = line_of(lab, "r1/a", "RUNNING")
+    assert "STP-S1" in altered(lab.canonical(), lambda log: log[number]["metadata"].update(worker_id="w9"))
 
 
 @pytest.mark.proves("STP-S2")
@@ -439,60 +431,3 @@ def test_only_a_person_decides_an_approval(actor: str) -> None:
     assert lab.refused(job.AttemptSucceeded(id="r1/g")).code == "wrong_state"
 
     assert status(lab, "g") == "WAITING_APPROVAL"
-
-
-# -- order
-
-
-@pytest.mark.proves("STP-O1")
-def test_steps_are_created_in_the_order_of_the_template() -> None:
-    """The position in the template is the order that people see."""
-    names = ["build", "alpha", "zeta", "deploy"]
-
-    lab = sequence(*names)
-
-    births = [event.entity_id for event in lab.log if event.entity == "job" and event.from_ is None]
-    assert births == [f"r1/{name}" for name in names]
-
-
-@pytest.mark.proves("STP-O2", "STP-O3")
-def test_a_step_can_be_claimed_only_when_all_earlier_ones_succeeded() -> None:
-    """A template without dependencies is a promise of strict order, one step after the other."""
-    names = ("a", "b", "c", "d")
-    lab = sequence(*names)
-
-    for position, name in enumerate(names):
-        done = [status(lab, earlier) for earlier in names[:position]]
-        assert done == ["SUCCEEDED"] * position
-        assert attempts_in(lab) == {f"r1/{each}.1" for each in names[: position + 1]}
-        assert {status(lab, later) for later in names[position:]} == {"PENDING"}
-        for later in names[position + 1 :]:
-            assert lab.refused(job.Schedule(id=f"r1/{later}")).code == "not_eligible"
-        lab.work(name)
-
-    assert status(lab) == "SUCCEEDED"
-    lab.verified()
-
-
-@pytest.mark.proves("STP-O3")
-@pytest.mark.parametrize("length", [0, 1, 2, 5])
-def test_a_template_is_a_graph_whose_dependencies_form_a_chain(length: int) -> None:
-    """The strict order needs no rule of its own: it is the simplest graph."""
-    names = [f"s{number}" for number in range(length)]
-
-    needs = graph.in_sequence(names)
-
-    assert list(needs) == names
-    assert list(needs.values()) == [(), *((name,) for name in names[:-1])][:length]
-
-
-@pytest.mark.proves("STP-O2")
-def test_a_failed_step_keeps_all_later_ones_from_being_claimed() -> None:
-    """What comes after relies on what came before."""
-    lab = sequence("a", "b", "c")
-
-    lab.work("a", ok=False)
-
-    assert [status(lab, name) for name in ("a", "b", "c")] == ["FAILED", "CANCELED", "CANCELED"]
-    assert attempts_in(lab) == {"r1/a.1"}
-    lab.verified()

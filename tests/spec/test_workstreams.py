@@ -5,8 +5,6 @@ Tasks, workers, the log and the random walks have files of their own beside this
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,14 +16,10 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.verify import verify
 from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
-from tests.lab import Lab, task
+from tests.lab import Lab, gate, task
+from tests.spec.logs import altered, decoded, exported
 
 TASK_STATES = ("pending", "queued", "running", "validating", "completed", "failed", "retrying", "cancelled")
-
-
-def exported(lab: Lab, id: str = "r1") -> list[dict[str, Any]]:
-    """What document 003 reads about one entity."""
-    return [line for line in map(msgspec.json.decode, lab.transitions()) if line["entity_id"] == id]
 
 
 def steps(lab: Lab, id: str = "r1") -> list[tuple[str, str, str]]:
@@ -93,7 +87,7 @@ def test_a_workstream_is_ready_when_every_task_of_its_plan_exists() -> None:
     lab.do(Plan(id="r1", jobs=(task("a"), task("b", "a"), task("c"))))
 
     assert steps(lab) == [("planned", "ready", "all_tasks_created")]
-    assert exported(lab)[0]["metadata"]["task_count"] == 3
+    assert exported(lab, "r1")[0]["metadata"]["task_count"] == 3
     assert [task_state(lab.job(name)) for name in "abc"] == ["queued", "pending", "queued"]
     lab.verified()
 
@@ -112,11 +106,27 @@ def test_a_workstream_executes_when_its_first_task_runs_and_its_time_starts() ->
     lab.claim(lab.attempt("b"))
 
     assert steps(lab)[-1] == ("ready", "executing", "first_task_started")
-    assert exported(lab)[-1]["metadata"] == {"task_id": "r1/b"}
+    assert exported(lab, "r1")[-1]["metadata"] == {"cause": "job_started"}
     assert lab.run().times_out_at == lab.now + 100 * SECOND
     assert lab.after(99).refused(run.TimeOut(id="r1")).code == "not_due"
     lab.after(1).do(run.TimeOut(id="r1"))
-    assert exported(lab)[-1]["metadata"]["duration_seconds"] == 100
+    assert exported(lab, "r1")[-1]["metadata"]["duration_seconds"] == 100
+    lab.verified()
+
+
+@pytest.mark.proves("WST-W2", "WST-WG2")
+@pytest.mark.parametrize(
+    ("specs", "cause"), [((gate("ask"), task("a", "ask")), "approval_opened"), ((), "nothing_to_run")]
+)
+def test_a_workstream_that_executes_without_a_task_says_why(specs: tuple[JobSpec, ...], cause: str) -> None:
+    """Document 003 knows neither gates nor empty plans; without the cause its validator would see a broken guard."""
+    lab = Lab().plan(*specs)
+    lines = lab.transitions()
+    number = next(n for n, line in enumerate(decoded(lines)) if line["to_state"] == "executing")
+
+    assert decoded(lines)[number]["metadata"] == {"cause": cause}
+    for other in ({}, {"cause": "job_started"}):
+        assert altered(lines, lambda log, told=other: log[number].update(metadata=told)) == {"WST-WG2"}  # type: ignore[misc]
     lab.verified()
 
 
@@ -176,7 +186,7 @@ def test_the_failure_of_a_required_task_fails_its_workstream(is_fail_fast: bool)
     if not is_fail_fast:
         lab.work("b")
     assert steps(lab)[-1] == ("executing", "failed", "critical_task_failed")
-    assert exported(lab)[-1]["metadata"]["task_id"] == "r1/a"
+    assert exported(lab, "r1")[-1]["metadata"]["task_id"] == "r1/a"
     lab.verified()
 
 
@@ -189,7 +199,7 @@ def test_a_failed_workstream_cancels_what_is_left_and_keeps_everything_for_analy
 
     lab.work("a", ok=False)
 
-    assert (exported(lab)[-1]["to_state"], exported(lab)[-1]["severity"]) == ("failed", "critical")
+    assert (exported(lab, "r1")[-1]["to_state"], exported(lab, "r1")[-1]["severity"]) == ("failed", "critical")
     assert {lab.job(name).state for name in ("queued", "later")} == {job.CANCELED}
     assert lab.attempt("runs").state == attempt.CANCEL_REQUESTED
     lab.say(attempt.CancelAck, lease)
@@ -232,7 +242,7 @@ def test_the_final_validation_decides_a_workstream(is_passed: bool, step: tuple[
 
     lab.do(run.Validate(id="r1", is_passed=is_passed))
 
-    assert (steps(lab)[-1], exported(lab)[-1]["severity"]) == (step, severity)
+    assert (steps(lab)[-1], exported(lab, "r1")[-1]["severity"]) == (step, severity)
     assert lab.refused(run.Validate(id="r1", is_passed=not is_passed)).code == "wrong_state"
     lab.report()
     assert workstream_state(lab.run()) == step[1]
@@ -257,8 +267,8 @@ def test_a_workstream_that_is_cancelled_while_planned_never_starts_a_task(state:
 
     assert workstream_state(lab.run()) == "cancelled"
     assert [steps(lab, id) for id in ("r1/a", "r1/b")] == [[("pending", "cancelled", "user_cancelled")]] * 2
-    assert {(line["to_state"], line["timestamp"]) for line in exported(lab)} == {
-        (to, exported(lab)[0]["timestamp"]) for to in ("ready", "cancelled")
+    assert {(line["to_state"], line["timestamp"]) for line in exported(lab, "r1")} == {
+        (to, exported(lab, "r1")[0]["timestamp"]) for to in ("ready", "cancelled")
     }
     lab.verified()
 
@@ -266,7 +276,7 @@ def test_a_workstream_that_is_cancelled_while_planned_never_starts_a_task(state:
 @pytest.mark.proves("WST-W7")
 def test_the_verifier_takes_a_cancel_of_a_planned_workstream_by_a_user_only() -> None:
     """Another producer of document 003's log may cancel before there is a plan."""
-    line = exported(Lab().plan(task("a")))[0]
+    line = exported(Lab().plan(task("a")), "r1")[0]
     line.update(to_state="cancelled", trigger="user_cancelled", metadata={})
 
     allowed = verify([msgspec.json.encode(line)])

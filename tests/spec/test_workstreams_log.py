@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,8 +13,8 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.failures import Facts
 from deltaci.core.verify import NotALog, verify
 from tests.lab import Lab, gate, task
+from tests.spec.logs import Line, decoded, violations
 
-Line = dict[str, Any]
 FIELDS = ["timestamp", "event_type", "severity", "entity_id", "from_state", "to_state", "trigger", "metadata"]
 TASK, STREAM, WORKER = "task_state_transition", "workstream_state_transition", "worker_state_transition"
 
@@ -50,16 +49,6 @@ WORKERS = {
     ("idle", "shutdown"): "shutdown_requested",
     ("busy", "shutdown"): "shutdown_requested",
 }
-
-
-def decoded(raw: list[bytes]) -> list[Line]:
-    return [msgspec.json.decode(each) for each in raw]
-
-
-def violations(lines: list[Line]) -> list[tuple[int, str]]:
-    """Where the verifier finds which rule broken."""
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
-    return [(each.line, each.rule) for each in found]
 
 
 def retried() -> Lab:
@@ -285,7 +274,7 @@ def test_the_verifier_takes_no_other_transition_in_the_canonical_log_either(enti
 # -- the validator: invariants
 
 
-def line_of(lines: list[Line], id: str, to: str) -> int:
+def last_line(lines: list[Line], id: str, to: str) -> int:
     """The number of the last line that takes this entity to this state."""
     return max(n for n, line in enumerate(lines, 1) if (line["entity_id"], line["to_state"]) == (id, to))
 
@@ -308,7 +297,7 @@ def test_the_verifier_finds_a_task_that_broke_an_invariant(
     """A log can be forged or written by a faulty program; one wrong word is enough to be seen."""
     lines = decoded(retried().transitions())
     assert violations(lines) == []
-    number = line_of(lines, id, to)
+    number = last_line(lines, id, to)
     change(lines[number - 1])
 
     assert (number, rule) in violations(lines)
@@ -318,7 +307,7 @@ def test_the_verifier_finds_a_task_that_broke_an_invariant(
 def test_the_verifier_finds_a_line_that_was_added_moved_or_repeated() -> None:
     """Every line may be right by itself and the log still wrong."""
     lines = decoded(retried().transitions())
-    ended, queued = line_of(lines, "r1/a", "completed"), line_of(lines, "r1/b", "queued")
+    ended, queued = last_line(lines, "r1/a", "completed"), last_line(lines, "r1/b", "queued")
     retry = [line for line in lines if line["entity_id"] == "r1/a"][2:5]
     again = {**lines[0], "entity_id": "r1/a", "timestamp": lines[ended - 1]["timestamp"], "event_type": TASK}
     again |= {"from_state": "pending", "to_state": "queued", "trigger": "scheduler_assigned"}
@@ -342,11 +331,11 @@ def test_the_verifier_finds_a_workstream_that_does_not_fit_its_tasks() -> None:
     lab = Lab().plan(task("a"))
     lab.work("a", ok=False)
     failed, done = decoded(lab.transitions()), decoded(retried().transitions())
-    begun, ended = line_of(done, "r1", "executing"), line_of(done, "r1", "validating")
+    begun, ended = last_line(done, "r1", "executing"), last_line(done, "r1", "validating")
     excused = [{**line, "metadata": {**line["metadata"]}} for line in failed]
-    excused[line_of(failed, "r1/a", "queued") - 1]["metadata"]["critical"] = False
+    excused[last_line(failed, "r1/a", "queued") - 1]["metadata"]["critical"] = False
     started = next(n for n, line in enumerate(done, 1) if line["to_state"] == "running")
-    moved = line_of(done, "r1/a", "retrying")
+    moved = last_line(done, "r1/a", "retrying")
 
     early = violations([*done[: started - 1], done[begun - 1], *done[started - 1 : begun - 1], *done[begun:]])
     behind = violations([*done[: begun - 1], *done[begun:moved]])
@@ -357,7 +346,7 @@ def test_the_verifier_finds_a_workstream_that_does_not_fit_its_tasks() -> None:
     assert (moved - 1, "WST-WD5") in behind
     assert stuck == [(begun - 1, "WST-WD1")]
     assert [rule for _, rule in unfinished] == ["WST-WI2", "WST-WI2"]
-    assert violations(excused) == [(line_of(failed, "r1", "failed"), "WST-WG4")]
+    assert violations(excused) == [(last_line(failed, "r1", "failed"), "WST-WG4")]
 
 
 @pytest.mark.proves("WST-V2", "WST-TG4", "WST-TG5")

@@ -17,19 +17,8 @@ from deltaci.core.machine import Command
 from deltaci.core.verify import verify
 from deltaci.core.views.workstreams import task_state
 from tests.lab import Lab, Lease, task
-
-Line = dict[str, Any]
-
-
-def exported(lab: Lab, id: str = "r1/a") -> list[Line]:
-    """What document 003 reads about one entity."""
-    return [line for line in map(msgspec.json.decode, lab.transitions()) if line["entity_id"] == id]
-
-
-def last_step(lab: Lab, id: str = "r1/a") -> tuple[str, str, str, str]:
-    """The newest transition of an entity, as document 003 reads it."""
-    line = exported(lab, id)[-1]
-    return line["from_state"], line["to_state"], line["trigger"], line["severity"]
+from tests.spec.logs import exported, last_step
+from tests.spec.scenes import grant
 
 
 def fleet(*specs: Any, **fields: Any) -> Lab:
@@ -45,11 +34,6 @@ def running(*specs: Any) -> tuple[Lab, Lease]:
     lease = lab.claim(lab.attempt("a"))
     lab.say(attempt.Heartbeat, lease)
     return lab, lease
-
-
-def grant(lab: Lab, by: str) -> attempt.Grant:
-    """A worker asks for task `a`."""
-    return attempt.Grant(id=lab.attempt("a").id, actor=f"worker:{by}", fingerprint="f")
 
 
 # -- scheduling and start
@@ -106,7 +90,7 @@ def test_a_task_does_not_start_on_a_worker_that_is_unfit_or_not_available(hindra
     if hindrance == "is silent":
         lab.do(worker.MissHealthChecks(id="w1"))
 
-    refusal = lab.refused(grant(lab, "w1"))
+    refusal = lab.refused(grant(lab, "a"))
 
     assert refusal.code == code
     assert task_state(lab.job("a")) == "queued"
@@ -122,8 +106,8 @@ def test_a_start_sets_the_worker_the_start_time_and_the_timer() -> None:
 
     lease = lab.claim(lab.attempt("a"))
 
-    assert last_step(lab) == ("queued", "running", "worker_started", "info")
-    assert exported(lab)[-1]["metadata"]["worker_id"] == lab.job("a").worker_id == "w1"
+    assert last_step(lab, "r1/a") == ("queued", "running", "worker_started", "info")
+    assert exported(lab, "r1/a")[-1]["metadata"]["worker_id"] == lab.job("a").worker_id == "w1"
     assert lab.job("a").started_at == lab.now
     lab.say(attempt.Heartbeat, lease)
     assert lab.attempt("a").times_out_at == lab.now + 60 * SECOND
@@ -137,15 +121,16 @@ def test_a_start_sets_the_worker_the_start_time_and_the_timer() -> None:
 
 
 @pytest.mark.proves("WST-TG3")
-@pytest.mark.parametrize("exit_code", [1, 2, 127, 255, -9])
-def test_a_success_with_another_exit_code_than_zero_is_refused(exit_code: int) -> None:
+@pytest.mark.parametrize("exit_code", [None, 1, 2, 127, 255, -9])
+def test_a_success_with_another_exit_code_than_zero_is_refused(exit_code: int | None) -> None:
     """A runner must not call something a success that its own process denies."""
     lab, lease = running(task("a"))
 
     refusal = lab.refused(lab.message(attempt.Complete, lease, is_success=True, exit_code=exit_code))
 
     assert refusal.code == "bad_request"
-    assert lab.refused(job.AttemptSucceeded(id="r1/a", exit_code=exit_code)).code == "bad_request"
+    if exit_code is not None:
+        assert lab.refused(job.AttemptSucceeded(id="r1/a", exit_code=exit_code)).code == "bad_request"
     assert task_state(lab.job("a")) == "running"
 
 
@@ -156,7 +141,7 @@ def test_a_task_that_exits_with_zero_is_validated_next() -> None:
 
     lab.complete(lease, exit_code=0)
 
-    assert last_step(lab) == ("running", "validating", "execution_completed", "info")
+    assert last_step(lab, "r1/a") == ("running", "validating", "execution_completed", "info")
     lab.verified()
 
 
@@ -172,13 +157,13 @@ def test_a_failed_task_is_retried_while_retries_remain_and_it_is_worth_it(
     lab = fleet(task("a", max_attempts=max_retries + 1))
     for _ in range(retries):
         lab.fail(lab.claim(lab.attempt("a")), error_code)
-        assert last_step(lab) == ("running", "retrying", "execution_failed", "warning")
+        assert last_step(lab, "r1/a") == ("running", "retrying", "execution_failed", "warning")
         lab.after(600).do(job.RetryDue(id="r1/a"))
 
     lab.fail(lab.claim(lab.attempt("a")), error_code)
 
-    assert last_step(lab) == ("running", "failed", "execution_failed", "error")
-    assert exported(lab)[-1]["metadata"]["retry_count"] == retries
+    assert last_step(lab, "r1/a") == ("running", "failed", "execution_failed", "error")
+    assert exported(lab, "r1/a")[-1]["metadata"]["retry_count"] == retries
     assert lab.job("a").attempts == retries + 1
     lab.verified()
 
@@ -191,14 +176,14 @@ def test_a_retry_waits_exponentially_longer_each_time_and_frees_its_worker() -> 
     for retry, delay in enumerate((20, 40, 80), 1):
         lab.fail(lab.claim(lab.attempt("a")))
 
-        line = exported(lab)[-1]
+        line = exported(lab, "r1/a")[-1]
         assert (line["to_state"], line["severity"]) == ("retrying", "warning")
         assert (line["metadata"]["retry_count"], line["metadata"]["max_retries"]) == (retry, 3)
         assert lab.job("a").next_run_at == lab.now + delay * SECOND
         assert (lab.job("a").worker_id, lab.worker_record("w1").state) == ("", worker.IDLE)
         assert lab.after(delay - 0.001).refused(job.RetryDue(id="r1/a")).code == "not_due"
         lab.after(0.001).do(job.RetryDue(id="r1/a"))
-        assert last_step(lab) == ("retrying", "queued", "retry_delay_elapsed", "info")
+        assert last_step(lab, "r1/a") == ("retrying", "queued", "retry_delay_elapsed", "info")
     lab.verified()
 
 
@@ -215,7 +200,7 @@ def test_a_failure_keeps_the_workers_words_frees_the_worker_and_blocks_the_depen
     assert (error.line, error.rule) == (said, "disk-or-memory")
     assert (lab.job("a").worker_id, lab.worker_record("w1").state, lab.attempt("a").lease) == ("", worker.IDLE, None)
     assert {(lab.job(name).state, lab.job(name).reason) for name in "bc"} == {(job.CANCELED, job.BLOCKED)}
-    assert last_step(lab)[3] == "error"
+    assert last_step(lab, "r1/a")[3] == "error"
     lab.verified()
 
 
@@ -228,7 +213,7 @@ def test_a_running_task_is_cancelled_once_its_runner_has_stopped() -> None:
 
     lab.say(attempt.CancelAck, lease)
 
-    assert last_step(lab) == ("running", "cancelled", "user_cancelled", "info")
+    assert last_step(lab, "r1/a") == ("running", "cancelled", "user_cancelled", "info")
     assert (lab.job("a").worker_id, lab.worker_record("w1").state) == ("", worker.IDLE)
     lab.verified()
 
@@ -256,8 +241,8 @@ def test_a_task_is_completed_only_when_its_rules_pass() -> None:
 
     lab.after(12).do(job.Validate(id="r1/a", is_passed=True))
 
-    assert last_step(lab) == ("validating", "completed", "validation_passed", "info")
-    assert exported(lab)[-1]["metadata"]["duration_seconds"] == 42
+    assert last_step(lab, "r1/a") == ("validating", "completed", "validation_passed", "info")
+    assert exported(lab, "r1/a")[-1]["metadata"]["duration_seconds"] == 42
     assert lab.job("a").completed_at == lab.now
     assert task_state(lab.job("b")) == "queued"
     assert (lab.worker_record("w1").tasks, lab.attempt("a").lease) == ((), None)
@@ -273,7 +258,7 @@ def test_a_task_fails_when_a_rule_fails_and_says_which() -> None:
     lab.do(job.Validate(id="r1/a", is_passed=False, details="coverage 71 % < 80 %"))
 
     error = lab.job("a").last_error
-    assert last_step(lab) == ("validating", "failed", "validation_failed", "error")
+    assert last_step(lab, "r1/a") == ("validating", "failed", "validation_failed", "error")
     assert error is not None
     assert (error.code, error.line) == ("VALIDATION_FAILED", "coverage 71 % < 80 %")
     assert (lab.job("b").state, lab.job("b").reason) == (job.CANCELED, job.BLOCKED)
@@ -340,7 +325,10 @@ def test_only_a_running_task_has_a_worker() -> None:
     seen[task_state(lab.job("a"))] = lab.job("a").worker_id
 
     assert seen == {"queued": "", "retrying": "", "running": "w1", "validating": "", "completed": ""}
-    assert [line["to_state"] for line in exported(lab) if "worker_id" in line["metadata"]] == ["running", "running"]
+    assert [line["to_state"] for line in exported(lab, "r1/a") if "worker_id" in line["metadata"]] == [
+        "running",
+        "running",
+    ]
 
 
 @pytest.mark.proves("WST-TI5")
@@ -355,7 +343,7 @@ def test_created_started_and_completed_stay_in_order_under_a_clock_that_jumps_ba
 
     done = lab.job("a")
     assert 0 < done.created_at <= done.started_at <= done.completed_at
-    assert exported(lab)[-1]["metadata"]["duration_seconds"] >= 0
+    assert exported(lab, "r1/a")[-1]["metadata"]["duration_seconds"] >= 0
     lab.verified()
 
 

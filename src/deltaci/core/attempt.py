@@ -125,12 +125,12 @@ class Attempt(Record, frozen=True, kw_only=True):
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
 
 
-def _with_lease(attempt: Attempt, command: Command, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _with_lease(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Change the live lease; what the record and the event then say about it."""
     before = attempt.lease
     if before is None:
         raise Refused("wrong_state", f"attempt {attempt.id} has no live lease; there is nothing to change")
-    after = lease.change(before, command, at)
+    after = lease.change(before, order, at)
     told: dict[str, Any] = {
         "number": after.number,
         "worker_id": after.worker_id,
@@ -180,7 +180,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             accept_by=at + command.accept_seconds * SECOND,
             expires_at=at + command.ttl_seconds * SECOND,
         ),
-        lease.Grant(id=attempt.id),
+        lease.Grant,
         at,
     )
     told = {
@@ -198,32 +198,32 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Ack(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Ack, at)
     return STARTING, changes, told
 
 
 def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Move | None:
-    changes, told = _with_lease(attempt, lease.Ack(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Ack, at)
     return None if changes["lease"] is attempt.lease else (CANCEL_REQUESTED, changes, told)
 
 
 def _start(attempt: Attempt, command: Start, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Renew, at)
     return RUNNING, {**changes, "started_at": at}, told
 
 
 def _renew(attempt: Attempt, command: Leased, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Renew, at)
     return attempt.state, changes, told
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Renew(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Renew, at)
     return UPLOADING, changes, told
 
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Finish(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Finish, at)
     # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
     exit_code = 0 if command.is_success and isinstance(command, Finish) else command.exit_code
     told["exit_code"] = exit_code
@@ -242,7 +242,7 @@ def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
 
 
 def _canceled(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Cancel(id=attempt.id, actor=command.actor), at)
+    changes, told = _with_lease(attempt, lease.Cancel, at)
     # A late result does not count, but what it brings along is kept.
     return (
         CANCELED,
@@ -259,8 +259,8 @@ def _told(failure: Failure) -> dict[str, Any]:
     return told
 
 
-def _stale(attempt: Attempt, command: Command, at: int, reason: str, *, is_lost: bool = True) -> Move:
-    changes, told = _with_lease(attempt, command, at)
+def _stale(attempt: Attempt, order: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Move:
+    changes, told = _with_lease(attempt, order, at)
     ended: Lease = changes["ended_lease"]
     lost = attempt.lost_leases + (1 if is_lost else 0)
     # A runner that took the job may still be at work until its own lease ends: nobody else may start before that.
@@ -270,7 +270,7 @@ def _stale(attempt: Attempt, command: Command, at: int, reason: str, *, is_lost:
 
 
 def _expire(attempt: Attempt, _command: Expire, at: int) -> Move:
-    return _stale(attempt, lease.Expire(id=attempt.id), at, LEASE_EXPIRED)
+    return _stale(attempt, lease.Expire, at, LEASE_EXPIRED)
 
 
 def _check_unaccepted(attempt: Attempt, at: int) -> None:
@@ -286,11 +286,11 @@ def _check_unaccepted(attempt: Attempt, at: int) -> None:
 
 def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Move:
     _check_unaccepted(attempt, at)
-    return _stale(attempt, lease.Revoke(id=attempt.id), at, NOT_ACCEPTED)
+    return _stale(attempt, lease.Revoke, at, NOT_ACCEPTED)
 
 
 def _stall(attempt: Attempt, command: Stall, at: int) -> Move:
-    return _stale(attempt, lease.Revoke(id=attempt.id), at, command.reason, is_lost=command.is_lost)
+    return _stale(attempt, lease.Revoke, at, command.reason, is_lost=command.is_lost)
 
 
 def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Move:
@@ -302,12 +302,12 @@ def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Move:
     return FAILED, {"error": failure, "claims": claims}, {"error": _told(failure), "claims": claims}
 
 
-def _take_over(attempt: Attempt, command: Command, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _take_over(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The orchestrator claims what it must end itself: one claim more, the runner's lease gone."""
     held = attempt.lease
     if held is None:  # Taken over already, when the cancellation was requested.
         return {}, {}
-    changes, told = _with_lease(attempt, command, at)
+    changes, told = _with_lease(attempt, order, at)
     claims = attempt.claims + 1
     return {**changes, "claims": claims, "fence_until": held.expires_at}, {**told, "claims": claims}
 
@@ -317,7 +317,7 @@ def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Move:
         raise Refused(
             "not_due", f"attempt {attempt.id} has another {(attempt.times_out_at - at) / SECOND:.3f} s; wait for it"
         )
-    changes, told = _take_over(attempt, lease.Revoke(id=attempt.id), at)
+    changes, told = _take_over(attempt, lease.Revoke, at)
     failure = failures.classify(Facts(error_code="TIMED_OUT"))
     return TIMED_OUT, {**changes, "error": failure}, {**told, "error": _told(failure)}
 
@@ -331,8 +331,8 @@ def _cancel(attempt: Attempt, command: Cancel, at: int) -> Move:
     return CANCEL_REQUESTED, changes, told
 
 
-def _force(attempt: Attempt, command: Command, at: int) -> Move:
-    changes, told = _take_over(attempt, command, at)
+def _force(attempt: Attempt, order: type[Command], at: int) -> Move:
+    changes, told = _take_over(attempt, order, at)
     return CANCELED, {**changes, "error": _CANCELED}, {**told, "reason": attempt.cancel_reason, "is_forced": True}
 
 
@@ -342,16 +342,16 @@ def _force_cancel(attempt: Attempt, _command: ForceCancel, at: int) -> Move:
             "not_due",
             f"the runner of attempt {attempt.id} has another {(attempt.cancel_by - at) / SECOND:.3f} s to stop",
         )
-    return _force(attempt, lease.Revoke(id=attempt.id), at)
+    return _force(attempt, lease.Revoke, at)
 
 
 def _force_expired(attempt: Attempt, _command: Expire, at: int) -> Move:
-    return _force(attempt, lease.Expire(id=attempt.id), at)
+    return _force(attempt, lease.Expire, at)
 
 
 def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Move:
     _check_unaccepted(attempt, at)
-    return _force(attempt, lease.Revoke(id=attempt.id), at)
+    return _force(attempt, lease.Revoke, at)
 
 
 def _not_requested(attempt: Attempt, _command: CancelAck, _at: int) -> None:

@@ -74,6 +74,9 @@ for _row in REACTIONS:
 def decide(world: World, command: Command, at: int) -> Decision:
     """Apply a command and all that follows from it, or refuse it and change nothing."""
     at = world.latest = max(at, world.latest)
+    known = world.records.get(command.id)
+    if type(known) is attempt.Attempt and not known.job_id and type(command) in _ALONE:
+        return _decide_alone(world, known, command, at)
     try:
         while True:
             try:
@@ -87,6 +90,32 @@ def decide(world: World, command: Command, at: int) -> Decision:
             return Decision(record, changed, events)
     finally:
         world.drop()
+
+
+# Nothing follows from these on an attempt that belongs to no job: the queue's hot path takes the short way.
+_ALONE: Final = frozenset(
+    {
+        attempt.Grant,
+        attempt.Ack,
+        attempt.Start,
+        attempt.Extend,
+        attempt.Heartbeat,
+        attempt.BeginUpload,
+        attempt.Finish,
+        attempt.Complete,
+        attempt.CancelAck,
+    }
+)
+
+
+def _decide_alone(world: World, known: attempt.Attempt, command: Command, at: int) -> Decision:
+    events: list[Event] = []
+    changed = attempt.decide(known, command, max(at, known.updated_at), events)
+    if changed is known:
+        return Decision(known, {}, events)
+    world.records[known.id] = changed
+    world.latest = changed.updated_at
+    return Decision(changed, {known.id: changed}, events)
 
 
 def _carry_out(world: World, command: Command, at: int) -> Record:
@@ -211,7 +240,7 @@ def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
     check_actor(plan)
     planned = world.run(plan.id)
     if run.MACHINE.rule(planned.state, run.PlanReady) is None:
-        raise run.MACHINE.refusal(planned, run.PlanReady(id=plan.id, jobs=len(plan.jobs)))
+        raise run.MACHINE.refusal(planned, run.PlanReady)
     if len(plan.jobs) > run.MAX_JOBS:
         raise Refused("bad_request", f"the plan has {len(plan.jobs)} jobs; a run takes at most {run.MAX_JOBS}")
     needs = {spec.name: spec.needs for spec in plan.jobs}

@@ -167,13 +167,13 @@ MACHINE: Final[Machine[Lease]] = Machine(
 )
 
 
-def change(lease: Lease, command: Command, at: int) -> Lease:
-    """The lease after the command. A repeat gives the same lease back."""
-    move = MACHINE.choose(lease, command, at)
-    if move is None:
-        return lease
-    to, changes, _ = move
-    return msgspec.structs.replace(lease, state=to.state, **changes)
+def change(lease: Lease, order: type[Command], at: int) -> Lease:
+    """The lease after the order, which carries nothing but its kind. A repeat gives the same lease back."""
+    rule = MACHINE.rule(lease.state, order)
+    if rule is None:
+        raise MACHINE.refusal(lease, order)
+    move = rule.do(lease, order, at)
+    return lease if move is None else msgspec.structs.replace(lease, state=move[0], **move[1])
 
 
 def is_live(lease: Lease | None) -> bool:

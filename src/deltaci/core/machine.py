@@ -208,7 +208,7 @@ class Machine(Generic[S]):
         check_actor(command)
         rule = self._rule.get((record.state, kind))
         if rule is None:
-            raise self.refusal(record, command)
+            raise self.refusal(record, kind)
         move = rule.do(record, command, at)
         if move is None:
             return None
@@ -220,16 +220,15 @@ class Machine(Generic[S]):
             )
         return to, changes, metadata
 
-    def refusal(self, record: Stateful, command: Command) -> Refused:
+    def refusal(self, record: Stateful, order: type[Command]) -> Refused:
         """Say what was found, what was expected and what to do."""
-        name = command.__class__.__name__
         rows: tuple[Rule | Through, ...] = (*self.rules, *self.throughs)
-        sources = [row.source for row in rows if row.command is command.__class__]
+        sources = [row.source for row in rows if row.command is order]
         expected = ", ".join(_ordered(source or "no record" for source in sources))
         found = record.state or "no record"
         return Refused(
             "wrong_state",
-            f"{self.name} {record.id} is {found}; {name} applies in {expected or 'no state'}; "
+            f"{self.name} {record.id} is {found}; {order.__name__} applies in {expected or 'no state'}; "
             "read it again to see what happened to it",
         )
 

@@ -45,13 +45,13 @@ def _begin_job(world: World, event: Event) -> Iterable[Command]:
 
 def _assign_worker(world: World, event: Event) -> Iterable[Command]:
     claimed = world.attempt(event.entity_id)
-    if claimed.lease and world.worker(claimed.lease.worker_id):
+    if claimed.job_id and claimed.lease and world.worker(claimed.lease.worker_id):
         yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id)
 
 
 def _release_worker(world: World, event: Event) -> Iterable[Command]:
     told = event.metadata.get("lease")
-    if told and world.worker(told["worker_id"]):
+    if told and event.run_id and world.worker(told["worker_id"]):
         yield worker.Release(id=told["worker_id"], attempt_id=event.entity_id)
 
 

@@ -66,7 +66,7 @@ def owner(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
             f"attempt {of.id} is changed by a lease that ended at {of.expires_at.isoformat()}",
             "StaleLease, no event",
         )
-    known = log.live.get(speaker)
+    known = log.live.get(speaker) if of.job is not None else None
     if isinstance(known, Worker) and known.state not in ("IDLE", "BUSY"):
         log.bad(
             "WST-KI2", f"worker {speaker} is {known.state} and speaks for attempt {of.id}", "an idle or busy worker"
@@ -206,7 +206,7 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
     of.expires_at, of.accept_by, of.ttl = change.expires_at, change.accept_by, change.expires_at - line.at
     if of.ttl <= timedelta() or change.accept_by <= line.at:
         log.bad("ORC-T1", f"lease {change.number} of {of.id} is over when it is granted", "a time in the future")
-    known = log.live.get(of.worker_id)
+    known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
         known.tasks.add(of.id)
@@ -244,7 +244,7 @@ def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: Le
 
 
 def _released(log: Canonical, of: Attempt, line: Line) -> None:
-    known = log.live.get(of.worker_id)
+    known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
         if of.id in known.tasks:

@@ -64,7 +64,8 @@ class Report(msgspec.Struct):
     def summary(self) -> str:
         """One line for people."""
         read = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
-        return f"legal: {read}" if self.is_legal else f"not legal: {self.count:,} violations in {read}"
+        wrong = "1 violation" if self.count == 1 else f"{self.count:,} violations"
+        return f"legal: {read}" if self.is_legal else f"not legal: {wrong} in {read}"
 
 
 class Recent:

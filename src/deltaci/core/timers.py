@@ -1,0 +1,75 @@
+"""When a record must be looked at again, and with which command. Every deadline of the system, in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deltaci.core import attempt, job, lease, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.job import Job
+from deltaci.core.machine import Command, Record
+from deltaci.core.run import Run
+
+Due = tuple[int, type[Command]]
+
+_TIMED: Final = (attempt.RUNNING, attempt.UPLOADING)
+
+
+def next_due(record: Record) -> Due | None:
+    """The record's next deadline and the command that is due then. None: nothing happens by itself."""
+    if isinstance(record, Attempt):
+        return _attempt_due(record)
+    if isinstance(record, Job):
+        return _job_due(record)
+    if isinstance(record, Run):
+        return _run_due(record)
+    return None
+
+
+def _attempt_due(record: Attempt) -> Due | None:
+    held, found = record.lease, list[Due]()
+    if held is None:
+        return None
+    if held.state == lease.GRANTED:
+        found.append((held.accept_by, attempt.RevokeUnaccepted))
+    found.append((held.expires_at, attempt.Expire))
+    if record.state in _TIMED:
+        found.append((record.times_out_at, attempt.TimeOut))
+    elif record.state == attempt.CANCEL_REQUESTED:
+        found.append((record.cancel_by, attempt.ForceCancel))
+    return min(found, key=lambda due: due[0])
+
+
+def _job_due(record: Job) -> Due | None:
+    if record.state == job.RETRYING:
+        return record.next_run_at, job.RetryDue
+    if record.state == job.WAITING_APPROVAL and record.approve_by:
+        return record.approve_by, job.ExpireApproval
+    return None
+
+
+def _run_due(record: Run) -> Due | None:
+    if record.state == run.PLANNING:
+        return record.plan_by, run.TimeOutPlanning
+    if record.state in run.LIVE:
+        return record.times_out_at, run.TimeOut
+    return None
+
+
+def ready_at(record: Record) -> int | None:
+    """From when on a worker may claim it; None: it is not there to be claimed."""
+    if isinstance(record, Attempt) and record.state == attempt.QUEUED:
+        return max(record.run_at, record.fence_until)
+    return None
+
+
+def is_over(record: Record) -> bool:
+    """Whether the record will never change again, and may leave the hot tables."""
+    return record.state in _TERMINAL[type(record)]
+
+
+_TERMINAL: Final = {
+    Attempt: attempt.TERMINAL,
+    Job: job.TERMINAL,
+    Run: run.TERMINAL,
+}

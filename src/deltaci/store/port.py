@@ -1,0 +1,137 @@
+"""What the engine asks of a store, and nothing more.
+
+A transaction is a generator: it yields requests and gets their answers, decides purely in between, and
+returns its result. A store runs it to its end inside one real transaction, in whatever thread or loop it
+likes; so the same engine runs over memory, SQLite and PostgreSQL, and under a simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from deltaci.core.events import Event
+from deltaci.core.machine import Record
+
+T = TypeVar("T")
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A record as it is stored: `version` counts its writes, `due_at` is when the timers look at it."""
+
+    record: Record
+    version: int
+    due_at: int | None
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Start: load these records and read the store's clock. Answered by `(now, [Held])`."""
+
+    ids: tuple[str, ...]
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Load these records, finished ones too. Answered by `[Held]`; what does not exist is left out."""
+
+    ids: tuple[str, ...]
+
+
+class LoadJobs(msgspec.Struct, frozen=True):
+    """Load every job of a run. Answered by `[Held]`."""
+
+    run_id: str
+
+
+class FindReady(msgspec.Struct, frozen=True):
+    """Attempts that may be claimed now, best first, and nobody else's meanwhile. Answered by `[Held]`."""
+
+    queue_keys: tuple[str, ...]
+    now: int
+    limit: int
+
+
+class FindDue(msgspec.Struct, frozen=True):
+    """Records whose time has come, and nobody else's meanwhile. Answered by `[Held]`."""
+
+    now: int
+    limit: int
+
+
+class Put(msgspec.Struct, frozen=True, gc=False):
+    """One record to write. `version` is the one it was read at; 0 for a record that is new."""
+
+    record: Record
+    version: int
+    ready_at: int | None
+    due_at: int | None
+    is_over: bool
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Write the records, each guarded by its version, and append the events. Answered by the last event's seq."""
+
+    puts: list[Put]
+    events: list[Event]
+
+
+Request = Open | Load | LoadJobs | FindReady | FindDue | Write
+Transaction = Generator[Request, Any, T]
+
+
+class Conflict(Exception):
+    """Somebody else wrote one of these records first. Nothing was written: load and decide again."""
+
+    def __init__(self, ids: tuple[str, ...]) -> None:
+        super().__init__(f"written by somebody else: {', '.join(ids)}")
+        self.ids = ids
+
+
+class Unavailable(Exception):
+    """The store cannot be used now. Whether the last transaction stands is unknown: repeat it with its request ids."""
+
+
+class Store(Protocol):
+    """A place that keeps records and their events."""
+
+    @property
+    def lanes(self) -> int:
+        """How many transactions may usefully run side by side."""
+        ...
+
+    async def open(self) -> None:
+        """Make it ready: connect, and bring its tables up to date."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        """Run one transaction to its end. Raises `Conflict` or `Unavailable`, and then nothing was written."""
+        ...
+
+    async def find(self, id: str) -> Record | None:
+        """The record as it is now, finished ones too."""
+        ...
+
+    async def find_by_dedupe_key(self, tenant: str, key: str) -> str | None:
+        """The id of the attempt that was enqueued with this key and is kept."""
+        ...
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        """Committed events with a greater seq, in order, of everything or of one entity or run."""
+        ...
+
+    async def last_seq(self) -> int:
+        """The seq of the newest committed event."""
+        ...
+
+    def wakes(self) -> AsyncIterator[None]:
+        """Hints that something was committed, perhaps by another process. Hints may be lost."""
+        ...
+
+    async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
+        """Drop what its retention no longer covers, and heartbeats of finished attempts. How much was dropped."""
+        ...

@@ -1,0 +1,269 @@
+"""The rules of docs/spec/workstreams.md about workers that fall silent, come back or are given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core import attempt, lease, worker
+from deltaci.core.decide import CancelJob
+from deltaci.core.machine import Command
+from deltaci.core.views.workstreams import worker_state
+from tests.lab import Lab, Lease, task
+from tests.spec.logs import altered, decoded, exported, last_step, violations
+from tests.spec.scenes import busy, grant
+
+
+def silent() -> tuple[Lab, Lease]:
+    """w1 was busy with `a` and is unresponsive."""
+    lab, (held,) = busy("a")
+    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+    return lab, held
+
+
+# -- silence
+
+
+@pytest.mark.proves("WST-K4", "WST-KI4")
+def test_a_silent_worker_loses_all_that_it_held_and_its_tasks_go_to_others() -> None:
+    """Its task is queued again, but not before its old lease would have ended: two never run it together."""
+    lab, leases = busy("a", "b", places=2)
+    lab.register("w2", places=2)
+
+    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+
+    assert last_step(lab, "w1") == ("busy", "unresponsive", "health_check_timeout", "error")
+    assert lab.worker_record("w1").tasks == ()
+    for name in "ab":
+        lost = lab.attempt(name)
+        assert (lost.state, lost.lease, lost.ended_lease and lost.ended_lease.state) == (
+            attempt.QUEUED,
+            None,
+            lease.REVOKED,
+        )
+        assert lab.refused(grant(lab, name, "w2")).code == "not_due"
+    assert {lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0)) for held in leases} == {
+        "LEASE_REVOKED"
+    }
+    lab.after(110)
+    for name in "ab":
+        lab.claim(lab.attempt(name), by="w2")
+        assert lab.job(name).worker_id == "w2"
+    lab.verified()
+
+
+@pytest.mark.proves("WST-KI2")
+def test_a_heartbeat_of_a_silent_worker_does_not_count() -> None:
+    """Its lease is gone; to keep a task alive it would need one."""
+    lab, held = silent()
+
+    reason = lab.stale(lab.message(attempt.Heartbeat, held))
+
+    assert reason == "LEASE_REVOKED"
+    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+
+
+@pytest.mark.proves("WST-KI2", "WST-KG5")
+def test_a_heartbeat_that_counts_makes_its_worker_recover_first() -> None:
+    """A runner that still has to stop a task speaks under a live lease; by speaking it has recovered."""
+    lab, (held,) = busy("a")
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    lab.do(worker.MissHealthChecks(id="w1"))
+    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+
+    lab.say(attempt.Heartbeat, held)
+
+    assert [line["to_state"] for line in exported(lab, "w1")][-3:] == ["unresponsive", "idle", "busy"]
+    log = decoded(lab.canonical())
+    back = [n for n, line in enumerate(log) if line["trigger"] == "health_check_recovered"]
+    beat = max(n for n, line in enumerate(log, 1) if line["trigger"] == "heartbeat")
+    assert (beat - 2, "WST-KI2") in violations([line for n, line in enumerate(log) if n not in (back[0], back[0] + 1)])
+    lab.verified()
+
+
+@pytest.mark.proves("WST-KI2", "WST-KG5")
+def test_a_message_that_does_not_count_recovers_nobody() -> None:
+    """Neither a repeat of what was said before the silence nor a word under a dead lease shows that it is back."""
+    lab, (held,) = busy("a")
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    said = lab.message(attempt.Heartbeat, held, request_id="m1")
+    lab.do(said)
+    lab.after(1).do(worker.MissHealthChecks(id="w1"))
+
+    again = lab.do(said)
+    repeated = worker_state(lab.worker_record("w1"))
+    reason = lab.after(200).stale(lab.message(attempt.Heartbeat, held, request_id="m2"))
+
+    assert (again.events, again.changed, repeated) == ([], {}, "unresponsive")
+    assert reason == "LEASE_EXPIRED"
+    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+    lab.verified()
+
+
+# -- silence while a task is being stopped
+
+
+def stopping() -> Lab:
+    """w1 fell silent with `a`, which it was asked to stop, and with `b`, which it lost."""
+    lab, _ = busy("a", "b", places=2)
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+    return lab
+
+
+@pytest.mark.proves("WST-K4", "WST-KI4")
+def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
+    """That lease still lives, and its deadline ends it; the others are lost and released one by one."""
+    lab, (*_, asked) = busy("a", "b", "c", places=3)
+    lab.do(CancelJob(id="r1/c", actor="user:ada"))
+
+    decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
+
+    told = [(each.from_, each.to, each.trigger, each.metadata) for each in decision.events if each.entity == "worker"]
+    assert told == [
+        ("BUSY", "UNRESPONSIVE", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
+        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2}),
+        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/b.1", "tasks": 1}),
+    ]
+    assert lab.worker_record("w1").tasks == ("r1/c.1",)
+    assert [lab.attempt(name).state for name in "abc"] == ["QUEUED", "QUEUED", "CANCEL_REQUESTED"]
+    assert lab.say(attempt.CancelAck, asked).state == attempt.CANCELED
+    lab.verified()
+
+
+@pytest.mark.proves("WST-KI4")
+@pytest.mark.parametrize("rule", ["WST-KI1", "WST-KI4", "WST-K3"])
+def test_the_verifier_finds_a_silent_worker_that_does_not_release_what_it_lost(rule: str) -> None:
+    """A place that is not given back, given back twice or counted wrongly is lost for ever."""
+    lab = stopping()
+    lines = decoded(lab.canonical())
+    number = max(n for n, line in enumerate(lines) if (line["entity"], line["from"]) == ("worker", "UNRESPONSIVE"))
+    changes = {"WST-KI1": {"tasks": 0}, "WST-K3": {"attempt_id": "r1/a.1"}}
+
+    if rule == "WST-KI4":
+        found = altered(lab.canonical(), lambda log: log.pop(number))
+    else:
+        found = altered(lab.canonical(), lambda log: log[number]["metadata"].update(changes[rule]))
+
+    assert rule in found
+
+
+@pytest.mark.proves("WST-K6", "WST-KI4")
+@pytest.mark.parametrize("order", [attempt.ForceCancel, attempt.Expire])
+def test_a_silent_worker_is_not_given_up_while_it_holds_a_lease(order: type[Command]) -> None:
+    """Whoever is gone must hold nothing; the deadline of the cancel, or the end of the lease, frees the last one."""
+    lab = stopping()
+
+    early = lab.refused(worker.GiveUp(id="w1"))
+    lab.after(110).do(order(id="r1/a.1"))
+    held = (worker_state(lab.worker_record("w1")), lab.worker_record("w1").tasks)
+    lab.do(worker.GiveUp(id="w1"))
+
+    assert early.code == "not_eligible"
+    assert "r1/a.1" in early.message
+    assert held == ("unresponsive", ())
+    assert last_step(lab, "w1") == ("unresponsive", "shutdown", "max_timeout_exceeded", "info")
+    lab.verified()
+
+
+@pytest.mark.proves("WST-K5", "WST-KA5", "WST-KI1")
+def test_a_worker_that_comes_back_with_a_lease_is_busy_in_the_same_decision() -> None:
+    """It returns to the pool with the place that it still needs taken, so that it is never given too much."""
+    lab = stopping()
+
+    decision = lab.do(worker.Recover(id="w1", actor="worker:w1"))
+
+    steps = [(each.from_, each.to, each.trigger) for each in decision.events]
+    assert steps == [("UNRESPONSIVE", "IDLE", "health_check_recovered"), ("IDLE", "BUSY", "task_assigned")]
+    assert decision.events[-1].metadata == {"attempt_id": "r1/a.1", "tasks": 1}
+    lab.claim(lab.attempt("spare"))
+    lab.register("w2")
+    lab.after(120).claim(lab.attempt("b"), by="w2")
+    assert lab.worker_record("w1").tasks == ("r1/a.1", "r1/spare.1")
+    lab.verified()
+
+
+@pytest.mark.proves("WST-K7", "WST-K8", "WST-KI3")
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -> None:
+    """It still goes when it comes back: at once, or after it has stopped what it was asked to stop."""
+    lab, (held,) = busy("a")
+    lab.do(worker.Shutdown(id="w1", actor="user:ada", reason="OLD"))
+    if is_stopping:
+        lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    lab.do(worker.MissHealthChecks(id="w1"))
+
+    lab.do(worker.Recover(id="w1"))
+
+    if is_stopping:
+        assert worker_state(lab.worker_record("w1")) == "busy"
+        assert lab.refused(grant(lab, "spare")).code == "not_eligible"
+        lab.say(attempt.CancelAck, held)
+    source = "busy" if is_stopping else "idle"
+    assert last_step(lab, "w1") == (source, "shutdown", "shutdown_requested", "info")
+    assert exported(lab, "w1")[-1]["metadata"]["reason"] == "OLD"
+    assert lab.refused(grant(lab, "spare")).code == "wrong_state"
+    lab.verified()
+
+
+# -- recovery and the end
+
+
+@pytest.mark.proves("WST-KG5")
+def test_a_silent_worker_gets_no_work_and_nobody_can_speak_for_it() -> None:
+    """Only its own answer shows that it is back; neither time nor a person does."""
+    lab, _ = silent()
+    lab.after(86_400)
+
+    by_person = lab.refused(worker.Recover(id="w1", actor="user:ada"))
+    asked = lab.refused(grant(lab, "spare"))
+
+    assert (by_person.code, asked.code) == ("wrong_actor", "wrong_state")
+    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+
+
+@pytest.mark.proves("WST-K5", "WST-KA5")
+def test_a_worker_that_answers_again_is_idle_and_takes_work() -> None:
+    """What it lost stays lost; it starts afresh."""
+    lab, _ = silent()
+
+    lab.do(worker.Recover(id="w1", actor="worker:w1"))
+
+    assert last_step(lab, "w1") == ("unresponsive", "idle", "health_check_recovered", "info")
+    assert lab.worker_record("w1").tasks == ()
+    lab.claim(lab.attempt("spare"))
+    assert worker_state(lab.worker_record("w1")) == "busy"
+    lab.verified()
+
+
+@pytest.mark.proves("WST-K6", "WST-KI4")
+def test_a_worker_that_stays_silent_is_given_up_and_holds_nothing() -> None:
+    """Its tasks were handed on when it fell silent; nothing is left behind."""
+    lab, held = silent()
+
+    lab.do(worker.GiveUp(id="w1"))
+
+    assert last_step(lab, "w1") == ("unresponsive", "shutdown", "max_timeout_exceeded", "info")
+    assert lab.worker_record("w1").tasks == ()
+    assert lab.attempt("a").lease is None
+    assert lab.stale(lab.message(attempt.Heartbeat, held)) == "LEASE_REVOKED"
+    assert lab.refused(grant(lab, "spare")).code == "wrong_state"
+    lab.verified()
+
+
+@pytest.mark.proves("WST-K4", "WST-K5", "WST-K6")
+@pytest.mark.parametrize("order", [worker.Recover, worker.GiveUp])
+@pytest.mark.parametrize("state", ["idle", "busy", "shutdown"])
+def test_only_a_silent_worker_recovers_or_is_given_up(state: str, order: type[Command]) -> None:
+    """An answer to a question that nobody asked changes nothing."""
+    lab = Lab()
+    lab.register("w1")
+    lab.plan(task("a"))
+    if state == "busy":
+        lab.claim(lab.attempt("a"))
+    if state == "shutdown":
+        lab.do(worker.Shutdown(id="w1"))
+
+    refusal = lab.refused(order(id="w1"))
+
+    assert refusal.code == "wrong_state"
+    assert worker_state(lab.worker_record("w1")) == state
