@@ -154,7 +154,7 @@ class History:
             id = self.draw.choice(held)
             choices = (
                 attempt.Stall(id=id),
-                attempt.Stall(id=id, reason="HANDED_BACK", is_lost=False),
+                attempt.Stall(id=id, reason=attempt.HANDED_BACK),
                 attempt.Requeue(id=id),
             )
             self.lab.do(self.draw.choice(choices))

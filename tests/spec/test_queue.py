@@ -186,7 +186,7 @@ def test_an_owner_that_does_not_heartbeat_loses_the_job() -> None:
     assert lab.stale(lab.message(attempt.Extend, held)) == "LEASE_EXPIRED"
 
 
-HANDED_BACK: Final = attempt.Stall(id="q1", reason="HANDED_BACK", is_lost=False)
+HANDED_BACK: Final = attempt.Stall(id="q1", reason=attempt.HANDED_BACK)
 
 
 @pytest.mark.proves("QUE-T3", "QUE-T11", "QUE-S6", "MOD-5")

@@ -13,6 +13,7 @@ import msgspec
 
 from deltaci.core import failures, ids, lease
 from deltaci.core.attempt_orders import (
+    HANDED_BACK,
     STALLED,
     Ack,
     BeginUpload,
@@ -43,6 +44,7 @@ from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, 
 from deltaci.core.worker import required_labels
 
 __all__ = [
+    "HANDED_BACK",
     "MACHINE",
     "STALLED",
     "Ack",
@@ -91,6 +93,8 @@ TIMEOUT_SECONDS: Final = 3600
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 NOT_ACCEPTED: Final = "NOT_ACCEPTED"
 WORKER_LOST: Final = "WORKER_LOST"
+# What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
+_STALLS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
 REQUEUED_AT_ONCE: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
 
 
@@ -225,7 +229,8 @@ def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Finish, at)
     # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
-    exit_code = 0 if command.is_success and isinstance(command, Finish) else command.exit_code
+    is_plain = command.is_success and command.exit_code is None and isinstance(command, Finish)
+    exit_code = 0 if is_plain else command.exit_code
     told["exit_code"] = exit_code
     if command.is_success:
         if exit_code != 0:
@@ -290,7 +295,10 @@ def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) ->
 
 
 def _stall(attempt: Attempt, command: Stall, at: int) -> Move:
-    return _stale(attempt, lease.Revoke, at, command.reason, is_lost=command.is_lost)
+    is_lost = _STALLS.get(command.reason)
+    if is_lost is None or (command.reason == WORKER_LOST and command.actor != ORCHESTRATOR):
+        raise Refused("bad_request", f"an attempt is stalled as {STALLED} or {HANDED_BACK}, not as {command.reason}")
+    return _stale(attempt, lease.Revoke, at, command.reason, is_lost=is_lost)
 
 
 def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Move:

@@ -11,6 +11,7 @@ from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import Command
 
 STALLED = "STALLED"
+HANDED_BACK = "HANDED_BACK"
 
 
 class Publish(Command, frozen=True, kw_only=True):
@@ -105,12 +106,11 @@ class RevokeUnaccepted(Command, frozen=True, kw_only=True):
 
 
 class Stall(Command, frozen=True, kw_only=True):
-    """Its worker is no longer trusted. `is_lost` counts against the attempt; a worker that hands back does not."""
+    """Its worker is no longer trusted, or hands the work back."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
     reason: str = STALLED
-    is_lost: bool = True
 
 
 class Requeue(Command, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from deltaci.core import attempt, graph, job, run, worker
 from deltaci.core.errors import InvariantBroken, Refused, StaleLease
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.machine import Command, Machine, Record, check_actor, is_repeat
+from deltaci.core.machine import Command, Machine, Record, check_actor, is_repeat, remembering
 from deltaci.core.reactions import REACTIONS, Birth, Follow, cancel_job
 from deltaci.core.world import World
 
@@ -203,6 +203,9 @@ def _addressed(world: World, command: Command) -> Record:
     record = world.find(command.id)
     if record is None:
         raise InvariantBroken(f"{command.id} vanished while it was decided")
+    if command.request_id and type(command) in _ORDERS and world.events:
+        record = remembering(record, command)
+        world.put(record)
     return record
 
 
@@ -210,7 +213,8 @@ def _expand(world: World, command: Command) -> Iterable[Command]:
     """An order about many records, as orders about one each."""
     expand = _ORDERS.get(type(command))
     if expand is not None:
-        return expand(world, command)
+        known = world.find(command.id) if command.request_id else None
+        return () if known is not None and is_repeat(known, command) else expand(world, command)
     if isinstance(command, attempt.Leased):
         return _expand_message(world, command)
     return (command,)

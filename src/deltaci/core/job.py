@@ -58,13 +58,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """`unmet` counts the dependencies that are still open; `attempts` how many attempts there were."""
+    """`unmet` counts the open dependencies, `attempts` the attempts made, `claimed` those that a worker took."""
 
     spec: JobSpec
     needs: tuple[str, ...] = ()
     dependents: tuple[str, ...] = ()
     unmet: int = 0
     attempts: int = 0
+    claimed: int = 0
     attempt_id: str = ""
     worker_id: str = ""
     next_run_at: int = 0
@@ -190,11 +191,8 @@ def _open_approval(job: Job, _command: OpenApproval, at: int) -> Move:
 
 
 def _begin(job: Job, command: Begin, at: int) -> Move:
-    return (
-        RUNNING,
-        {"worker_id": command.worker_id, "started_at": job.started_at or at},
-        {"worker_id": command.worker_id},
-    )
+    changes = {"worker_id": command.worker_id, "started_at": job.started_at or at, "claimed": job.attempts}
+    return RUNNING, changes, {"worker_id": command.worker_id}
 
 
 def _reclaim(job: Job, command: Begin, _at: int) -> Move:

@@ -103,6 +103,12 @@ def is_repeat(record: Record, command: Command) -> bool:
     return bool(command.request_id) and _request(command) in record.requests
 
 
+def remembering(record: R, command: Command) -> R:
+    """The record, knowing that this request was applied to it."""
+    kept = (*record.requests, _request(command))[-REQUESTS_REMEMBERED:]
+    return msgspec.structs.replace(record, requests=kept)
+
+
 def nothing(_record: Any, _command: Any, _at: int) -> None:
     """A repeat: the record already shows what was asked for."""
 
@@ -165,10 +171,7 @@ class Machine(Generic[S]):
                 "read it again and decide anew",
             )
         changed = self.step(record, command, at, events)
-        if request and changed is not record:
-            kept = (*record.requests, request)[-REQUESTS_REMEMBERED:]
-            changed = msgspec.structs.replace(changed, requests=kept)
-        return changed
+        return remembering(changed, command) if request and changed is not record else changed
 
     def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
         """Follow the table once, after the steps that the command implies, and append an event for each."""

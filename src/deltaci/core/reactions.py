@@ -46,7 +46,7 @@ def _begin_job(world: World, event: Event) -> Iterable[Command]:
 def _assign_worker(world: World, event: Event) -> Iterable[Command]:
     claimed = world.attempt(event.entity_id)
     if claimed.job_id and claimed.lease and world.worker(claimed.lease.worker_id):
-        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id)
+        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id, queue_key=claimed.queue_key)
 
 
 def _release_worker(world: World, event: Event) -> Iterable[Command]:

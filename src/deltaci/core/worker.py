@@ -38,9 +38,10 @@ class CompleteRegistration(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """It was granted a lease."""
+    """It was granted a lease. `queue_key` names the labels that the attempt requires."""
 
     attempt_id: str
+    queue_key: str = ""
 
 
 class Release(Command, frozen=True, kw_only=True):
@@ -102,6 +103,11 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
         return None
     if worker.shutdown_reason:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
+    missing = required_labels(command.queue_key) - set(worker.labels)
+    if missing:
+        raise Refused(
+            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; give it to one that has it"
+        )
     if len(worker.tasks) >= worker.max_concurrent_tasks:
         raise Refused(
             "worker_full",

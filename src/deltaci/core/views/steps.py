@@ -90,4 +90,4 @@ def step_status(record: job.Job) -> str:
 
 def step_attempts(record: job.Job) -> int:
     """Document 002's `attempts`: how many were claimed. One that waits for a worker does not count yet."""
-    return record.attempts - (record.state == job.QUEUED)
+    return record.claimed

@@ -1,0 +1,85 @@
+"""Orders about many records, and what a caller may not claim."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core import attempt, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import CancelJob, Plan
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.core.views.steps import step_attempts
+from tests.lab import TENANT, Lab, task
+
+
+@pytest.mark.proves("STP-S1")
+def test_an_attempt_that_nobody_claimed_does_not_count() -> None:
+    """Document 002 counts claims; a job that was cancelled in the queue was never tried."""
+    lab = Lab().plan(task("a"))
+
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+
+    assert (lab.job("a").attempts, step_attempts(lab.job("a"))) == (1, 0)
+
+
+@pytest.mark.proves("WST-TG3")
+def test_a_queue_job_cannot_be_completed_with_a_failing_exit_code() -> None:
+    """What the caller says must agree with itself."""
+    lab = Lab()
+    lab.enqueue()
+    lease = lab.claim(lab.queued())
+    lab.say(attempt.Start, lease)
+
+    refusal = lab.refused(lab.message(attempt.Finish, lease, is_success=True, exit_code=3))
+
+    assert refusal.code == "bad_request"
+
+
+@pytest.mark.proves("WST-KG2")
+def test_a_registered_worker_cannot_claim_labels_that_it_was_not_registered_with() -> None:
+    """What a worker can do is what it said when it came, not what would be handy now."""
+    lab = Lab().plan(task("a", queue_key="gpu"))
+    lab.register("w1")
+    grant = attempt.Grant(id="r1/a.1", actor="worker:w1", fingerprint="f" * 32, labels=("gpu",))
+
+    assert lab.refused(grant).code == "not_eligible"
+
+
+@pytest.mark.parametrize("reason", ["LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "MOOD"])
+def test_a_person_cannot_give_a_stall_the_orchestrators_reasons(reason: str) -> None:
+    """Only the orchestrator finds out that a lease ran out or a worker is lost."""
+    lab = Lab()
+    lab.enqueue()
+    lab.claim(lab.queued())
+
+    assert lab.refused(attempt.Stall(id="q1", actor="user:ada", reason=reason)).code == "bad_request"
+
+
+@pytest.mark.proves("QUE-C5", "MOD-10")
+def test_repeating_an_order_about_many_records_changes_nothing() -> None:
+    """A planner, a client or a person whose answer was lost sends the same request again."""
+    lab = Lab()
+    born = Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT), request_id="b")
+    planned = Plan(id="r1", jobs=(task("a"), task("b")), request_id="p")
+    canceled = CancelJob(id="r1/a", actor="user:ada", request_id="c")
+    lab.do(born)
+    lab.do(run.BeginPlanning(id="r1"))
+    lab.do(planned)
+    lab.do(canceled)
+    events = len(lab.log)
+
+    decisions = [lab.do(command) for command in (born, planned, canceled)]
+
+    assert len(lab.log) == events
+    assert [decision.changed for decision in decisions] == [{}, {}, {}]
+
+
+def test_the_same_request_with_another_record_is_refused() -> None:
+    """A request id that means two things means nothing."""
+    lab = Lab()
+    lab.do(Birth(id="q1", record=Attempt(id="q1", tenant=TENANT), request_id="b"))
+
+    refusal = lab.refused(Birth(id="q1", record=Attempt(id="q1", tenant=TENANT, priority=3), request_id="b"))
+
+    assert refusal.code == "bad_request"
