@@ -22,6 +22,7 @@ from deltaci.core.world import World
 from tests.lab import Lab, task
 
 JOBS = 4000
+LARGE = 10_000
 AT = 1_767_513_600_000_000
 
 
@@ -32,7 +33,7 @@ def run() -> list[Figure]:
     spent = cpu(lambda: [decide(world, command, AT) for command in commands])
     each = spent / len(commands) * 1e6
     floor = copy_cost() * 1e6
-    small, large = per_job(10, 100), per_job(10_000, 1)
+    small, large = per_job(10, 100), per_job(LARGE, 1)
     return [
         Figure(
             "a command of the queue (enqueue, claim, start, heartbeat, finish)",
@@ -42,7 +43,7 @@ def run() -> list[Figure]:
         ),
         Figure("lifecycles decided per second", len(commands) / 5 / spent, "jobs/s"),
         Figure("a job in a run of 10, planned to finished", small * 1e6, "µs"),
-        Figure("a job in a run of 10,000", large * 1e6, "µs", {"a run of 10": large / small}),
+        Figure(f"a job in a run of {LARGE:,}", large * 1e6, "µs", {"a run of 10": large / small}),
     ]
 
 

@@ -62,15 +62,19 @@ def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], N
     """Read the log to its end and say what is wrong with it. Blank lines are allowed and counted."""
     verifier: Verifier | None = FORMATS[format]() if format else None
     feed = verifier.feed if verifier else None
+    read = 0
     for number, raw in enumerate(lines, 1):
         if len(raw) < MIN_LINE and not raw.strip():
             continue
         if feed is None:
             verifier = FORMATS[detect(raw)]()
             feed = verifier.feed
+        read += 1
         feed(number, raw)
         if progress is not None and not number & PROGRESS_MASK:
             progress(number)
     if verifier is None:
         raise NotALog("the log is empty; expected at least one event")
-    return verifier.end()
+    report = verifier.end()
+    report.lines = read
+    return report

@@ -19,14 +19,18 @@ from deltaci.core.verify import attempts, jobs, runs, workers
 from deltaci.core.verify.records import (
     AnyLine,
     Attempt,
+    AttemptLine,
     Entity,
     Job,
+    JobLine,
     LeaseLine,
     LeaseTold,
     Line,
     Run,
+    RunLine,
     Scope,
     Worker,
+    WorkerLine,
 )
 from deltaci.core.verify.report import Recent, Report
 from deltaci.core.views import views_of
@@ -57,6 +61,7 @@ CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, W
 
 _decode = msgspec.json.Decoder(AnyLine).decode
 
+EntityLine = RunLine | JobLine | AttemptLine | WorkerLine
 Problem = tuple[str, str, str]  # The rule, what was found, what would have been legal.
 
 
@@ -99,7 +104,6 @@ class Canonical:
     def feed(self, number: int, raw: bytes) -> None:
         """Check one line."""
         self.number = number
-        self.report.lines += 1
         try:
             line = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -108,25 +112,30 @@ class Canonical:
         if isinstance(line, LeaseLine):
             self._lease_line(line)
             return
-        told = line.metadata
-        self._missing_lease_line()
+        if self.expected is not None:
+            self._missing_lease_line()
         if line.seq <= self.seq:
             self.bad("MOD-E1", f"seq {line.seq} after {self.seq}", f"a seq greater than {self.seq}")
-        self.seq = max(self.seq, line.seq)
-        entity = self.live.get(line.entity_id)
+        else:
+            self.seq = line.seq
+        entity = self.live.get(line.entity_id) or self._born(line)
         if entity is None:
-            entity = self._born(line, told)
-            if entity is None:
-                return
-        elif entity.kind != line.entity:
+            return
+        if entity.kind != line.entity:
             self.bad("MOD-E1", f"{line.entity_id} is a {entity.kind}, not a {line.entity}", "one id for one entity")
             return
-        self._enter(entity, line)
-        self._continuity(entity, line)
+        self.touch(entity, line)
+        if (
+            line.rev != entity.rev + 1
+            or line.from_ != entity.state
+            or line.tenant != entity.tenant
+            or line.run_id != entity.run_id
+        ):
+            self._discontinuity(entity, line)
         self._judge(entity, line)
-        for check in CHECKS[line.entity].get(line.to, ()):
-            check(self, entity, line, told)
-        self._move(entity, line, told)
+        for check in CHECKS[entity.kind].get(line.to, ()):
+            check(self, entity, line, line.metadata)
+        self._move(entity, line)
 
     def end(self) -> Report:
         """The log is over: what it leaves must fit together."""
@@ -135,7 +144,7 @@ class Canonical:
             self._settle(scope)
         return self.report
 
-    def _born(self, line: Line, told: Any) -> Entity | None:
+    def _born(self, line: EntityLine) -> Entity | None:
         """The first event of an entity. Whatever it belongs to must be there."""
         self.report.entities += 1
         first = attempt.CREATED if line.entity == ATTEMPT else None
@@ -145,12 +154,12 @@ class Canonical:
             self.bad(rule, f"{line.entity} {line.entity_id} {over}, and now goes {line.from_} → {line.to}", "a birth")
             self.report.entities -= 1
             return None
-        entity = self._make(line, told)
+        entity = self._make(line)
         if entity is not None:
             self.live[line.entity_id] = entity
         return entity
 
-    def _make(self, line: Line, told: Any) -> Entity | None:
+    def _make(self, line: EntityLine) -> Entity | None:
         if line.entity == RUN:
             return Run(line.entity_id, line.tenant, line.run_id, Scope())
         if line.entity == WORKER:
@@ -170,35 +179,31 @@ class Canonical:
             return Job(line.entity_id, line.tenant, line.run_id, owner.scope, run=owner)
         if owner is None:
             return Attempt(line.entity_id, line.tenant, line.run_id, Scope(), job=None)
-        parent = owner.jobs.get(told.job_id or "")
+        job_id = line.metadata.job_id if isinstance(line, AttemptLine) else None
+        parent = owner.jobs.get(job_id or "")
         if parent is None:
             self.bad(
                 "ORC-A1",
-                f"attempt {line.entity_id} belongs to job {told.job_id!r}, which is not in its run",
+                f"attempt {line.entity_id} belongs to job {job_id!r}, which is not in its run",
                 "its job first",
             )
             return None
         return Attempt(line.entity_id, line.tenant, line.run_id, owner.scope, job=parent)
 
-    def _enter(self, entity: Entity, line: Line) -> None:
-        """Close the scope's last transaction when this line opens another, and keep time in order."""
+    def touch(self, entity: Entity, line: Line) -> None:
+        """The entity changes with this line. The first line at another time closes its scope's last transaction."""
         scope = entity.scope
         if line.at != scope.moment:
             if line.at < scope.moment:
-                self.bad(
-                    "WST-V4", f"{line.at.isoformat()} after {scope.moment.isoformat()}", "a time that does not go back"
-                )
+                found = f"{line.at.isoformat()} after {scope.moment.isoformat()}"
+                self.bad("WST-V4", found, "a time that does not go back")
             self._settle(scope)
             scope.moment = line.at
         scope.line = self.number
-        scope.touched[id(entity)] = entity
+        scope.touched[entity.id] = entity
 
-    def touch(self, entity: Entity, line: Line) -> None:
-        """Another entity changes with this line, without an event of its own."""
-        self._enter(entity, line)
-
-    def _continuity(self, entity: Entity, line: Line) -> None:
-        """The line goes on where the entity stands."""
+    def _discontinuity(self, entity: Entity, line: Line) -> None:
+        """The line does not go on where the entity stands."""
         kind = line.entity
         if line.rev != entity.rev + 1:
             self.bad("MOD-10", f"{kind} {entity.id} has rev {line.rev} after {entity.rev}", f"rev {entity.rev + 1}")
@@ -244,7 +249,7 @@ class Canonical:
                     problems.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
         return tuple(after), problems
 
-    def _move(self, entity: Entity, line: Line, told: Any) -> None:
+    def _move(self, entity: Entity, line: EntityLine) -> None:
         """Believe the line from here on, right or wrong, so that one mistake is reported once."""
         before = entity.state
         entity.state, entity.rev, entity.at = line.to, line.rev, line.at
@@ -261,8 +266,9 @@ class Canonical:
                     for view, shown in zip(VIEWS[JOB], entity.shown, strict=True)
                 )
         elif isinstance(entity, Attempt):
-            if told.lease is not None:
-                self.expected = (line, told.lease)
+            told = line.metadata.lease if isinstance(line, AttemptLine) else None
+            if told is not None:
+                self.expected = (line, told)
             if entity.job is None and line.to in attempt.TERMINAL:
                 self._forget(entity)
                 return
@@ -276,14 +282,17 @@ class Canonical:
             return
         touched, scope.touched = list(scope.touched.values()), {}
         now, self.number = self.number, scope.line
+        owner: Run | None = None
         for entity in touched:
             if isinstance(entity, Job):
                 jobs.settle(self, entity)
+                owner = entity.run
             elif isinstance(entity, Attempt):
                 attempts.settle(self, entity)
             elif isinstance(entity, Worker):
                 workers.settle(self, entity)
-        owner = next((e.run if isinstance(e, Job) else e for e in touched if isinstance(e, Job | Run)), None)
+            elif isinstance(entity, Run):
+                owner = entity
         if owner is not None:
             runs.settle(self, owner)
             if owner.state in run.TERMINAL and all(each.state in job.TERMINAL for each in owner.jobs.values()):
@@ -306,18 +315,26 @@ class Canonical:
                 "MOD-E3", f"lease {line.entity_id} changes without its attempt", "its attempt's event right before"
             )
             return
-        of, lease_told = expected
-        words = LEASE_WORDS.get((lease_told.from_, lease_told.to), ("", ""))
-        name = lease_name(of.entity_id, lease_told.number)
-        wanted: tuple[Any, ...] = (of.seq, of.at, of.tenant, name, of.run_id, lease_told.from_, lease_told.to, *words)
-        wanted = (*wanted, of.actor, of.request_id, of.rev, lease_told.worker_id)
-        found: tuple[Any, ...] = (line.seq, line.at, line.tenant, line.entity_id, line.run_id, line.from_, line.to)
-        found = (*found, line.trigger, line.severity, line.actor, line.request_id, line.rev, line.metadata.worker_id)
-        if wanted != found:
-            differs = [f"{f!r} instead of {w!r}" for f, w in zip(found, wanted, strict=True) if f != w]
-            self.bad(
-                "MOD-E3", f"lease {line.entity_id} does not say what its attempt says: {', '.join(differs)}", "the same"
-            )
+        of, told = expected
+        if (
+            line.seq == of.seq
+            and line.rev == of.rev
+            and line.to == told.to
+            and line.from_ == told.from_
+            and line.at == of.at
+            and line.actor == of.actor
+            and line.tenant == of.tenant
+            and line.run_id == of.run_id
+            and line.request_id == of.request_id
+            and line.metadata.worker_id == told.worker_id
+            and line.entity_id == lease_name(of.entity_id, told.number)
+            and (line.trigger, line.severity) == LEASE_WORDS.get((told.from_, told.to))
+        ):
+            return
+        wanted = f"lease {told.number} of {told.worker_id}, {told.from_} → {told.to}, seq {of.seq}, rev {of.rev}"
+        holder = f"lease {line.entity_id} of {line.metadata.worker_id}"
+        found = f"{holder}, {line.from_} → {line.to}, seq {line.seq}, rev {line.rev}"
+        self.bad("MOD-E3", f"{found} does not say what its attempt says", f"{wanted}, and all else as its attempt")
 
     def _missing_lease_line(self) -> None:
         if self.expected is not None:

@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True, tag_field="entity", rename={"from_": "from"}):
+class Line(msgspec.Struct, forbid_unknown_fields=True, tag_field="entity", gc=False, rename={"from_": "from"}):
     """One line of the canonical log. Which entity it is about decides what its metadata may say."""
 
     entity: ClassVar[str] = ""
@@ -36,11 +36,11 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, tag_field="entity", renam
     rev: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Told(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Told(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """What metadata may say. What an event does not tell is None."""
 
 
-class RunTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class RunTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of a run's event."""
 
     is_fail_fast: bool | None = None
@@ -58,7 +58,7 @@ class RunTold(_Told, forbid_unknown_fields=True, kw_only=True):
     conclusion: str | None = None
 
 
-class JobTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class JobTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of a job's event."""
 
     name: str | None = None
@@ -86,7 +86,7 @@ class JobTold(_Told, forbid_unknown_fields=True, kw_only=True):
     reason: str | None = None
 
 
-class LeaseTold(_Told, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+class LeaseTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False, rename={"from_": "from"}):
     """What an attempt's event says about its lease."""
 
     number: Count
@@ -97,7 +97,7 @@ class LeaseTold(_Told, forbid_unknown_fields=True, kw_only=True, rename={"from_"
     expires_at: Moment | None = None
 
 
-class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Why an attempt failed."""
 
     code: str
@@ -107,7 +107,7 @@ class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True):
     line: str = ""
 
 
-class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of an attempt's event."""
 
     index: Count | None = None
@@ -126,7 +126,7 @@ class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True):
     is_forced: bool | None = None
 
 
-class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of a worker's event."""
 
     labels: list[str] | None = None
@@ -137,13 +137,13 @@ class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True):
     attempts: list[str] | None = None
 
 
-class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True):
+class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of a lease's own line."""
 
     worker_id: Name
 
 
-class RunLine(Line, tag="run"):
+class RunLine(Line, tag="run", gc=False):
     """A line about a run."""
 
     entity: ClassVar[str] = "run"
@@ -151,7 +151,7 @@ class RunLine(Line, tag="run"):
     metadata: RunTold
 
 
-class JobLine(Line, tag="job"):
+class JobLine(Line, tag="job", gc=False):
     """A line about a job."""
 
     entity: ClassVar[str] = "job"
@@ -159,7 +159,7 @@ class JobLine(Line, tag="job"):
     metadata: JobTold
 
 
-class AttemptLine(Line, tag="attempt"):
+class AttemptLine(Line, tag="attempt", gc=False):
     """A line about an attempt."""
 
     entity: ClassVar[str] = "attempt"
@@ -167,7 +167,7 @@ class AttemptLine(Line, tag="attempt"):
     metadata: AttemptTold
 
 
-class WorkerLine(Line, tag="worker"):
+class WorkerLine(Line, tag="worker", gc=False):
     """A line about a worker."""
 
     entity: ClassVar[str] = "worker"
@@ -175,7 +175,7 @@ class WorkerLine(Line, tag="worker"):
     metadata: WorkerTold
 
 
-class LeaseLine(Line, tag="lease"):
+class LeaseLine(Line, tag="lease", gc=False):
     """A line about a lease."""
 
     entity: ClassVar[str] = "lease"
@@ -192,7 +192,7 @@ class Scope:
 
     moment: datetime = EPOCH
     line: int = 0
-    touched: dict[int, Entity] = field(default_factory=dict)
+    touched: dict[str, Entity] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

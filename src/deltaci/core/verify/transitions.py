@@ -100,7 +100,6 @@ class Transitions:
     def feed(self, number: int, raw: bytes) -> None:
         """Check one line."""
         self.number = number
-        self.report.lines += 1
         try:
             line = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
