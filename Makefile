@@ -36,7 +36,8 @@ bench: setup-dev ## run the benchmarks (ONLY=queue: that one)
 
 lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
 	@$(LOCK) pyproject.toml requirements/runtime.in --output-file requirements/runtime.lock
-	@$(LOCK) pyproject.toml requirements/runtime.in requirements/dev.in --output-file requirements/dev.lock
+	@$(LOCK) --all-extras pyproject.toml requirements/runtime.in requirements/dev.in --output-file requirements/dev.lock
+	@$(LOCK) requirements/peers.in --output-file requirements/peers.lock
 
 clean: ## remove what make made (never the data in .state)
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out build dist

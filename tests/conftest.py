@@ -1,8 +1,12 @@
-"""What the whole test run shares: figures that tests measure are shown at its end."""
+"""What the whole test run shares: figures that tests measure are shown at its end, and one PostgreSQL server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.servers import PostgresServer
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -13,3 +17,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for figure in sorted(figures):
             terminalreporter.write_line(figure)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, started by the first test that asks for it; each process of pytest-xdist has its own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of a new, empty database."""
+    postgres_server.start()  # an earlier test may have killed it and failed
+    dsn = postgres_server.create_database()
+    yield dsn
+    postgres_server.start()
+    postgres_server.drop_database(dsn)

@@ -33,6 +33,7 @@ SEES: dict[str, set[str]] = {
     "cli": SHELL_SEES,
     "server": SHELL_SEES,
     "runner": SHELL_SEES,
+    "library": ENGINE_SEES | {"engine"},
     "main": SHELL_SEES | {"cli", "server", "runner"},
 }
 
@@ -165,7 +166,7 @@ def wrong_way_imports(module: Module) -> Iterator[str]:
 
 
 def named_stores(module: Module) -> Iterator[str]:
-    if module.room in ("", "store", "main"):
+    if module.room in ("", "store", "library", "main"):
         return
     names: list[tuple[ast.stmt | ast.expr, str]] = [*imports(module), *strings(module)]
     for node, target in names:

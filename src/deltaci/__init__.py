@@ -1,5 +1,37 @@
-"""Delta CI: continuous integration whose every change of state is a pure, fenced, recorded decision."""
+"""Delta CI: a self-hosted CI and job orchestrator whose every step can be proved legal.
 
+Programs use the queue as a library: `from deltaci import Queue, AsyncQueue, Worker`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltaci.core.errors import Refused, StaleLease
+    from deltaci.engine.queue import NewJob
+    from deltaci.engine.worker import Task, Worker
+    from deltaci.library import AsyncQueue, Queue
 
 __version__ = version("deltaci")
+__all__ = ["AsyncQueue", "NewJob", "Queue", "Refused", "StaleLease", "Task", "Worker", "__version__"]
+
+# Where each name lives. Imported when first used, so that the command line starts fast.
+_HOMES = {
+    "AsyncQueue": "deltaci.library",
+    "NewJob": "deltaci.engine.queue",
+    "Queue": "deltaci.library",
+    "Refused": "deltaci.core.errors",
+    "StaleLease": "deltaci.core.errors",
+    "Task": "deltaci.engine.worker",
+    "Worker": "deltaci.engine.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'deltaci' has no attribute {name!r}")
+    return getattr(import_module(home), name)

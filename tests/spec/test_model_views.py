@@ -29,11 +29,11 @@ from deltaci.core.events import (
 )
 from deltaci.core.failures import Facts, classify
 from deltaci.core.ids import LeaseRef
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Stateful, Through, To, nothing
+from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Through, To, nothing
 from deltaci.core.verify import verify
 from deltaci.core.views import VIEWS
 from deltaci.core.views.view import Change, Extension, Step, View
-from tests.lab import Lab, task
+from tests.lab import Lab
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "model.md"
 MACHINES: Final[dict[str, Machine[Any]]] = {
@@ -163,18 +163,6 @@ def command(kind: type[Command], actor: str) -> Command:
     return kind(id="x", actor=actor, **{name: SAMPLES[name] for name in needed})
 
 
-def record(entity: str, state: str) -> Stateful:
-    """A record of this kind in this state."""
-    kinds: dict[str, Any] = {RUN: run.Run, ATTEMPT: attempt.Attempt, WORKER: worker.Worker}
-    if entity == JOB:
-        return job.Job(id="x", state=state, spec=task("x"))
-    if entity == LEASE:
-        times = {"ttl_seconds": 120, "accept_by": 0, "expires_at": 0}
-        return lease.Lease(id="x", state=state, number=1, worker_id="w1", fingerprint="f", **times)
-    made: Stateful = kinds[entity](id="x", state=state)
-    return made
-
-
 # -- the engine refuses tables that make no sense
 
 
@@ -258,7 +246,7 @@ def test_every_pair_of_state_and_command_has_a_rule_or_is_refused(name: str) -> 
                 continue
             refused += 1
             with pytest.raises(Refused) as refusal:
-                machine.choose(record(name, state), command(kind, ACTORS[min(kind.by)]), 0)
+                machine.step(Record(id="x", state=state), command(kind, ACTORS[min(kind.by)]), 0, [])
             assert refusal.value.code == "wrong_state"
             assert (state or "no record") in refusal.value.message
 
@@ -273,7 +261,7 @@ def test_every_command_is_refused_to_whom_it_does_not_belong(name: str) -> None:
     for rule in machine.rules:
         for kind in set(ACTOR_KINDS) - rule.command.by:
             with pytest.raises(Refused) as refusal:
-                machine.choose(record(name, rule.source), command(rule.command, ACTORS[kind]), 0)
+                machine.step(Record(id="x", state=rule.source), command(rule.command, ACTORS[kind]), 0, [])
             assert refusal.value.code == "wrong_actor"
 
 

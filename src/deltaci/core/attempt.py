@@ -120,7 +120,6 @@ class Attempt(Record, frozen=True, kw_only=True):
     result: Any = None
     report: Any = None
     error: Failure | None = None
-    dedupe_key: str = ""
     spec: Any = None
 
     @property

@@ -234,6 +234,8 @@ def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
 
 def _expand_birth(world: World, birth: Birth) -> Iterable[Command]:
     if world.find(birth.id) is not None:
+        if birth.or_existing:
+            return ()
         raise Refused("bad_request", f"{birth.id!r} exists already; choose another id")
     if isinstance(birth.record, worker.Worker):
         return birth, worker.CompleteRegistration(id=birth.id, actor=birth.actor)

@@ -131,12 +131,14 @@ class Machine(Generic[S]):
         self.terminal = frozenset(state for state in self.states if state not in leaves)
         self.commands = _ordered(row.command for row in rows)
         for through in self.throughs:
-            if (through.source, through.first) not in self._rule and (
-                through.source,
-                through.first,
-            ) not in self._through:
+            implied = (through.source, through.first)
+            if implied not in self._rule and implied not in self._through:
                 raise InvariantBroken(
                     f"{name}: {through.command.__name__} in {through.source} goes through a step without a rule"
+                )
+            if not through.command.by <= through.first.by:
+                raise InvariantBroken(
+                    f"{name}: {through.command.__name__} implies {through.first.__name__}, which its actors may not do"
                 )
 
     def rule(self, state: str, command: type[Command]) -> Rule | None:
@@ -175,15 +177,29 @@ class Machine(Generic[S]):
 
     def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
         """Follow the table once, after the steps that the command implies, and append an event for each."""
-        through = self._through.get((record.state, command.__class__))
+        check_actor(command)
+        # No clock that jumped back may order two events of one record wrongly.
+        return self._follow(record, command.__class__, command, max(at, record.updated_at), events)
+
+    def _follow(self, record: R, kind: type[Command], command: Command, at: int, events: list[Event]) -> R:
+        """The rule for this state and this kind of command, on the word of the command that is carried out."""
+        pair = (record.state, kind)
+        through = self._through.get(pair)
         if through is not None and (through.when is None or through.when(record)):
-            record = self.step(record, _implied(through.first, command), at, events)
-            return self.step(record, command, at, events)
-        at = max(at, record.updated_at)  # No clock that jumped back may order two events of one record wrongly.
-        move = self.choose(record, command, at)
+            record = self._follow(record, through.first, command, at, events)
+            return self._follow(record, kind, command, at, events)
+        rule = self._rule.get(pair)
+        if rule is None:
+            raise self.refusal(record, kind)
+        move = rule.do(record, command, at)
         if move is None:
             return record
-        to, changes, metadata = move
+        state, changes, metadata = move
+        to = self._target.get((rule.source, kind, state))
+        if to is None:
+            raise InvariantBroken(
+                f"{self.name}: {kind.__name__} in {rule.source} landed in {state}, outside its targets"
+            )
         rev = record.rev + 1
         events.append(
             Event(
@@ -194,7 +210,7 @@ class Machine(Generic[S]):
                 record.id,
                 record.run_id,
                 record.state or None,
-                to.state,
+                state,
                 to.trigger,
                 command.actor,
                 to.severity,
@@ -203,25 +219,7 @@ class Machine(Generic[S]):
                 metadata,
             )
         )
-        return msgspec.structs.replace(record, state=to.state, rev=rev, updated_at=at, **changes)
-
-    def choose(self, record: Stateful, command: Command, at: int) -> tuple[To, dict[str, Any], dict[str, Any]] | None:
-        """The target that the rule for this state and command picks; None for a repeat. Refuses what has no rule."""
-        kind = command.__class__
-        check_actor(command)
-        rule = self._rule.get((record.state, kind))
-        if rule is None:
-            raise self.refusal(record, kind)
-        move = rule.do(record, command, at)
-        if move is None:
-            return None
-        state, changes, metadata = move
-        to = self._target.get((rule.source, kind, state))
-        if to is None:
-            raise InvariantBroken(
-                f"{self.name}: {kind.__name__} in {rule.source} landed in {state}, outside its targets"
-            )
-        return to, changes, metadata
+        return msgspec.structs.replace(record, state=state, rev=rev, updated_at=at, **changes)
 
     def refusal(self, record: Stateful, order: type[Command]) -> Refused:
         """Say what was found, what was expected and what to do."""
@@ -248,13 +246,6 @@ def _unique(name: str, rows: Iterable[Any]) -> dict[tuple[str, type[Command]], A
 
 def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(items))
-
-
-def _implied(first: type[Command], command: Command) -> Command:
-    """The implied step carries whatever the message says that the step needs, and who said it."""
-    wanted = first.__struct_fields__
-    given = {name: getattr(command, name) for name in command.__struct_fields__ if name in wanted}
-    return first(**given)
 
 
 def _request(command: Command) -> str:

@@ -19,9 +19,10 @@ from deltaci.core.world import World
 
 
 class Birth(Command, frozen=True, kw_only=True):
-    """Bring a record into being."""
+    """Bring a record into being. With `or_existing`, one that has this id already is just as good."""
 
     record: Record
+    or_existing: bool = False
 
 
 Follow = Callable[[World, Event], Iterable[Command]]

@@ -195,9 +195,10 @@ def _finalize_plan(run: Run, _command: Fail, _at: int) -> Move:
     return FAILED, {"conclusion": FAILED}, {"reason": run.reason}
 
 
-def _first_active(run: Run, command: FirstActive, at: int) -> Move:
-    cause = "job_started" if command.job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
-    return RUNNING, {"started_at": at}, {"cause": cause, "job_id": command.job_id}
+def _first_active(run: Run, command: Command, at: int) -> Move:
+    job_id = command.job_id if isinstance(command, FirstActive) else ""  # Else it is implied by another command.
+    cause = "job_started" if job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
+    return RUNNING, {"started_at": at}, {"cause": cause, "job_id": job_id}
 
 
 def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Move:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import attempt, job, lease, run
+from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Run
+from deltaci.core.worker import Worker
 
 Due = tuple[int, type[Command]]
 
@@ -68,8 +69,9 @@ def is_over(record: Record) -> bool:
     return record.state in _TERMINAL[type(record)]
 
 
-_TERMINAL: Final = {
+_TERMINAL: Final[dict[type[Record], frozenset[str]]] = {
     Attempt: attempt.TERMINAL,
     Job: job.TERMINAL,
     Run: run.TERMINAL,
+    Worker: worker.TERMINAL,
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import insort
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from deltaci.core.attempt import Attempt
@@ -25,7 +24,9 @@ from deltaci.store.port import (
     T,
     Transaction,
     Write,
+    fitting,
 )
+from deltaci.store.wake import Wakers
 
 ReadyKey = tuple[int, int, str]
 
@@ -47,11 +48,10 @@ class MemoryStore:
         self._events: list[Event] = []
         self._pruned = 0
         self._jobs: dict[str, list[str]] = {}
-        self._dedupe: dict[tuple[str, str], str] = {}
         self._ready: dict[str, list[ReadyKey]] = {}
         self._ready_key: dict[str, tuple[str, ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
-        self._wakers: set[asyncio.Event] = set()
+        self.wakers = Wakers()
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -63,8 +63,7 @@ class MemoryStore:
         """Run it at once. A write is checked as a whole before any of it is made."""
         result, is_written = drive(work(), self._answer)
         if is_written:
-            for waker in self._wakers:
-                waker.set()
+            self.wakers.hint()
         return result
 
     def _answer(self, request: Request) -> Any:
@@ -86,7 +85,7 @@ class MemoryStore:
 
     def _find_ready(self, request: FindReady) -> list[Held]:
         best: list[ReadyKey] = []
-        for key in request.queue_keys:
+        for key in fitting(self._ready, request.labels):
             taken = 0
             for entry in self._ready.get(key, ()):
                 if entry[1] <= request.now:
@@ -132,8 +131,6 @@ class MemoryStore:
             self._ready[known[0]].remove(known[1])
         if put.version == 0 and isinstance(record, Job):
             self._jobs.setdefault(record.run_id, []).append(id)
-        if put.version == 0 and isinstance(record, Attempt) and record.dedupe_key:
-            self._dedupe[record.tenant, record.dedupe_key] = id
         if put.is_over:
             self._held.pop(id, None)
             self._finished[id] = (record.updated_at, held)
@@ -151,10 +148,6 @@ class MemoryStore:
         found = self._load((id,))
         return found[0].record if found else None
 
-    async def find_by_dedupe_key(self, tenant: str, key: str) -> str | None:
-        """The id that this key was used for."""
-        return self._dedupe.get((tenant, key))
-
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
         chosen = self._events[max(0, after - self._pruned) :] if not (entity_id or run_id) else self._events
@@ -169,25 +162,11 @@ class MemoryStore:
         """The newest seq."""
         return self._pruned + len(self._events)
 
-    async def wakes(self) -> AsyncIterator[None]:
-        """A hint after every write."""
-        waker = asyncio.Event()
-        self._wakers.add(waker)
-        try:
-            while True:
-                await waker.wait()
-                waker.clear()
-                yield
-        finally:
-            self._wakers.discard(waker)
-
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
         old = [id for id, (ended_at, _) in self._finished.items() if ended_at < finished_before][:limit]
         for id in old:
-            record = self._finished.pop(id)[1].record
-            if isinstance(record, Attempt) and record.dedupe_key:
-                self._dedupe.pop((record.tenant, record.dedupe_key), None)
+            del self._finished[id]
         count = 0
         while count < min(limit, len(self._events)) and self._events[count].at < events_before:
             count += 1

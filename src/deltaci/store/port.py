@@ -7,13 +7,15 @@ likes; so the same engine runs over memory, SQLite and PostgreSQL, and under a s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.core.worker import required_labels
+from deltaci.store.wake import Wakers
 
 T = TypeVar("T")
 
@@ -45,11 +47,17 @@ class LoadJobs(msgspec.Struct, frozen=True):
 
 
 class FindReady(msgspec.Struct, frozen=True):
-    """Attempts that may be claimed now, best first, and nobody else's meanwhile. Answered by `[Held]`."""
+    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`."""
 
-    queue_keys: tuple[str, ...]
+    labels: tuple[str, ...]
     now: int
     limit: int
+
+
+def fitting(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
+    """The queues from which a worker with these labels may take."""
+    offered = set(labels)
+    return [key for key in queue_keys if required_labels(key) <= offered]
 
 
 class FindDue(msgspec.Struct, frozen=True):
@@ -116,10 +124,6 @@ class Store(Protocol):
         """The record as it is now, finished ones too."""
         ...
 
-    async def find_by_dedupe_key(self, tenant: str, key: str) -> str | None:
-        """The id of the attempt that was enqueued with this key and is kept."""
-        ...
-
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events with a greater seq, in order, of everything or of one entity or run."""
         ...
@@ -128,10 +132,11 @@ class Store(Protocol):
         """The seq of the newest committed event."""
         ...
 
-    def wakes(self) -> AsyncIterator[None]:
-        """Hints that something was committed, perhaps by another process. Hints may be lost."""
+    @property
+    def wakers(self) -> Wakers:
+        """Who wants to know when something was committed."""
         ...
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop what its retention no longer covers, and heartbeats of finished attempts. How much was dropped."""
+        """Drop what its retention no longer covers, at most `limit` of each. How much was dropped."""
         ...

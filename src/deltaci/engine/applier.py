@@ -1,0 +1,385 @@
+"""The write path: commands are gathered, decided purely in one go, and written with their events in one transaction.
+
+There is no tick: an idle applier takes a command at once, a busy one takes whatever has gathered meanwhile.
+Nobody is answered before the commit. Live records are kept in memory between batches; the version guard on
+every write finds out when somebody else was faster, and then everything is loaded and decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core import attempt, ids
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision, decide
+from deltaci.core.errors import NotLoaded, Refused
+from deltaci.core.events import Event, worker_actor
+from deltaci.core.machine import Command, Record
+from deltaci.core.timers import is_over, next_due, ready_at
+from deltaci.core.world import World
+from deltaci.engine.clock import ForwardClock
+from deltaci.store.port import (
+    Conflict,
+    FindDue,
+    FindReady,
+    Held,
+    Load,
+    LoadJobs,
+    Open,
+    Put,
+    Store,
+    Transaction,
+    Unavailable,
+    Write,
+)
+
+MAX_BATCH: Final = 1000
+MAX_WAITING: Final = 100_000
+MAX_CACHED: Final = 50_000
+MAX_TRIES: Final = 50
+SECRET_BYTES: Final = 16
+
+
+class Overloaded(Exception):
+    """Too many commands wait already. Try again later."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker asks for work: so many of the best attempts that fit its labels."""
+
+    worker_id: str
+    labels: tuple[str, ...]
+    limit: int
+    ttl_seconds: int
+    accept_seconds: int
+    request_id: str = ""
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a worker got: the attempt, and the lease id that proves it. Shown once."""
+
+    attempt: Attempt
+    lease_id: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Look for what is due. Answered by how much was found."""
+
+    limit: int = MAX_BATCH
+
+
+Item = Command | Claim | Tick
+Answer = Decision | list[Claimed] | int | Refused
+
+
+class _Waiting(msgspec.Struct):
+    """Items that one caller waits for together. Each is applied or refused on its own."""
+
+    items: Sequence[Item]
+    answer: asyncio.Future[list[Answer]]
+
+
+class _Lane:
+    """One sequence of batches, with the records that it keeps in memory."""
+
+    def __init__(self, store: Store, clock: ForwardClock) -> None:
+        self._store = store
+        self._clock = clock
+        self._world = World()
+        self._stored: dict[str, tuple[int, int | None]] = {}
+        self._inbox: deque[_Waiting] = deque()
+        self._size = 0
+        self._is_filled = asyncio.Event()
+
+    def put(self, waiting: _Waiting) -> None:
+        if self._size >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} commands wait already; try again later")
+        self._inbox.append(waiting)
+        self._size += len(waiting.items)
+        self._is_filled.set()
+
+    def _take_batch(self) -> list[_Waiting]:
+        """Whoever came first, up to the limit; a caller with more than that goes alone."""
+        batch: list[_Waiting] = []
+        size = 0
+        while self._inbox and (not batch or size + len(self._inbox[0].items) <= MAX_BATCH):
+            batch.append(self._inbox.popleft())
+            size += len(batch[-1].items)
+        self._size -= size
+        if not self._inbox:
+            self._is_filled.clear()
+        return batch
+
+    async def run(self) -> None:
+        """Take what has gathered, apply it, answer it; for ever."""
+        while True:
+            await self._is_filled.wait()
+            batch = self._take_batch()
+            try:
+                answers = iter(await self.apply([item for waiting in batch for item in waiting.items]))
+            except asyncio.CancelledError:
+                self._fail(batch, asyncio.CancelledError())
+                raise
+            except Exception as error:
+                await self._isolate(batch, error)
+                continue
+            for waiting in batch:
+                own = list(islice(answers, len(waiting.items)))
+                if not waiting.answer.done():
+                    waiting.answer.set_result(own)
+
+    async def _isolate(self, batch: list[_Waiting], error: Exception) -> None:
+        """One poisonous command must not take its neighbours down: try each caller on its own, and go on."""
+        if len(batch) == 1 or isinstance(error, Unavailable):
+            self._fail(batch, error)
+            return
+        for waiting in batch:
+            try:
+                own = await self.apply(waiting.items)
+            except Exception as mine:
+                self._fail([waiting], mine)
+            else:
+                if not waiting.answer.done():
+                    waiting.answer.set_result(own)
+
+    @staticmethod
+    def _fail(batch: Iterable[_Waiting], error: BaseException) -> None:
+        for waiting in batch:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)
+
+    def stop(self) -> None:
+        """Whoever still waits is told."""
+        self._fail(self._inbox, asyncio.CancelledError())
+        self._inbox.clear()
+
+    async def apply(self, items: Sequence[Item]) -> list[Answer]:
+        """One batch, decided again from what is stored whenever somebody else was faster."""
+        for _ in range(MAX_TRIES):
+            try:
+                return await self._store.transact(lambda: self._batch(items))
+            except Conflict:
+                self._forget()
+            except BaseException:
+                self._forget()  # Whether it was written is unknown: believe only what is stored.
+                raise
+        raise Conflict(tuple(item.id for item in items if isinstance(item, Command)))
+
+    def _forget(self) -> None:
+        latest = self._world.latest
+        self._world, self._stored = World(), {}
+        self._world.latest = latest
+
+    def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
+        if len(self._stored) > MAX_CACHED:
+            self._forget()
+        wanted = {item.id for item in items if isinstance(item, Command)}
+        stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
+        self._take(held, wanted)
+        now = self._clock.read(stored)
+        events: list[Event] = []
+        changed: dict[str, Record] = {}
+        rearmed: dict[str, int | None] = {}
+        answers: list[Answer] = []
+        for item in items:
+            if isinstance(item, Claim):
+                answers.append((yield from self._claim(item, now, changed, events)))
+            elif isinstance(item, Tick):
+                answers.append((yield from self._tick(item, now, changed, events, rearmed)))
+            else:
+                answers.append((yield from self._decide(item, now, changed, events)))
+        puts = [self._put(record, rearmed) for record in changed.values()]
+        puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
+        if puts:
+            yield Write(puts, events)
+            for put in puts:
+                self._written(put)
+        self._drop_absent()
+        return answers
+
+    def _take(self, held: Iterable[Held], wanted: Iterable[str] = ()) -> None:
+        """Believe what was loaded; what was asked for and is not there does not exist."""
+        for each in held:
+            id = each.record.id
+            if id not in self._stored or self._stored[id][0] < each.version:
+                self._world.records[id] = each.record
+                self._stored[id] = (each.version, each.due_at)
+        for id in wanted:
+            self._world.records.setdefault(id, None)
+
+    def _drop_absent(self) -> None:
+        """What does not exist now may be created by somebody else: do not remember it."""
+        for id in [id for id, record in self._world.records.items() if record is None]:
+            del self._world.records[id]
+        self._world.jobs.clear()
+
+    def _decide(
+        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[Decision | Refused]:
+        while True:
+            try:
+                decision = decide(self._world, command, now)
+            except NotLoaded as missing:
+                yield from self._load(missing)
+                continue
+            except Refused as refused:
+                return refused
+            changed.update(decision.changed)
+            events += decision.events
+            return decision
+
+    def _load(self, missing: NotLoaded) -> Transaction[None]:
+        if missing.jobs_of:
+            held = yield LoadJobs(missing.jobs_of)
+            self._take(held)
+            self._world.jobs[missing.jobs_of] = tuple(each.record.id for each in held)
+        else:
+            held = yield Load(missing.ids)
+            self._take(held, missing.ids)
+
+    def _claim(
+        self, claim: Claim, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[list[Claimed]]:
+        # What this batch already gave away is still ready in the store: ask for that many more.
+        taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
+        held = yield FindReady(claim.labels, now, claim.limit + taken)
+        self._take(held)
+        found: list[Claimed] = []
+        for each in held:
+            if len(found) == claim.limit:
+                break
+            current = self._world.records.get(each.record.id)
+            if not isinstance(current, Attempt) or ready_at(current) is None:
+                continue
+            token = ids.lease_id(current.id, current.claims + 1, secrets.token_urlsafe(SECRET_BYTES))
+            grant = attempt.Grant(
+                id=current.id,
+                actor=worker_actor(claim.worker_id),
+                request_id=claim.request_id,
+                fingerprint=ids.lease_fingerprint(token),
+                labels=claim.labels,
+                ttl_seconds=claim.ttl_seconds,
+                accept_seconds=claim.accept_seconds,
+            )
+            decision = yield from self._decide(grant, now, changed, events)
+            if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
+                found.append(Claimed(decision.record, token))
+        return found
+
+    def _tick(
+        self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]
+    ) -> Transaction[int]:
+        held = yield FindDue(now, tick.limit)
+        self._take(held)
+        for each in held:
+            id = each.record.id
+            record = self._world.records.get(id)
+            due = next_due(record) if record is not None else None
+            if due is not None and due[0] <= now:
+                yield from self._decide(due[1](id=id), now, changed, events)
+                record = self._world.records.get(id)
+                due = next_due(record) if record is not None else None
+            # The stored time was early on purpose: a heartbeat does not move it. Set it right now.
+            rearmed[id] = due[0] if due is not None else None
+        return len(held)
+
+    def _put(self, record: Record, rearmed: dict[str, int | None]) -> Put:
+        version, old_due = self._stored.get(record.id, (0, None))
+        due = next_due(record)
+        due_at = due[0] if due is not None else None
+        if record.id not in rearmed and due_at is not None and old_due is not None:
+            # Only an earlier deadline is written: a renewed lease then costs no change of the index.
+            due_at = min(due_at, old_due)
+        return Put(record, version, ready_at(record), due_at, is_over(record))
+
+    def _rearm(self, id: str, due_at: int | None) -> Put:
+        record = self._world.records[id]
+        assert record is not None
+        return Put(record, self._stored[id][0], ready_at(record), due_at, is_over(record))
+
+    def _written(self, put: Put) -> None:
+        id = put.record.id
+        if put.is_over:
+            self._world.records.pop(id, None)
+            self._stored.pop(id, None)
+        else:
+            self._stored[id] = (put.version + 1, put.due_at)
+
+
+class Applier:
+    """Commands in, decisions out, everything durable. Start it before use, stop it after."""
+
+    def __init__(self, store: Store) -> None:
+        self._lanes = [_Lane(store, ForwardClock()) for _ in range(store.lanes)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._next = 0
+
+    async def start(self) -> None:
+        """Begin to take commands."""
+        self._tasks = [asyncio.create_task(lane.run(), name="applier") for lane in self._lanes]
+
+    async def stop(self) -> None:
+        """Stop; whoever still waits is told so."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in self._lanes:
+            lane.stop()
+
+    async def do(self, command: Command) -> Decision:
+        """Apply one command; returns when it is durable. Raises `Refused`."""
+        answer = (await self._submit([command], self._lane_of(command.id)))[0]
+        if isinstance(answer, Refused):
+            raise answer
+        assert isinstance(answer, Decision)
+        return answer
+
+    async def do_all(self, commands: Iterable[Command]) -> list[Decision | Refused]:
+        """Apply many commands; each succeeds or is refused on its own. Answered in the order given."""
+        wanted = list(commands)
+        found: list[Any] = [None] * len(wanted)
+        parts: dict[_Lane, list[int]] = {}
+        for place, command in enumerate(wanted):
+            parts.setdefault(self._lane_of(command.id), []).append(place)
+        waiting = []
+        for lane, places in parts.items():
+            for start in range(0, len(places), MAX_BATCH):
+                some = places[start : start + MAX_BATCH]
+                waiting.append((some, self._submit([wanted[place] for place in some], lane)))
+        for some, answer in waiting:
+            for place, own in zip(some, await answer, strict=True):
+                found[place] = own
+        return found
+
+    async def claim(self, claim: Claim) -> list[Claimed]:
+        """Hand out attempts that wait."""
+        answer = (await self._submit([claim], self._any_lane()))[0]
+        assert isinstance(answer, list)
+        return answer
+
+    async def tick(self, limit: int = MAX_BATCH) -> int:
+        """Carry out what is due; how much that was."""
+        answer = (await self._submit([Tick(limit)], self._lanes[0]))[0]
+        assert isinstance(answer, int)
+        return answer
+
+    @staticmethod
+    def _submit(items: Sequence[Item], lane: _Lane) -> asyncio.Future[list[Answer]]:
+        answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        lane.put(_Waiting(items, answer))
+        return answer
+
+    def _lane_of(self, id: str) -> _Lane:
+        """Everything about one run goes one way, so that lanes seldom meet."""
+        return self._lanes[hash(id.partition("/")[0]) % len(self._lanes)]
+
+    def _any_lane(self) -> _Lane:
+        self._next += 1
+        return self._lanes[self._next % len(self._lanes)]

@@ -1,0 +1,109 @@
+"""The queue for programs without asyncio: the same methods, each returns when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, NewJob, QueueJob
+from deltaci.engine.worker import Handler, Worker
+
+T = TypeVar("T")
+
+
+class BlockingQueue:
+    """Runs the asynchronous queue in a thread of its own. Use it as a context manager, from any thread."""
+
+    def __init__(self, queue: AsyncQueue) -> None:
+        self._queue = queue
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="deltaci-queue", daemon=True)
+
+    def __enter__(self) -> BlockingQueue:
+        self._thread.start()
+        try:
+            self._run(self._queue.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._run(self._queue.__aexit__())
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def enqueue(self, payload: Any = None, **fields: Any) -> QueueJob:
+        """Add a job."""
+        return self._run(self._queue.enqueue(payload, **fields))
+
+    def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
+        """Add many jobs."""
+        return self._run(self._queue.enqueue_all(jobs))
+
+    def claim_next(self, worker: str, **options: Any) -> list[ClaimedJob]:
+        """Claim jobs."""
+        return self._run(self._queue.claim_next(worker, **options))
+
+    def start(self, lease_id: str, **options: Any) -> QueueJob:
+        """Execution begins."""
+        return self._run(self._queue.start(lease_id, **options))
+
+    def heartbeat(self, lease_id: str, **options: Any) -> QueueJob:
+        """Keep the lease."""
+        return self._run(self._queue.heartbeat(lease_id, **options))
+
+    def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
+        """The job succeeded."""
+        return self._run(self._queue.complete(lease_id, result, **options))
+
+    def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
+        """The job failed."""
+        return self._run(self._queue.fail(lease_id, error, **options))
+
+    def stall(self, id: str, **options: Any) -> QueueJob:
+        """Its worker is no longer trusted."""
+        return self._run(self._queue.stall(id, **options))
+
+    def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
+        """Make a stalled job claimable again."""
+        return self._run(self._queue.requeue_stalled(id, **options))
+
+    def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
+        """Ask for a stop."""
+        return self._run(self._queue.cancel(id, reason, **options))
+
+    def get(self, id: str) -> QueueJob:
+        """The job as it is now."""
+        return self._run(self._queue.get(id))
+
+    def events(self, id: str) -> list[dict[str, Any]]:
+        """Everything that happened to the job."""
+        return self._run(self._queue.events(id))
+
+    def work(self, handler: Handler, *, until_empty: bool = False, **options: Any) -> int:
+        """Run a worker here until it is stopped (Ctrl-C drains it); how many jobs it finished."""
+
+        async def made() -> Worker:
+            return Worker(self._queue, handler, **options)
+
+        worker = self._run(made())
+        future = asyncio.run_coroutine_threadsafe(worker.run(until_empty=until_empty), self._loop)
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(worker.stop)
+            future.result()
+            raise
+        return worker.finished

@@ -1,0 +1,390 @@
+"""The queue as a library: document 004's contract, over any store.
+
+Every method is durable when it returns, safe to repeat with the same `request_id`, and refused without any
+change when it does not apply. A worker proves itself with the lease id that its claim gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core import attempt, ids, lease
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision
+from deltaci.core.errors import Refused
+from deltaci.core.events import Event, worker_actor
+from deltaci.core.failures import Facts, Failure
+from deltaci.core.instants import instant, rfc3339
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.views.job_events import job_events
+from deltaci.core.views.queue import job_status
+from deltaci.core.worker import queue_key
+from deltaci.engine.applier import Applier, Claim
+from deltaci.engine.timers import Timers
+from deltaci.store.port import Store
+
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+MAX_TEXT: Final = 200
+MAX_LABELS: Final = 32
+MAX_CLAIM: Final = 1000
+MAX_EVENTS: Final = 10_000
+MAX_ERROR_LINES: Final = 50
+
+
+class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of the queue, in document 004's words."""
+
+    id: str
+    status: str
+    attempt: int
+    rev: int
+    owner: str | None
+    lease_expires_at: str | None
+    payload: Any
+    result: Any
+    error: Failure | None
+    labels: tuple[str, ...]
+    priority: int
+    run_at: str | None
+
+
+class ClaimedJob(QueueJob, frozen=True, kw_only=True):
+    """A job that was claimed. Whoever has the lease id may work on it; it is shown only here."""
+
+    lease_id: str
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How one job ended: with a result, or with what its failure said."""
+
+    lease_id: str
+    result: Any = None
+    error: str | None = None
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to enqueue."""
+
+    payload: Any = None
+    labels: Sequence[str] = ()
+    dedupe_key: str = ""
+    priority: int = 0
+    run_at: datetime | None = None
+    timeout_seconds: int = attempt.TIMEOUT_SECONDS
+    max_lost_leases: int = attempt.MAX_LOST_LEASES
+    request_id: str = ""
+
+
+class AsyncQueue:
+    """The queue for programs that use asyncio. Use it as a context manager."""
+
+    def __init__(self, store: Store, *, tenant: str = "default", has_timers: bool = True) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._has_timers = has_timers
+        self._applier = Applier(store)
+        self._timers: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> AsyncQueue:
+        await self._store.open()
+        await self._applier.start()
+        if self._has_timers:
+            self._timers = asyncio.create_task(Timers(self._applier).run(), name="timers")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timers is not None:
+            self._timers.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._timers
+        await self._applier.stop()
+        await self._store.close()
+
+    # -- putting work in
+
+    async def enqueue(self, payload: Any = None, **fields: Any) -> QueueJob:
+        """Add a job. With a `dedupe_key` that is known, the job that has it is returned instead."""
+        try:
+            new = NewJob(payload=payload, **fields)
+        except TypeError as error:
+            raise Refused("bad_request", f"{error}; see NewJob for what can be given") from None
+        return (await self.enqueue_all([new]))[0]
+
+    async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
+        """Add many jobs in one go. If one of them is not acceptable, none is added."""
+        births = [self._birth(new) for new in jobs]
+        return [_shown(each) for each in await self._all(births)]
+
+    def _birth(self, new: NewJob) -> Birth:
+        _check_new(new)
+        if new.dedupe_key:
+            # The id follows from the key: whoever enqueues it again, anywhere, means the same record.
+            content = f"{self._tenant}\0{new.dedupe_key}".encode()
+            id = f"q-{blake2b(content, digest_size=16).hexdigest()}"
+        else:
+            seed = new.request_id and blake2b(f"{self._tenant}\1{new.request_id}".encode(), digest_size=16).hexdigest()
+            id = f"q-{seed or secrets.token_hex(16)}"
+        record = Attempt(
+            id=id,
+            tenant=self._tenant,
+            queue_key=queue_key(new.labels),
+            priority=new.priority,
+            run_at=instant(new.run_at) if new.run_at else 0,
+            timeout_seconds=new.timeout_seconds,
+            max_lost_leases=new.max_lost_leases,
+            spec=new.payload,
+        )
+        return Birth(id=id, record=record, request_id=new.request_id, or_existing=bool(new.dedupe_key))
+
+    # -- taking work out
+
+    async def claim_next(
+        self,
+        worker: str,
+        *,
+        labels: Sequence[str] = (),
+        limit: int = 1,
+        wait_seconds: float = 0.0,
+        ttl_seconds: int = lease.TTL_SECONDS,
+        accept_seconds: int = lease.ACCEPT_SECONDS,
+    ) -> list[ClaimedJob]:
+        """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one."""
+        _check_text("worker", worker)
+        _check_labels(labels)
+        if not 1 <= limit <= MAX_CLAIM:
+            raise Refused("bad_request", f"limit is {limit}; expected 1 to {MAX_CLAIM}")
+        if ttl_seconds < 1 or accept_seconds < 1:
+            raise Refused("bad_request", "a lease needs at least one second, and so does its accept window")
+        claim = Claim(
+            worker_id=worker,
+            labels=tuple(labels),
+            limit=limit,
+            ttl_seconds=ttl_seconds,
+            accept_seconds=accept_seconds,
+        )
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + wait_seconds
+        with self._store.wakers.subscribed() as waker:
+            while True:
+                claimed = await self._applier.claim(claim)
+                left = give_up - loop.time()
+                if claimed or left <= 0:
+                    return [_claimed(each.attempt, each.lease_id) for each in claimed]
+                await waker.wait(min(left, 0.5))
+
+    async def start(self, lease_id: str, **options: Any) -> QueueJob:
+        """Execution begins."""
+        return await self._say(attempt.Start, lease_id, options)
+
+    async def heartbeat(self, lease_id: str, **options: Any) -> QueueJob:
+        """Keep the lease."""
+        return await self._say(attempt.Extend, lease_id, options)
+
+    async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
+        """The job succeeded."""
+        check_json("result", result)
+        return await self._say(attempt.Finish, lease_id, options, is_success=True, result=result)
+
+    async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
+        """The job failed; `error` is what it said."""
+        return await self._say(attempt.Finish, lease_id, options, is_success=False, facts=_failed(error))
+
+    async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
+        """Many executions begin: one transaction for all, each accepted or refused on its own."""
+        return await self._say_all([_message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
+
+    async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
+        """Keep many leases."""
+        return await self._say_all([_message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
+
+    async def finish_all(self, ends: Iterable[End], worker: str) -> list[QueueJob | Refused]:
+        """Many jobs ended, each in its own way."""
+        found: list[Command] = []
+        for end in ends:
+            if end.error is None:
+                fields: dict[str, Any] = {"is_success": True, "result": end.result}
+            else:
+                fields = {"is_success": False, "facts": _failed(end.error)}
+            found.append(_message(attempt.Finish, end.lease_id, worker, **fields))
+        return await self._say_all(found)
+
+    async def _say_all(self, messages: Sequence[Command]) -> list[QueueJob | Refused]:
+        found: list[QueueJob | Refused] = []
+        for answer in await self._applier.do_all(messages):
+            if isinstance(answer, Refused):
+                found.append(answer)
+            else:
+                assert isinstance(answer.record, Attempt)
+                found.append(_shown(answer.record))
+        return found
+
+    async def stall(self, id: str, **options: Any) -> QueueJob:
+        """Its worker is no longer trusted: take the lease away."""
+        return await self._order(attempt.Stall(id=_checked(id), **_options(options)))
+
+    async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
+        """Make a stalled job claimable again."""
+        return await self._order(attempt.Requeue(id=_checked(id), **_options(options)))
+
+    async def hand_back(self, id: str, **options: Any) -> QueueJob:
+        """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
+        await self._order(attempt.Stall(id=_checked(id), reason=attempt.HANDED_BACK, **_options(options)))
+        return await self._order(attempt.Requeue(id=id))
+
+    async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
+        """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
+        return await self._order(attempt.Cancel(id=_checked(id), reason=reason, **_options(options)))
+
+    # -- looking
+
+    async def get(self, id: str) -> QueueJob:
+        """The job as it is now."""
+        record = await self._store.find(_checked(id))
+        if not isinstance(record, Attempt) or record.tenant != self._tenant:
+            raise Refused("not_found", f"there is no job {id!r}; check the id")
+        return _shown(record)
+
+    async def events(self, id: str) -> list[dict[str, Any]]:
+        """Everything that happened to the job, as document 004's events."""
+        await self.get(id)
+        return list(job_events(await self.log(id)))
+
+    async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
+        """The log itself, of one job or of everything."""
+        return await self._store.events(after, limit, entity_id=id)
+
+    async def _say(
+        self, message: type[attempt.Leased], lease_id: str, options: dict[str, Any], **fields: Any
+    ) -> QueueJob:
+        ref = ids.lease_ref(_checked(lease_id))
+        known = await self._owner(ref.attempt_id, options)
+        return await self._order(message(id=ref.attempt_id, actor=known, lease=ref, **_options(options), **fields))
+
+    async def _owner(self, id: str, options: dict[str, Any]) -> str:
+        """Who speaks: the worker that the caller names, or the one that the lease was granted to."""
+        worker = options.pop("worker", "")
+        if worker:
+            return f"worker:{worker}"
+        record = await self._store.find(id)
+        held = (record.lease or record.ended_lease) if isinstance(record, Attempt) else None
+        return f"worker:{held.worker_id if held else 'unknown'}"
+
+    async def _order(self, command: Command) -> QueueJob:
+        decision = await self._applier.do(command)
+        assert isinstance(decision.record, Attempt)
+        return _shown(decision.record)
+
+    async def _all(self, commands: Sequence[Command]) -> list[Attempt]:
+        found: list[Attempt] = []
+        for answer in await self._applier.do_all(commands):
+            if isinstance(answer, Refused):
+                raise answer
+            assert isinstance(answer, Decision)
+            assert isinstance(answer.record, Attempt)
+            found.append(answer.record)
+        return found
+
+
+def _failed(error: str) -> Facts:
+    return Facts(error_code="FAILED", log_tail=tuple(str(error).splitlines()[-MAX_ERROR_LINES:]))
+
+
+def _message(kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> attempt.Leased:
+    ref = ids.lease_ref(_checked(lease_id))
+    return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, **fields)
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(options) - {"request_id", "expected_rev"}
+    if unknown:
+        raise Refused("bad_request", f"unknown option {', '.join(sorted(unknown))}; expected request_id, expected_rev")
+    request_id, rev = options.get("request_id", ""), options.get("expected_rev")
+    if not isinstance(request_id, str) or len(request_id) > MAX_TEXT:
+        raise Refused("bad_request", f"request_id must be a text of at most {MAX_TEXT} characters")
+    if rev is not None and (not isinstance(rev, int) or isinstance(rev, bool)):
+        raise Refused("bad_request", f"expected_rev is {rev!r}; expected a whole number")
+    return options
+
+
+def _checked(id: object) -> str:
+    if not isinstance(id, str) or not id or len(id) > MAX_TEXT:
+        raise Refused("not_found", "that is not an id of ours; check it")
+    return id
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
+        raise Refused("bad_request", f"{name} must be a printable text of 1 to {MAX_TEXT} characters")
+
+
+def _check_labels(labels: Sequence[str]) -> None:
+    if isinstance(labels, str) or len(labels) > MAX_LABELS:
+        raise Refused("bad_request", f"labels must be a list of at most {MAX_LABELS} texts")
+    for label in labels:
+        _check_text("a label", label)
+        if "," in label:
+            raise Refused("bad_request", f"label {label!r} contains a comma; use several labels")
+
+
+def check_json(name: str, value: Any) -> None:
+    """Refuse what cannot be kept: no JSON, or too much of it."""
+    try:
+        size = len(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Refused("bad_request", f"{name} is not JSON: {error}; give numbers, texts, lists and objects") from None
+    if size > MAX_PAYLOAD_BYTES:
+        raise Refused(
+            "bad_request", f"{name} has {size} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it"
+        )
+
+
+def _check_new(new: NewJob) -> None:
+    check_json("payload", new.payload)
+    _check_labels(new.labels)
+    for name in ("dedupe_key", "request_id"):
+        if getattr(new, name):
+            _check_text(name, getattr(new, name))
+    for name in ("priority", "timeout_seconds", "max_lost_leases"):
+        value = getattr(new, name)
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**31 - 1:
+            raise Refused("bad_request", f"{name} is {value!r}; expected a whole number")
+    if new.timeout_seconds < 1 or new.max_lost_leases < 0:
+        raise Refused("bad_request", "timeout_seconds must be at least 1 and max_lost_leases at least 0")
+    moment: object = new.run_at
+    if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+        raise Refused("bad_request", f"run_at is {moment!r}; expected a datetime with a time zone")
+
+
+def _fields(record: Attempt) -> dict[str, Any]:
+    held = record.lease
+    return {
+        "id": record.id,
+        "status": job_status(record),
+        "attempt": record.claims,
+        "rev": record.rev,
+        "owner": held.worker_id if held else None,
+        "lease_expires_at": rfc3339(held.expires_at) if held else None,
+        "payload": record.spec,
+        "result": record.result,
+        "error": record.error,
+        "labels": tuple(record.queue_key.split(",")) if record.queue_key else (),
+        "priority": record.priority,
+        "run_at": rfc3339(record.run_at) if record.run_at else None,
+    }
+
+
+def _shown(record: Attempt) -> QueueJob:
+    return QueueJob(**_fields(record))
+
+
+def _claimed(record: Attempt, lease_id: str) -> ClaimedJob:
+    return ClaimedJob(**_fields(record), lease_id=lease_id)

@@ -1,0 +1,31 @@
+"""The loop that carries out what is due. Any number of servers may run it: each takes different rows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from deltaci.engine.applier import MAX_BATCH, Applier
+from deltaci.store.port import Conflict, Unavailable
+
+POLL_SECONDS: Final = 0.25
+
+
+class Timers:
+    """Leases, windows, timeouts, backoffs and deadlines, in batches, by the store's clock."""
+
+    def __init__(self, applier: Applier, poll_seconds: float = POLL_SECONDS) -> None:
+        self._applier = applier
+        self._poll_seconds = poll_seconds
+
+    async def run(self) -> None:
+        """Look again and again; at once while there is more than one batch of it."""
+        while True:
+            try:
+                count = await self._applier.tick()
+            except (Unavailable, Conflict):
+                count = 0
+            if count < MAX_BATCH:
+                # A little disorder keeps many servers from asking all at once.
+                await asyncio.sleep(self._poll_seconds * random.uniform(0.8, 1.2))

@@ -1,0 +1,272 @@
+"""The store for any number of servers: PostgreSQL, bulk statements over arrays, guards in SQL and policy never.
+
+Every batch is one transaction on one connection. Rows are found with `SKIP LOCKED`, so that servers side by
+side take different work; every write is guarded by the version that was read. The events of a batch are
+appended under one lock that is held until the commit: so seq grows in the order of commits, and a reader
+who saw one seq has seen all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import asyncpg
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.core.machine import Record
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_event, decode_record, encode
+from deltaci.store.migrate import migrations, missing
+from deltaci.store.port import (
+    Conflict,
+    FindDue,
+    FindReady,
+    Held,
+    Load,
+    LoadJobs,
+    Open,
+    Put,
+    Request,
+    T,
+    Transaction,
+    Unavailable,
+    Write,
+    fitting,
+)
+from deltaci.store.sql import QUEUE_KEYS
+from deltaci.store.wake import Wakers
+
+LANES: Final = 2
+READERS: Final = 4
+COMMAND_SECONDS: Final = 30.0
+CHANNEL: Final = "deltaci"
+# Two numbers that nobody else is likely to lock: one for migrations, one for the end of the log.
+MIGRATE_LOCK: Final = 0x0DE17AC1_0001
+LOG_LOCK: Final = 0x0DE17AC1_0002
+
+_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_COLUMNS: Final = "kind, version, due_at, body"
+_OPEN: Final = (
+    f"SELECT {_CLOCK}, r.kind, r.version, r.due_at, r.body FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
+)
+_LOAD: Final = f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1)"
+_LOAD_OVER: Final = "SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
+_LOAD_JOBS: Final = (
+    f"SELECT {_COLUMNS} FROM records WHERE run_id = $1 AND kind = $2 "
+    "UNION ALL SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
+)
+_READY: Final = (
+    f"SELECT {_COLUMNS} FROM records WHERE queue_key = $1 AND ready_at <= $2 "
+    "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED"
+)
+_DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
+_INSERT: Final = (
+    "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body FROM "
+    "unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], $8::bytea[]) "
+    "AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body) ON CONFLICT DO NOTHING"
+)
+_UPDATE: Final = (
+    "UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body "
+    "FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])"
+    " AS u (id, version, ready_at, due_at, body) WHERE r.id = u.id AND r.version = u.version"
+)
+_FINISH: Final = (
+    "WITH u AS (SELECT * FROM unnest($1::text[], $2::bigint[], $3::smallint[], $4::text[], $5::bigint[], $6::bytea[])"
+    " AS t (id, version, kind, run_id, ended_at, body)), "
+    "gone AS (DELETE FROM records r USING u WHERE r.id = u.id AND r.version = u.version RETURNING r.id) "
+    "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM u "
+    "WHERE u.version = 0 OR u.id IN (SELECT id FROM gone)"
+)
+_EVENTS: Final = (
+    "INSERT INTO events (entity_id, rev, run_id, at, is_beat, body) "
+    "SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::boolean[], $6::bytea[])"
+)
+
+
+class PostgresStore:
+    """One database, shared by any number of servers."""
+
+    lanes = LANES
+
+    def __init__(self, dsn: str, *, shift: Callable[[], int] = lambda: 0) -> None:
+        self._dsn = dsn
+        self._shift = shift  # Microseconds that tests move the database's clock by.
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self.wakers = Wakers()
+
+    async def open(self) -> None:
+        """Connect, and bring the tables up to date; one server does it, the others wait for it."""
+        try:
+            self._pool = await asyncpg.create_pool(
+                self._dsn, min_size=1, max_size=LANES + READERS, command_timeout=COMMAND_SECONDS
+            )
+            async with self._pool.acquire() as connection, connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATE_LOCK)
+                await connection.execute(
+                    "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, checksum text NOT NULL)"
+                )
+                applied = await connection.fetch("SELECT number, checksum FROM migrations")
+                for migration in missing(migrations("postgres"), [(row[0], row[1]) for row in applied]):
+                    await connection.execute(migration.text)
+                    await connection.execute(
+                        "INSERT INTO migrations VALUES ($1, $2)", migration.number, migration.checksum
+                    )
+        except (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
+            raise Unavailable(f"PostgreSQL cannot be reached: {error}") from error
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    def _connected(self) -> asyncpg.Pool[asyncpg.Record]:
+        if self._pool is None:
+            raise Unavailable("the store is not open; call open() first")
+        return self._pool
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        """Run it on one connection. A connection that breaks leaves the outcome unknown: `Unavailable`."""
+        try:
+            async with self._connected().acquire() as connection, connection.transaction():
+                result, is_written = await self._drive(connection, work())
+        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        except (asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError) as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
+            raise Conflict(()) from error
+        if is_written:
+            self.wakers.hint()
+        return result
+
+    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, bool]:
+        is_written = False
+        try:
+            request = next(transaction)
+            while True:
+                is_written = is_written or isinstance(request, Write)
+                request = transaction.send(await self._answer(connection, request))
+        except StopIteration as end:
+            result: T = end.value
+            return result, is_written
+        finally:
+            transaction.close()
+
+    async def _answer(self, connection: Any, request: Request) -> Any:
+        if isinstance(request, Open):
+            return await self._open_batch(connection, request.ids)
+        if isinstance(request, Write):
+            return await self._write(connection, request)
+        if isinstance(request, Load):
+            found = _held(await connection.fetch(_LOAD, request.ids))
+            return found + await self._load_over(connection, request.ids, found)
+        if isinstance(request, LoadJobs):
+            return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
+        if isinstance(request, FindDue):
+            return _held(await connection.fetch(_DUE, request.now, request.limit))
+        assert isinstance(request, FindReady)
+        best: list[Held] = []
+        keys = [row[0] for row in await connection.fetch(QUEUE_KEYS)] if request.labels else [""]
+        chosen = fitting(keys, request.labels)
+        for key in chosen:
+            best += _held(await connection.fetch(_READY, key, request.now, request.limit))
+        if len(chosen) > 1:
+            best.sort(key=_claim_order)
+        return best[: request.limit]
+
+    async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[Held]]:
+        rows = await connection.fetch(_OPEN, ids)
+        found = _held([row[1:] for row in rows if row[1] is not None])
+        return int(rows[0][0]) + self._shift(), found + await self._load_over(connection, ids, found)
+
+    @staticmethod
+    async def _load_over(connection: Any, ids: tuple[str, ...], found: list[Held]) -> list[Held]:
+        known = {held.record.id for held in found}
+        wanted = [id for id in ids if id not in known]
+        return _held(await connection.fetch(_LOAD_OVER, wanted)) if wanted else []
+
+    async def _write(self, connection: Any, write: Write) -> int:
+        new = [put for put in write.puts if put.version == 0 and not put.is_over]
+        old = [put for put in write.puts if put.version and not put.is_over]
+        over = [put for put in write.puts if put.is_over]
+        if new:
+            await self._guarded(connection, _INSERT, new, zip(*map(_new_row, new), strict=True))
+        if old:
+            rows = [(put.record.id, put.version, put.ready_at, put.due_at, encode(put.record)) for put in old]
+            await self._guarded(connection, _UPDATE, old, zip(*rows, strict=True))
+        if over:
+            await self._guarded(connection, _FINISH, over, zip(*map(_over_row, over), strict=True))
+        if write.events:
+            lines = [(e.entity_id, e.rev, e.run_id, e.at, e.trigger == "heartbeat", encode(e)) for e in write.events]
+            # Held until the commit: whoever reads a seq has every smaller one before its eyes.
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOG_LOCK)
+            await connection.execute(_EVENTS, *zip(*lines, strict=True))
+        return 0
+
+    @staticmethod
+    async def _guarded(connection: Any, sql: str, puts: list[Put], columns: Any) -> None:
+        status: str = await connection.execute(sql, *columns)
+        if int(status.rpartition(" ")[2]) != len(puts):
+            raise Conflict(tuple(put.record.id for put in puts))
+
+    async def find(self, id: str) -> Record | None:
+        """The record as it is now."""
+        for sql in (_LOAD, _LOAD_OVER):
+            for held in _held(await self._fetch(sql, [id])):
+                return held.record
+        return None
+
+    async def _fetch(self, sql: str, *values: Any) -> list[Any]:
+        try:
+            rows: list[Any] = await self._connected().fetch(sql, *values)
+        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        return rows
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        """Committed events, in order."""
+        where, values = "", list[Any]()
+        if entity_id:
+            where, values = " AND entity_id = $3", [entity_id]
+        elif run_id:
+            where, values = " AND run_id = $3", [run_id]
+        sql = f"SELECT seq, body FROM events WHERE seq > $1{where} ORDER BY seq LIMIT $2"
+        return [decode_event(row[0], row[1]) for row in await self._fetch(sql, after, limit, *values)]
+
+    async def last_seq(self) -> int:
+        """The newest seq."""
+        return int((await self._fetch("SELECT coalesce(max(seq), 0) FROM events"))[0][0])
+
+    async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
+        """Drop finished records and old events."""
+        count = 0
+        for table, key, column, before in (
+            ("history", "id", "ended_at", finished_before),
+            ("events", "seq", "at", events_before),
+        ):
+            sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {column} < $1 LIMIT $2)"
+            status: str = await self._connected().execute(sql, before, limit)
+            count += int(status.rpartition(" ")[2])
+        return count
+
+
+def _held(rows: list[Any]) -> list[Held]:
+    return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+
+
+def _claim_order(held: Held) -> tuple[int, int, str]:
+    record = held.record
+    assert isinstance(record, Attempt)
+    return -record.priority, max(record.run_at, record.fence_until), record.id
+
+
+def _new_row(put: Put) -> tuple[Any, ...]:
+    record = put.record
+    key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
+    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
+
+
+def _over_row(put: Put) -> tuple[Any, ...]:
+    record = put.record
+    return record.id, put.version, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record)

@@ -1,0 +1,268 @@
+"""The embedded store: one SQLite file, one writer thread, every commit on disk before anyone is answered.
+
+Write-ahead log with `synchronous=FULL`: with less, a power loss takes acknowledged work with it. The batch of
+the applier is the group commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.core.machine import Record
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_event, decode_record, encode
+from deltaci.store.memory import drive, wall_clock
+from deltaci.store.migrate import migrations, missing
+from deltaci.store.port import (
+    Conflict,
+    FindDue,
+    FindReady,
+    Held,
+    Load,
+    LoadJobs,
+    Open,
+    Put,
+    Request,
+    T,
+    Transaction,
+    Unavailable,
+    Write,
+    fitting,
+)
+from deltaci.store.sql import QUEUE_KEYS
+from deltaci.store.wake import Wakers
+
+BUSY_SECONDS: Final = 10.0
+MAX_VARIABLES: Final = 500
+
+_INSERT: Final = "INSERT INTO records VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_UPDATE: Final = (
+    "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
+)
+_DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
+_FINISH: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?)"
+_EVENT: Final = "INSERT INTO events (entity_id, rev, run_id, at, is_beat, body) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class SqliteStore:
+    """One file. Reads for people go through their own connection and never wait for the writer."""
+
+    lanes = 1
+
+    def __init__(self, path: str, clock: Callable[[], int] = wall_clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._writer = ThreadPoolExecutor(1, "sqlite-writer")
+        self._reader = ThreadPoolExecutor(1, "sqlite-reader")
+        self._write_to: sqlite3.Connection | None = None
+        self._read_from: sqlite3.Connection | None = None
+        self.wakers = Wakers()
+
+    async def open(self) -> None:
+        """Create the file if need be, and bring it up to date under its own lock."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._open_writer)
+        self._read_from = await loop.run_in_executor(self._reader, self._connect)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        loop = asyncio.get_running_loop()
+        for executor, connection in ((self._writer, self._write_to), (self._reader, self._read_from)):
+            if connection is not None:
+                await loop.run_in_executor(executor, connection.close)
+            executor.shutdown()
+
+    def _connect(self) -> sqlite3.Connection:
+        Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
+
+    def _open_writer(self) -> None:
+        self._write_to = connection = self._connect()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
+            )
+            applied = connection.execute("SELECT number, checksum FROM migrations").fetchall()
+            for migration in missing(migrations("sqlite"), applied):
+                for statement in migration.text.split(";"):
+                    connection.execute(statement)
+                connection.execute("INSERT INTO migrations VALUES (?, ?)", (migration.number, migration.checksum))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        """Run it in the writer thread: one hop, however many requests it makes."""
+        result, is_written = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
+        if is_written:
+            self.wakers.hint()
+        return result
+
+    def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, bool]:
+        connection = self._connected(self._write_to)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                done = drive(work(), self._answer)
+                connection.execute("COMMIT")
+                return done
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self._path}: {error}") from error
+
+    @staticmethod
+    def _connected(connection: sqlite3.Connection | None) -> sqlite3.Connection:
+        if connection is None:
+            raise Unavailable("the store is not open; call open() first")
+        return connection
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Open):
+            return self._clock(), self._load(request.ids)
+        if isinstance(request, Load):
+            return self._load(request.ids)
+        if isinstance(request, Write):
+            return self._write(request)
+        if isinstance(request, LoadJobs):
+            where, values = "run_id = ? AND kind = ?", [request.run_id, JOB_KIND]
+            found = self._held(f"{_SELECT} WHERE {where}", values)
+            return found + self._held(f"{_SELECT_OVER} WHERE {where}", values)
+        if isinstance(request, FindReady):
+            return self._find_ready(request)
+        assert isinstance(request, FindDue)
+        return self._held(f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?", [request.now, request.limit])
+
+    def _held(self, sql: str, values: list[Any]) -> list[Held]:
+        rows = self._connected(self._write_to).execute(sql, values)
+        return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+
+    def _load(self, ids: Iterable[str]) -> list[Held]:
+        wanted, found = list(ids), list[Held]()
+        for table in (_SELECT, _SELECT_OVER):
+            known = {held.record.id for held in found}
+            wanted = [id for id in wanted if id not in known]
+            for start in range(0, len(wanted), MAX_VARIABLES):
+                some = wanted[start : start + MAX_VARIABLES]
+                found += self._held(f"{table} WHERE id IN ({', '.join('?' * len(some))})", some)
+        return found
+
+    def _find_ready(self, request: FindReady) -> list[Held]:
+        """The best of each queue, then the best of those: each is a short walk along the index."""
+        found: list[tuple[int, int, Held]] = []
+        connection = self._connected(self._write_to)
+        keys = [row[0] for row in connection.execute(QUEUE_KEYS)] if request.labels else [""]
+        for key in fitting(keys, request.labels):
+            rows = connection.execute(
+                f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE queue_key = ? AND ready_at <= ? "
+                "ORDER BY priority DESC, ready_at, id LIMIT ?",
+                [key, request.now, request.limit],
+            )
+            for priority, ready_at, kind, version, due_at, body in rows:
+                found.append((-priority, ready_at, Held(decode_record(kind, body), version, due_at)))
+        found.sort(key=lambda entry: entry[:2])
+        return [held for _, _, held in found[: request.limit]]
+
+    def _write(self, write: Write) -> int:
+        connection = self._connected(self._write_to)
+        new = [put for put in write.puts if put.version == 0 and not put.is_over]
+        old = [put for put in write.puts if put.version and not put.is_over]
+        over = [put for put in write.puts if put.is_over]
+        self._guarded(connection, _INSERT, [_row(put) for put in new], new)
+        updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
+        self._guarded(connection, _UPDATE, updates, old)
+        leaving = [put for put in over if put.version]
+        self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
+        connection.executemany(_FINISH, [_over_row(put) for put in over])
+        connection.executemany(
+            _EVENT,
+            [(e.entity_id, e.rev, e.run_id, e.at, e.trigger == "heartbeat", encode(e)) for e in write.events],
+        )
+        return int(connection.execute("SELECT ifnull(max(seq), 0) FROM events").fetchone()[0])
+
+    @staticmethod
+    def _guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
+        if rows and connection.executemany(sql, rows).rowcount != len(rows):
+            raise Conflict(tuple(put.record.id for put in puts))
+
+    async def _read(self, sql: str, *values: Any) -> list[Any]:
+        connection = self._connected(self._read_from)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, lambda: connection.execute(sql, values).fetchall())
+
+    async def find(self, id: str) -> Record | None:
+        """The record as it is now."""
+        for table in (_SELECT, _SELECT_OVER):
+            for kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
+                return decode_record(kind, body)
+        return None
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        """Committed events, in order."""
+        where, values = "", list[Any]()
+        if entity_id:
+            where, values = " AND entity_id = ?", [entity_id]
+        elif run_id:
+            where, values = " AND run_id = ?", [run_id]
+        sql = f"SELECT seq, body FROM events WHERE seq > ?{where} ORDER BY seq LIMIT ?"
+        return [decode_event(seq, body) for seq, body in await self._read(sql, after, *values, limit)]
+
+    async def last_seq(self) -> int:
+        """The newest seq."""
+        return int((await self._read("SELECT ifnull(max(seq), 0) FROM events"))[0][0])
+
+    async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
+        """Drop finished records and old events."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, self._prune, finished_before, events_before, limit)
+
+    def _prune(self, finished_before: int, events_before: int, limit: int) -> int:
+        connection = self._connected(self._write_to)
+        steps: tuple[tuple[str, tuple[Any, ...]], ...] = (
+            (
+                "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?)",
+                (finished_before, limit),
+            ),
+            (
+                "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? ORDER BY seq LIMIT ?)",
+                (events_before, limit),
+            ),
+        )
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            counts = [connection.execute(sql, values).rowcount for sql, values in steps]
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        return sum(counts)
+
+
+_COLUMNS: Final = "kind, version, due_at, body"
+_SELECT: Final = f"SELECT {_COLUMNS} FROM records"
+_SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM history"
+
+
+def _row(put: Put) -> tuple[Any, ...]:
+    record = put.record
+    key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
+    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
+
+
+def _over_row(put: Put) -> tuple[Any, ...]:
+    record = put.record
+    return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record)
