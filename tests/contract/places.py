@@ -1,0 +1,288 @@
+"""Where a case of the contract keeps its records: memory, a SQLite file or a PostgreSQL database.
+
+Every place has one clock that the case moves by hand, and opens any number of stores over the same data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision
+from deltaci.core.errors import Refused
+from deltaci.core.events import Event
+from deltaci.core.ids import lease_ref
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import Command, Record
+from deltaci.core.reactions import Birth
+from deltaci.core.verify import verify
+from deltaci.core.views.canonical import lines
+from deltaci.core.worker import Worker
+from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.engine.queue import AsyncQueue
+from deltaci.store.port import Put, Request, Store, Transaction, Write
+from deltaci.store.wake import Wakers
+from tests.lab import START, TENANT, Lease
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+
+MAX_SECONDS: Final = 20.0  # No case may hang: one that waits for longer has failed.
+EVERYTHING: Final = 1_000_000
+MAX_TICKS: Final = 20
+
+
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A plain test that runs this coroutine to its end, and fails when there is none."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(MAX_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
+
+
+class Place:
+    """One deployment's data, with its clock."""
+
+    def __init__(self, name: str, make: Callable[[Place], Store], origin: Callable[[], int] = lambda: START) -> None:
+        self.name = name
+        self.shift = 0
+        self._make = make
+        self._origin = origin
+
+    def now(self) -> int:
+        """What the store's clock says, near enough."""
+        return self._origin() + self.shift
+
+    def after(self, seconds: float) -> Place:
+        """Move the clock; backwards too."""
+        self.shift += round(seconds * SECOND)
+        return self
+
+    def moment(self, seconds: float = 0) -> datetime:
+        """So much from now, as people write it."""
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.now() + round(seconds * SECOND))
+
+    def store(self) -> Store:
+        """One more store over the same data, not open yet."""
+        return self._make(self)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        """A store that is open."""
+        store = self.store()
+        try:
+            await store.open()
+            yield store
+        finally:
+            await store.close()
+
+    @asynccontextmanager
+    async def server(self, wrap: Callable[[Store], Store] = lambda store: store) -> AsyncIterator[Server]:
+        """One of the servers that share this data."""
+        async with self.opened() as store:
+            server = Server(wrap(store))
+            await server.applier.start()
+            try:
+                yield server
+            finally:
+                await server.applier.stop()
+
+    def queue(self, wrap: Callable[[Store], Store] = lambda store: store, **options: Any) -> AsyncQueue:
+        """The queue library over this data; its timers stand still unless a case wants them."""
+        options.setdefault("has_timers", False)
+        return AsyncQueue(wrap(self.store()), **options)
+
+
+class Server:
+    """An applier over its own store, and what cases often do with it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.applier = Applier(store)
+
+    async def do(self, command: Command) -> Decision:
+        """Apply one command."""
+        return await self.applier.do(command)
+
+    async def refused(self, command: Command) -> Refused:
+        """Apply one command that must be refused, and show that the log has not grown."""
+        before = await self.store.last_seq()
+        refusal = await refused(self.applier.do(command))
+        assert await self.store.last_seq() == before
+        return refusal
+
+    async def enqueue(self, id: str, **fields: Any) -> Attempt:
+        """An attempt on its own."""
+        return as_attempt((await self.do(birth(id, **fields))).record)
+
+    async def register(self, id: str, places: int = 1, labels: tuple[str, ...] = ()) -> None:
+        """A worker that the fleet knows."""
+        record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=places)
+        await self.do(Birth(id=id, record=record))
+
+    async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[Claimed]:
+        """Ask for work."""
+        given = {"labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
+        return await self.applier.claim(Claim(worker_id=by, limit=limit, **given))
+
+    async def take(self, by: str = "w1", **fields: Any) -> Lease:
+        """Ask for one attempt, which must be there."""
+        found = await self.claim(by, **fields)
+        assert len(found) == 1, found
+        return Lease(by, found[0].lease_id)
+
+    async def say(self, message: type[Any], lease: Lease, **fields: Any) -> Attempt:
+        """One of a runner's messages."""
+        return as_attempt((await self.do(saying(message, lease, **fields))).record)
+
+    async def tick(self) -> int:
+        """Carry out everything that is due; how much that was."""
+        total = 0
+        for _ in range(MAX_TICKS):
+            count = await self.applier.tick()
+            total += count
+            if not count:
+                return total
+        raise AssertionError(f"something is still due after {MAX_TICKS} ticks")
+
+    async def find(self, id: str, kind: type[R]) -> R:
+        """The record as everybody can read it."""
+        record = await self.store.find(id)
+        assert isinstance(record, kind), record
+        return record
+
+    async def state(self, id: str) -> str:
+        """The state of a record."""
+        record = await self.store.find(id)
+        assert record is not None, id
+        return record.state
+
+    async def log(self, **chosen: str) -> list[Event]:
+        """Everything that was committed."""
+        return await self.store.events(0, EVERYTHING, **chosen)
+
+    async def verified(self) -> list[Event]:
+        """Everything that was committed, shown to be legal."""
+        return legal(await self.log())
+
+
+class Wrapped:
+    """A store in front of another one, for cases that come between."""
+
+    def __init__(self, store: Store) -> None:
+        self.inner = store
+
+    @property
+    def lanes(self) -> int:
+        return self.inner.lanes
+
+    @property
+    def wakers(self) -> Wakers:
+        return self.inner.wakers
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        return await self.inner.transact(work)
+
+    async def find(self, id: str) -> Record | None:
+        return await self.inner.find(id)
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        return await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
+
+    async def last_seq(self) -> int:
+        return await self.inner.last_seq()
+
+    async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
+        return await self.inner.prune(finished_before=finished_before, events_before=events_before, limit=limit)
+
+
+# -- commands and records
+
+
+def birth(id: str, *, request_id: str = "", **fields: Any) -> Birth:
+    """The command that enqueues an attempt on its own."""
+    return Birth(id=id, record=Attempt(id=id, tenant=TENANT, **fields), request_id=request_id)
+
+
+def saying(message: type[Any], lease: Lease, **fields: Any) -> Command:
+    """One of a runner's messages, not sent yet."""
+    said: Command = message(id=lease.ref.attempt_id, actor=lease.actor, lease=lease.ref, **fields)
+    return said
+
+
+def as_attempt(record: Record) -> Attempt:
+    """The record, which is an attempt."""
+    assert isinstance(record, Attempt)
+    return record
+
+
+def attempt_of(lease_id: str) -> str:
+    """The attempt that a lease id names."""
+    return lease_ref(lease_id).attempt_id
+
+
+def legal(events: list[Event]) -> list[Event]:
+    """The log, which the verifier finds legal."""
+    report = verify(lines(events), "canonical")
+    assert report.is_legal, "\n".join(map(str, report.violations[:10]))
+    return events
+
+
+async def refused(work: Awaitable[Any], code: str = "") -> Refused:
+    """The refusal that this ends with."""
+    try:
+        answer = await work
+    except Refused as refusal:
+        assert code in ("", refusal.code), refusal
+        return refusal
+    raise AssertionError(f"not refused: {answer}")
+
+
+# -- the port itself
+
+
+async def ask(store: Store, *requests: Request) -> list[Any]:
+    """One transaction that makes these requests; their answers."""
+
+    def work() -> Transaction[list[Any]]:
+        answers = []
+        for request in requests:
+            answers.append((yield request))
+        return answers
+
+    return await store.transact(work)
+
+
+async def write(store: Store, *puts: Put, events: Iterable[Event] = ()) -> None:
+    """One transaction that only writes."""
+    await ask(store, Write(list(puts), list(events)))
+
+
+def put(record: Record, version: int = 0, **fields: Any) -> Put:
+    """A record to write, which nobody waits for unless the case says so."""
+    return Put(**{"record": record, "version": version, "ready_at": None, "due_at": None, "is_over": False, **fields})
+
+
+def fact(entity_id: str, rev: int = 1, *, at: int = START, run_id: str = "") -> Event:
+    """An event that was not numbered yet."""
+    return Event(
+        0, at, TENANT, "attempt", entity_id, run_id, "CREATED", "QUEUED", "enqueued", "user:ada", "info", "", rev, {}
+    )

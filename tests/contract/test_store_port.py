@@ -1,0 +1,366 @@
+"""What every store promises about records: loaded as written, guarded by their version, found in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deltaci.core.attempt import QUEUED, SUCCEEDED, Attempt
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.machine import Record
+from deltaci.core.run import Run
+from deltaci.core.worker import Worker
+from deltaci.store.port import (
+    Conflict,
+    FindDue,
+    FindReady,
+    Held,
+    Load,
+    LoadJobs,
+    Open,
+    Put,
+    Store,
+    Transaction,
+    Unavailable,
+    Write,
+)
+from tests.contract.places import EVERYTHING, Place, ask, fact, on_loop, put, write
+from tests.lab import START
+
+
+def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "") -> Put:
+    """A new attempt that waits to be claimed."""
+    record = Attempt(id=id, state=QUEUED, priority=priority, queue_key=labels, run_at=ready_at)
+    return put(record, ready_at=ready_at)
+
+
+async def ready(store: Store, *labels: str, now: int = START, limit: int = 100) -> list[str]:
+    """The ids that a worker with these labels finds, in order."""
+    [found] = await ask(store, FindReady(labels, now, limit))
+    return [held.record.id for held in found]
+
+
+async def due(store: Store, now: int, limit: int = 100) -> list[str]:
+    """The ids whose time has come, in order."""
+    [found] = await ask(store, FindDue(now, limit))
+    return [held.record.id for held in found]
+
+
+async def held(store: Store, id: str) -> Held:
+    """The record as it is stored."""
+    [[found]] = await ask(store, Load((id,)))
+    assert isinstance(found, Held)
+    return found
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_store_that_is_not_open_is_unavailable(lasting_place: Place) -> None:
+    """The world's turn, not a bug: whoever asks too early may ask again."""
+    store = lasting_place.store()
+
+    with pytest.raises(Unavailable, match="open"):
+        await ask(store, Load(("a",)))
+    with pytest.raises(Unavailable, match="open"):
+        await store.find("a")
+
+    await store.close()
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+@on_loop
+async def test_a_write_with_another_version_changes_nothing_at_all(place: Place, version: int) -> None:
+    """A decision about a record that has changed meanwhile is worthless, and so is all that was decided with it."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a")), put(Attempt(id="b")), events=[fact("a")])
+        await write(store, put(Attempt(id="a", priority=1), 1))
+
+        with pytest.raises(Conflict):
+            await write(
+                store,
+                put(Attempt(id="new")),
+                put(Attempt(id="b", priority=9), 1),
+                put(Attempt(id="a", priority=9), version),
+                events=[fact("a", 2), fact("b")],
+            )
+
+        assert (await held(store, "a")).record == Attempt(id="a", priority=1)
+        assert (await held(store, "b")).version == 1
+        assert await store.find("new") is None
+        assert [event.rev for event in await store.events(0, EVERYTHING)] == [1]
+
+
+@on_loop
+async def test_a_record_that_exists_is_not_new(place: Place) -> None:
+    """Two who create the same record at once must not both believe that it is theirs."""
+    async with place.opened() as one, place.opened() as two:
+        await write(one, put(Attempt(id="a", priority=1)))
+
+        with pytest.raises(Conflict):
+            await write(two, put(Attempt(id="a", priority=2)), events=[fact("a")])
+
+        assert await two.find("a") == Attempt(id="a", priority=1)
+        assert await two.last_seq() == 0
+
+
+@on_loop
+async def test_a_record_that_is_over_cannot_be_written_again(place: Place) -> None:
+    """A terminal record never changes: its version died with it."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a")))
+        await write(store, put(Attempt(id="a", state=SUCCEEDED), 1, is_over=True))
+
+        for version in (1, 2):
+            with pytest.raises(Conflict):
+                await write(store, put(Attempt(id="a", priority=9), version))
+            with pytest.raises(Conflict):
+                await write(store, put(Attempt(id="a", priority=9), version, is_over=True))
+
+        assert await store.find("a") == Attempt(id="a", state=SUCCEEDED)
+
+
+@on_loop
+async def test_a_transaction_that_raises_before_its_write_leaves_nothing(place: Place) -> None:
+    """A bug in a decision must not leave half of it behind, and must not block whoever comes next."""
+    async with place.opened() as store:
+
+        def broken() -> Transaction[None]:
+            yield Open(("a",))
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await store.transact(broken)
+
+        await write(store, put(Attempt(id="a")))
+        assert await store.find("a") == Attempt(id="a")
+
+
+# -- loading
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Attempt(id="x", tenant="t", spec={"a": [1, None, 2.5, "ß"]}, result={"b": True}, requests=("r 1",)),
+        Job(id="r/x", run_id="r", spec=JobSpec(name="x", needs=("y",), work={"image": "a"}), needs=("r/y",)),
+        Run(id="x", run_id="x", is_fail_fast=True, conclusion="SUCCESS"),
+        Worker(id="x", labels=("arm", "linux"), tasks=("a", "b")),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+@on_loop
+async def test_a_record_comes_back_as_it_was_written(place: Place, record: Record) -> None:
+    """Whatever a store does to a record, nobody may notice."""
+    async with place.opened() as store:
+        await write(store, put(record, due_at=START))
+
+        assert await held(store, record.id) == Held(record, 1, START)
+        assert await store.find(record.id) == record
+
+
+@on_loop
+async def test_a_transaction_opens_with_the_time_and_its_records(place: Place) -> None:
+    """One round trip must be enough to begin: that is what makes a batch cheap."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a")), put(Attempt(id="b")))
+        place.after(3600)
+
+        [(now, found)] = await ask(store, Open(("a", "b", "nobody")))
+        [(later, none)] = await ask(store, Open(()))
+
+        assert abs(now - place.now()) < 10_000_000
+        assert later >= now
+        assert {each.record.id for each in found} == {"a", "b"}
+        assert none == []
+
+
+@on_loop
+async def test_a_transaction_sees_its_own_write(place: Place) -> None:
+    """What was written and what is then read must be one world."""
+    async with place.opened() as store:
+        answers = await ask(store, Write([put(Attempt(id="a"))], []), Load(("a",)))
+
+        assert answers[1] == [Held(Attempt(id="a"), 1, None)]
+
+
+@on_loop
+async def test_many_records_are_loaded_at_once(place: Place) -> None:
+    """A batch asks for more records than a statement may have variables."""
+    ids = tuple(f"a{n}" for n in range(1500))
+    async with place.opened() as store:
+        await write(store, *(put(Attempt(id=id)) for id in ids))
+
+        [found] = await ask(store, Load((*ids, "nobody")))
+
+        assert sorted(each.record.id for each in found) == sorted(ids)
+
+
+@on_loop
+async def test_versions_count_writes(place: Place) -> None:
+    """The version is the guard: it must never stand still."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a")))
+        for version in (1, 2, 3):
+            await write(store, put(Attempt(id="a", priority=version), version))
+
+        assert await held(store, "a") == Held(Attempt(id="a", priority=3), 4, None)
+
+
+@on_loop
+async def test_what_is_over_leaves_the_hot_records_and_is_still_found(place: Place) -> None:
+    """What is going on stays small; what is over stays readable."""
+    done = Attempt(id="a", state=SUCCEEDED, updated_at=START)
+    at_once = Attempt(id="b", state=SUCCEEDED, updated_at=START)
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a", state=QUEUED), ready_at=START, due_at=START))
+        await write(store, put(done, 1, is_over=True), put(at_once, is_over=True))
+
+        assert await ready(store) == []
+        assert await due(store, START) == []
+        assert await store.find("a") == done
+        [found] = await ask(store, Load(("a", "b")))
+        [(_, opened)] = await ask(store, Open(("a", "b")))
+        for answer in (found, opened):
+            assert {each.record.id: each.record for each in answer} == {"a": done, "b": at_once}
+
+
+@on_loop
+async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(place: Place) -> None:
+    """A cancel must reach every job of the run, and no other."""
+
+    def job(run_id: str, name: str, **fields: Any) -> Job:
+        return Job(id=f"{run_id}/{name}", run_id=run_id, spec=JobSpec(name=name), **fields)
+
+    async with place.opened() as store:
+        await write(store, put(job("r1", "a")), put(job("r1", "b")), put(job("r2", "a")))
+        await write(store, put(Run(id="r1", run_id="r1")), put(Attempt(id="r1/a.1", run_id="r1")))
+        await write(store, put(job("r1", "b", state="FAILED"), 1, is_over=True))
+
+        [of_one] = await ask(store, LoadJobs("r1"))
+        [of_nobody] = await ask(store, LoadJobs("r3"))
+
+        assert {each.record.id: each.record.state for each in of_one} == {"r1/a": "", "r1/b": "FAILED"}
+        assert of_nobody == []
+
+
+# -- what may be claimed
+
+
+@on_loop
+async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(place: Place) -> None:
+    """An order that depends on nothing but the records keeps every server fair in the same way."""
+    async with place.opened() as store:
+        await write(
+            store,
+            waiting("d", 20),
+            waiting("b", 10),
+            waiting("a", 10),
+            waiting("urgent", 30, priority=5),
+            waiting("lazy", 1, priority=-1),
+        )
+
+        assert await ready(store) == ["urgent", "a", "b", "d", "lazy"]
+        assert await ready(store, limit=2) == ["urgent", "a"]
+
+
+@on_loop
+async def test_the_order_goes_across_queues(place: Place) -> None:
+    """A worker with many labels takes the best of all its queues, not the best of the first."""
+    async with place.opened() as store:
+        await write(
+            store,
+            waiting("late", 30, labels="arm"),
+            waiting("plain", 20),
+            waiting("urgent", 40, priority=1, labels="arm,linux"),
+            waiting("early", 10, labels="linux"),
+        )
+
+        assert await ready(store, "linux", "arm") == ["urgent", "early", "plain", "late"]
+        assert await ready(store, "linux", "arm", limit=3) == ["urgent", "early", "plain"]
+
+
+@on_loop
+async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
+    """A job on a machine that lacks what it needs fails for no fault of its own."""
+    async with place.opened() as store:
+        await write(store, waiting("any", 1), waiting("arm", 2, labels="arm"), waiting("both", 3, labels="arm,linux"))
+
+        assert await ready(store) == ["any"]
+        assert await ready(store, "linux") == ["any"]
+        assert await ready(store, "arm") == ["any", "arm"]
+        assert await ready(store, "gpu", "linux", "arm") == ["any", "arm", "both"]
+
+
+@on_loop
+async def test_what_is_not_ready_yet_is_not_found(place: Place) -> None:
+    """`run_at` is a promise."""
+    async with place.opened() as store:
+        await write(store, waiting("later", START + 1, priority=9), waiting("now", START))
+
+        assert await ready(store, now=START - 1) == []
+        assert await ready(store, now=START) == ["now"]
+        assert await ready(store, now=START + 1) == ["later", "now"]
+
+
+@on_loop
+async def test_what_was_claimed_is_not_found(place: Place) -> None:
+    """The next write says whether the record is still there to be claimed."""
+    async with place.opened() as store:
+        await write(store, waiting("a"), waiting("b"))
+        await write(store, put(Attempt(id="a", state="LEASED"), 1))
+
+        assert await ready(store) == ["b"]
+
+        await write(store, put(Attempt(id="a", state=QUEUED), 2, ready_at=0))
+        assert await ready(store) == ["a", "b"]
+
+
+# -- what is due
+
+
+@on_loop
+async def test_what_is_due_is_found_in_order_of_its_time(place: Place) -> None:
+    """The longest overdue comes first, so that nothing starves behind a limit."""
+    async with place.opened() as store:
+        await write(store, *(put(Attempt(id=f"a{n}"), due_at=START + n) for n in (3, 1, 4, 2)), put(Attempt(id="never")))
+
+        assert await due(store, START) == []
+        assert await due(store, START + 3) == ["a1", "a2", "a3"]
+        assert await due(store, START + 9, limit=2) == ["a1", "a2"]
+        assert await due(store, START + 9) == ["a1", "a2", "a3", "a4"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda: put(Attempt(id="a"), 1, due_at=START + 5), []),
+        (lambda: put(Attempt(id="a"), 1), []),
+        (lambda: put(Attempt(id="a", state=SUCCEEDED), 1, is_over=True), []),
+        (lambda: put(Attempt(id="a"), 1, due_at=START - 5), ["a"]),
+    ],
+    ids=["later", "never", "over", "sooner"],
+)
+@on_loop
+async def test_a_record_is_due_when_its_last_write_says(
+    place: Place, change: Callable[[], Put], expected: list[str]
+) -> None:
+    """A deadline that was moved must neither fire at the old time nor be forgotten."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a"), due_at=START))
+        await write(store, change())
+
+        assert await due(store, START) == expected
+
+
+@on_loop
+async def test_looking_for_what_is_due_does_not_take_it_away(place: Place) -> None:
+    """A server that dies between the look and the write must not take a deadline with it."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a"), due_at=START))
+
+        assert await due(store, START) == ["a"]
+        assert await due(store, START) == ["a"]
