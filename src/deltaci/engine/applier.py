@@ -94,6 +94,7 @@ class _Lane:
         self._clock = clock
         self._world = World()
         self._stored: dict[str, tuple[int, int | None]] = {}
+        self._absent: list[str] = []
         self._inbox: deque[_Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
@@ -174,7 +175,7 @@ class _Lane:
 
     def _forget(self) -> None:
         latest = self._world.latest
-        self._world, self._stored = World(), {}
+        self._world, self._stored, self._absent = World(), {}, []
         self._world.latest = latest
 
     def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
@@ -212,12 +213,16 @@ class _Lane:
                 self._world.records[id] = each.record
                 self._stored[id] = (each.version, each.due_at)
         for id in wanted:
-            self._world.records.setdefault(id, None)
+            if id not in self._world.records:
+                self._world.records[id] = None
+                self._absent.append(id)
 
     def _drop_absent(self) -> None:
         """What does not exist now may be created by somebody else: do not remember it."""
-        for id in [id for id, record in self._world.records.items() if record is None]:
-            del self._world.records[id]
+        for id in self._absent:
+            if self._world.records.get(id) is None:
+                self._world.records.pop(id, None)
+        self._absent.clear()
         self._world.jobs.clear()
 
     def _decide(

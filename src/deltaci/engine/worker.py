@@ -33,6 +33,7 @@ MIN_TTL_SECONDS: Final = 2
 DRAIN_SECONDS: Final = 30.0
 CLAIM_WAIT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
+CLAIMS_UNDER_WAY: Final = 4  # Claims, starts and ends of different jobs overlap instead of waiting for each other.
 
 Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]
 
@@ -165,6 +166,8 @@ class Worker:
         self._drain_seconds = drain_seconds
         self._margin = min(5.0, ttl_seconds / 5)  # So much before its lease ends a handler is stopped.
         self._tasks: dict[str, Task] = {}
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._claim_at_once = min(MAX_CLAIM, max(1, concurrency // CLAIMS_UNDER_WAY))
         self._is_stopping = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -186,6 +189,7 @@ class Worker:
         finally:
             for task in self._tasks.values():
                 task.fence()
+            helpers += self._beginning
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -205,7 +209,12 @@ class Worker:
                 await self._pause()
                 continue
             if claimed:
-                await self._begin([Task(job, self._proved(asked_at)) for job in claimed], handlers)
+                tasks = [Task(job, self._proved(asked_at)) for job in claimed]
+                self._tasks.update((task.job.id, task) for task in tasks)
+                # Not waited for: while these start, the next ones are claimed.
+                beginning = asyncio.create_task(self._begin(tasks, handlers))
+                self._beginning.add(beginning)
+                beginning.add_done_callback(self._beginning.discard)
             elif until_empty and not self._tasks:
                 return
             elif until_empty:
@@ -217,7 +226,7 @@ class Worker:
             self._queue.claim_next(
                 self.name,
                 labels=self._labels,
-                limit=min(free, MAX_CLAIM),
+                limit=min(free, self._claim_at_once),
                 wait_seconds=wait,
                 ttl_seconds=self._ttl_seconds,
             )
@@ -237,7 +246,6 @@ class Worker:
             await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
 
     async def _begin(self, tasks: list[Task], handlers: _Handlers) -> None:
-        self._tasks.update((task.job.id, task) for task in tasks)
         lease_ids = [task.job.lease_id for task in tasks]
         answers = await self._insist(tasks, partial(self._queue.start_all, lease_ids, self.name))
         accepted = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event
+from deltaci.core.events import WORKER, Event
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
@@ -18,7 +19,7 @@ KIND_OF: Final = {kind: number for number, kind in enumerate(KINDS)}
 JOB_KIND: Final = KIND_OF[Job]
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in KINDS)
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_EVENT: Final = msgspec.msgpack.Decoder(Event)
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 
 encode = _ENCODER.encode
 
@@ -28,6 +29,39 @@ def decode_record(kind: int, body: bytes) -> Record:
     return _DECODERS[kind].decode(body)
 
 
-def decode_event(seq: int, body: bytes) -> Event:
-    """The event that these bytes are, at its place in the log."""
-    return msgspec.structs.replace(_EVENT.decode(body), seq=seq)
+class Chunk(msgspec.Struct, frozen=True):
+    """The events of one transaction, as one row of the log."""
+
+    count: int
+    at: int
+    body: bytes
+    scopes: frozenset[str]
+
+
+def pack(events: Sequence[Event]) -> Chunk:
+    """The row for these events, and under which names it is found."""
+    scopes = frozenset(event.run_id or event.entity_id for event in events)
+    return Chunk(len(events), events[-1].at, encode(events), scopes | _workers(events))
+
+
+def _workers(events: Sequence[Event]) -> frozenset[str]:
+    return frozenset(event.entity_id for event in events if event.entity == WORKER)
+
+
+def unpack(last_seq: int, count: int, body: bytes) -> list[Event]:
+    """The events of one row, each at its place in the log."""
+    first = last_seq - count + 1
+    return [msgspec.structs.replace(event, seq=first + n) for n, event in enumerate(_EVENTS.decode(body))]
+
+
+def select(rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str) -> list[Event]:
+    """The wanted events of some rows of the log."""
+    found: list[Event] = []
+    for last_seq, count, body in rows:
+        for event in unpack(last_seq, count, body):
+            is_wanted = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
+            if event.seq > after and is_wanted:
+                found.append(event)
+                if len(found) == limit:
+                    return found
+    return found

@@ -1,8 +1,8 @@
 """The store for any number of servers: PostgreSQL, bulk statements over arrays, guards in SQL and policy never.
 
 Every batch is one transaction on one connection. Rows are found with `SKIP LOCKED`, so that servers side by
-side take different work; every write is guarded by the version that was read. The events of a batch are
-appended under one lock that is held until the commit: so seq grows in the order of commits, and a reader
+side take different work; every write is guarded by the version that was read. The events of a batch are one
+row, appended under a lock that is held until the commit: so seq grows in the order of commits, and a reader
 who saw one seq has seen all before it.
 """
 
@@ -16,7 +16,7 @@ import asyncpg
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_event, decode_record, encode
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack, select
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
     Conflict,
@@ -34,16 +34,15 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import QUEUE_KEYS
+from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS
 from deltaci.store.wake import Wakers
 
 LANES: Final = 2
 READERS: Final = 4
 COMMAND_SECONDS: Final = 30.0
-CHANNEL: Final = "deltaci"
-# Two numbers that nobody else is likely to lock: one for migrations, one for the end of the log.
-MIGRATE_LOCK: Final = 0x0DE17AC1_0001
-LOG_LOCK: Final = 0x0DE17AC1_0002
+MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
+# Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
+PLANS: Final = {"enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _COLUMNS: Final = "kind, version, due_at, body"
@@ -78,9 +77,10 @@ _FINISH: Final = (
     "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM u "
     "WHERE u.version = 0 OR u.id IN (SELECT id FROM gone)"
 )
-_EVENTS: Final = (
-    "INSERT INTO events (entity_id, rev, run_id, at, is_beat, body) "
-    "SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::boolean[], $6::bytea[])"
+_APPEND: Final = (
+    "WITH head AS (UPDATE log_head SET seq = seq + $1 RETURNING seq), "
+    "scoped AS (INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($4::text[]) AS s, head) "
+    "INSERT INTO chunks SELECT head.seq, $1, $2, $3 FROM head RETURNING last_seq"
 )
 
 
@@ -99,7 +99,7 @@ class PostgresStore:
         """Connect, and bring the tables up to date; one server does it, the others wait for it."""
         try:
             self._pool = await asyncpg.create_pool(
-                self._dsn, min_size=1, max_size=LANES + READERS, command_timeout=COMMAND_SECONDS
+                self._dsn, min_size=1, max_size=LANES + READERS, command_timeout=COMMAND_SECONDS, server_settings=PLANS
             )
             async with self._pool.acquire() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATE_LOCK)
@@ -197,12 +197,12 @@ class PostgresStore:
             await self._guarded(connection, _UPDATE, old, zip(*rows, strict=True))
         if over:
             await self._guarded(connection, _FINISH, over, zip(*map(_over_row, over), strict=True))
-        if write.events:
-            lines = [(e.entity_id, e.rev, e.run_id, e.at, e.trigger == "heartbeat", encode(e)) for e in write.events]
-            # Held until the commit: whoever reads a seq has every smaller one before its eyes.
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOG_LOCK)
-            await connection.execute(_EVENTS, *zip(*lines, strict=True))
-        return 0
+        if not write.events:
+            return 0
+        chunk = pack(write.events)
+        # The head of the log is held until the commit: whoever reads a seq has every smaller one before its eyes.
+        last = await connection.fetchval(_APPEND, chunk.count, chunk.at, chunk.body, list(chunk.scopes))
+        return int(last)
 
     @staticmethod
     async def _guarded(connection: Any, sql: str, puts: list[Put], columns: Any) -> None:
@@ -226,29 +226,47 @@ class PostgresStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        where, values = "", list[Any]()
-        if entity_id:
-            where, values = " AND entity_id = $3", [entity_id]
-        elif run_id:
-            where, values = " AND run_id = $3", [run_id]
-        sql = f"SELECT seq, body FROM events WHERE seq > $1{where} ORDER BY seq LIMIT $2"
-        return [decode_event(row[0], row[1]) for row in await self._fetch(sql, after, limit, *values)]
+        found: list[Event] = []
+        seen, scope = after, run_id or await self._scope(entity_id)
+        while len(found) < limit:
+            if scope:
+                rows = await self._fetch(CHUNKS_OF.format(scope="$1", after="$2", limit="$3"), scope, seen, PAGE)
+            else:
+                rows = await self._fetch(CHUNKS.format(after="$1", limit="$2"), seen, PAGE)
+            found += select(((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id)
+            if len(rows) < PAGE:
+                break
+            seen = rows[-1][0]
+        return found
+
+    async def _scope(self, entity_id: str) -> str:
+        """Under which name the events of an entity are found: its run's, or its own."""
+        record = await self.find(entity_id) if entity_id else None
+        return (record.run_id or entity_id) if record is not None else entity_id
 
     async def last_seq(self) -> int:
         """The newest seq."""
-        return int((await self._fetch("SELECT coalesce(max(seq), 0) FROM events"))[0][0])
+        return int((await self._fetch("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
-        count = 0
-        for table, key, column, before in (
-            ("history", "id", "ended_at", finished_before),
-            ("events", "seq", "at", events_before),
-        ):
-            sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {column} < $1 LIMIT $2)"
-            status: str = await self._connected().execute(sql, before, limit)
-            count += int(status.rpartition(" ")[2])
-        return count
+        finished = await self._deleted(
+            "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2)",
+            finished_before,
+            limit,
+        )
+        chunks = await self._deleted(
+            "WITH old AS (SELECT last_seq FROM chunks WHERE at < $1 ORDER BY last_seq LIMIT $2), "
+            "scoped AS (DELETE FROM chunk_scopes s USING old WHERE s.last_seq = old.last_seq) "
+            "DELETE FROM chunks c USING old WHERE c.last_seq = old.last_seq",
+            events_before,
+            limit,
+        )
+        return finished + chunks
+
+    async def _deleted(self, sql: str, *values: Any) -> int:
+        status: str = await self._connected().execute(sql, *values)
+        return int(status.rpartition(" ")[2])
 
 
 def _held(rows: list[Any]) -> list[Held]:

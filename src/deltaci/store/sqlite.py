@@ -17,7 +17,7 @@ from typing import Any, Final
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_event, decode_record, encode
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack, select
 from deltaci.store.memory import drive, wall_clock
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
@@ -36,7 +36,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import QUEUE_KEYS
+from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
@@ -48,7 +48,8 @@ _UPDATE: Final = (
 )
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _FINISH: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?)"
-_EVENT: Final = "INSERT INTO events (entity_id, rev, run_id, at, is_beat, body) VALUES (?, ?, ?, ?, ?, ?)"
+_CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
+_SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
 
 
 class SqliteStore:
@@ -188,11 +189,13 @@ class SqliteStore:
         leaving = [put for put in over if put.version]
         self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
         connection.executemany(_FINISH, [_over_row(put) for put in over])
-        connection.executemany(
-            _EVENT,
-            [(e.entity_id, e.rev, e.run_id, e.at, e.trigger == "heartbeat", encode(e)) for e in write.events],
-        )
-        return int(connection.execute("SELECT ifnull(max(seq), 0) FROM events").fetchone()[0])
+        if not write.events:
+            return 0
+        chunk = pack(write.events)
+        (last,) = connection.execute("UPDATE log_head SET seq = seq + ? RETURNING seq", (chunk.count,)).fetchone()
+        connection.execute(_CHUNK, (last, chunk.count, chunk.at, chunk.body))
+        connection.executemany(_SCOPE, [(scope, last) for scope in chunk.scopes])
+        return int(last)
 
     @staticmethod
     def _guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
@@ -213,17 +216,27 @@ class SqliteStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        where, values = "", list[Any]()
-        if entity_id:
-            where, values = " AND entity_id = ?", [entity_id]
-        elif run_id:
-            where, values = " AND run_id = ?", [run_id]
-        sql = f"SELECT seq, body FROM events WHERE seq > ?{where} ORDER BY seq LIMIT ?"
-        return [decode_event(seq, body) for seq, body in await self._read(sql, after, *values, limit)]
+        found: list[Event] = []
+        seen, scope = after, run_id or await self._scope(entity_id)
+        while len(found) < limit:
+            if scope:
+                rows = await self._read(CHUNKS_OF.format(scope="?", after="?", limit="?"), scope, seen, PAGE)
+            else:
+                rows = await self._read(CHUNKS.format(after="?", limit="?"), seen, PAGE)
+            found += select(rows, after, limit - len(found), entity_id, run_id)
+            if len(rows) < PAGE:
+                break
+            seen = rows[-1][0]
+        return found
+
+    async def _scope(self, entity_id: str) -> str:
+        """Under which name the events of an entity are found: its run's, or its own."""
+        record = await self.find(entity_id) if entity_id else None
+        return (record.run_id or entity_id) if record is not None else entity_id
 
     async def last_seq(self) -> int:
         """The newest seq."""
-        return int((await self._read("SELECT ifnull(max(seq), 0) FROM events"))[0][0])
+        return int((await self._read("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
@@ -237,8 +250,9 @@ class SqliteStore:
                 "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?)",
                 (finished_before, limit),
             ),
+            ("DELETE FROM chunk_scopes WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ?)", (events_before,)),
             (
-                "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? ORDER BY seq LIMIT ?)",
+                "DELETE FROM chunks WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)",
                 (events_before, limit),
             ),
         )
@@ -249,7 +263,7 @@ class SqliteStore:
         except BaseException:
             connection.execute("ROLLBACK")
             raise
-        return sum(counts)
+        return counts[0] + counts[-1]
 
 
 _COLUMNS: Final = "kind, version, due_at, body"

@@ -26,16 +26,22 @@ CREATE TABLE history (
 CREATE INDEX history_run ON history (run_id, kind) WHERE run_id <> '';
 CREATE INDEX history_ended ON history USING brin (ended_at);
 
--- The log. An event's key is (entity, rev): a gap or a double shows in the data itself.
-CREATE TABLE events (
-    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    entity_id text NOT NULL,
-    rev       bigint NOT NULL,
-    run_id    text NOT NULL,
-    at        bigint NOT NULL,
-    is_beat   boolean NOT NULL,
-    body      bytea NOT NULL
+-- The log, one row for each transaction. An event's key is (entity, rev): a gap or a double shows in the data itself.
+-- Nothing in it is worth the time that compressing takes on the write path.
+CREATE TABLE chunks (
+    last_seq bigint PRIMARY KEY,
+    count    integer NOT NULL,
+    at       bigint NOT NULL,
+    body     bytea NOT NULL
 );
-CREATE UNIQUE INDEX events_key ON events (entity_id, rev);
-CREATE INDEX events_run ON events (run_id, seq) WHERE run_id <> '';
-CREATE INDEX events_at ON events USING brin (at);
+ALTER TABLE chunks ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE INDEX chunks_at ON chunks USING brin (at);
+-- Where the events of a run, of a worker or of an attempt without a run are found.
+CREATE TABLE chunk_scopes (
+    scope    text NOT NULL,
+    last_seq bigint NOT NULL,
+    PRIMARY KEY (scope, last_seq)
+);
+-- Whoever appends holds this row until the commit: seq grows in the order of commits.
+CREATE TABLE log_head (seq bigint NOT NULL);
+INSERT INTO log_head VALUES (0);

@@ -25,15 +25,19 @@ CREATE TABLE history (
 CREATE INDEX history_run ON history (run_id, kind) WHERE run_id <> '';
 CREATE INDEX history_ended ON history (ended_at);
 
--- The log. An event's key is (entity, rev): a gap or a double shows in the data itself.
-CREATE TABLE events (
-    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
-    entity_id TEXT NOT NULL,
-    rev       INTEGER NOT NULL,
-    run_id    TEXT NOT NULL,
-    at        INTEGER NOT NULL,
-    is_beat   INTEGER NOT NULL,
-    body      BLOB NOT NULL
+-- The log, one row for each transaction. An event's key is (entity, rev): a gap or a double shows in the data itself.
+CREATE TABLE chunks (
+    last_seq INTEGER PRIMARY KEY,
+    count    INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    body     BLOB NOT NULL
 );
-CREATE UNIQUE INDEX events_key ON events (entity_id, rev);
-CREATE INDEX events_run ON events (run_id, seq) WHERE run_id <> '';
+CREATE INDEX chunks_at ON chunks (at);
+-- Where the events of a run, of a worker or of an attempt without a run are found.
+CREATE TABLE chunk_scopes (
+    scope    TEXT NOT NULL,
+    last_seq INTEGER NOT NULL,
+    PRIMARY KEY (scope, last_seq)
+) WITHOUT ROWID;
+CREATE TABLE log_head (seq INTEGER NOT NULL);
+INSERT INTO log_head VALUES (0);

@@ -1,0 +1,385 @@
+"""The write path: nobody is answered before the commit, and no command can spoil another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision, Plan
+from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.engine import applier
+from deltaci.store.port import Conflict, Store, Transaction, Unavailable, Write
+from tests.contract.places import Place, T, Wrapped, birth, legal, on_loop, refused, saying
+from tests.lab import TENANT, task
+
+
+class Poison(Command, frozen=True, kw_only=True):
+    """An order that no machine takes: a bug of ours."""
+
+
+class Failing(Wrapped):
+    """A store that breaks just before its commit, or just after it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_before = False
+        self.is_after = False
+        self.tries = 0
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        self.tries += 1
+        answer = await self.inner.transact(self._breaking(work) if self.is_before else work)
+        if self.is_after:
+            raise Unavailable("the connection broke after the commit")
+        return answer
+
+    @staticmethod
+    def _breaking(work: Callable[[], Transaction[T]]) -> Callable[[], Transaction[T]]:
+        def broken() -> Transaction[T]:
+            inner, answer = work(), None
+            try:
+                while True:
+                    request = inner.send(answer)
+                    if isinstance(request, Write):
+                        raise Unavailable("the connection broke before the commit")
+                    answer = yield request
+            except StopIteration as end:
+                result: T = end.value
+                return result
+
+        return broken
+
+
+class Contested(Wrapped):
+    """A store in which somebody else is always, or so many times, a little faster."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.conflicts = 0
+        self.seen = 0
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        if self.seen < self.conflicts:
+            self.seen += 1
+            raise Conflict(("somebody",))
+        return await self.inner.transact(work)
+
+
+class Slow(Wrapped):
+    """A store whose commit waits until the case lets it go."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_reached = asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        self.is_reached.set()
+        await self.may_go.wait()
+        return await self.inner.transact(work)
+
+
+async def answers(*asked: Any) -> list[Any]:
+    """What each caller gets, errors as they are."""
+    return list(await asyncio.gather(*asked, return_exceptions=True))
+
+
+# -- answers
+
+
+@on_loop
+async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) -> None:
+    """An answer is a promise; without a commit there is none to give."""
+    async with place.server(Failing) as server:
+        store = server.store
+        assert isinstance(store, Failing)
+        store.is_before = True
+
+        found = await answers(server.do(birth("x/1")), server.do(birth("x/2")), server.claim())
+
+        assert [type(each) for each in found] == [Unavailable] * 3
+        assert await store.find("x/1") is None
+        assert await server.log() == []
+
+        store.is_before = False
+        assert (await server.enqueue("x/1")).rev == 1
+        assert [event.entity_id for event in await server.verified()] == ["x/1"]
+
+
+@on_loop
+async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(place: Place) -> None:
+    """Whether the commit stands is unknown to the caller; the repeat finds out and changes nothing."""
+    async with place.server(Failing) as server:
+        store = server.store
+        assert isinstance(store, Failing)
+        store.is_after = True
+        with pytest.raises(Unavailable):
+            await server.do(birth("a", request_id="once"))
+        store.is_after = False
+
+        again = await server.do(birth("a", request_id="once"))
+
+        assert again.events == []
+        assert again.record == await store.find("a")
+        assert len(await server.verified()) == 1
+
+
+@on_loop
+async def test_an_unavailable_store_is_not_asked_once_for_each_command(place: Place) -> None:
+    """A store that is down is not helped by a storm of single tries."""
+    async with place.server(Failing) as server:
+        store = server.store
+        assert isinstance(store, Failing)
+        store.is_before = True
+
+        found = await answers(*(server.do(birth(f"x/{n}")) for n in range(50)))
+
+        assert {type(each) for each in found} == {Unavailable}
+        assert store.tries <= 2
+
+
+@on_loop
+async def test_nobody_is_answered_before_the_commit(place: Place) -> None:
+    """A crash in between must look like a lost answer, never like a broken promise."""
+    async with place.server(Slow) as server:
+        store = server.store
+        assert isinstance(store, Slow)
+        asking = asyncio.ensure_future(server.do(birth("a")))
+        await store.is_reached.wait()
+
+        is_early = asking.done()
+        store.may_go.set()
+        await asking
+
+        assert not is_early
+        assert await store.find("a") is not None
+
+
+@on_loop
+async def test_whoever_waits_when_the_applier_stops_is_told(place: Place) -> None:
+    """A caller that nobody will answer must not wait for ever."""
+    async with place.server(Slow) as server:
+        store = server.store
+        assert isinstance(store, Slow)
+        waiting = [asyncio.ensure_future(server.do(birth(f"x/{n}"))) for n in range(2)]
+        await store.is_reached.wait()
+        late = asyncio.ensure_future(server.do(birth("x/3")))
+
+        await server.applier.stop()
+        found = await answers(*waiting, late)
+
+        assert all(isinstance(each, asyncio.CancelledError) for each in found), found
+
+
+@on_loop
+async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
+    """A client that hangs up is everyday life."""
+    async with place.server(Slow) as server:
+        store = server.store
+        assert isinstance(store, Slow)
+        gone = asyncio.ensure_future(server.do(birth("x/1")))
+        stays = asyncio.ensure_future(server.do(birth("x/2")))
+        await store.is_reached.wait()
+
+        gone.cancel()
+        store.may_go.set()
+        await stays
+
+        assert [type(each) for each in await answers(gone)] == [asyncio.CancelledError]
+        assert await store.find("x/2") is not None
+        assert (await server.enqueue("x/3")).rev == 1
+
+
+@on_loop
+async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every queue has a limit: what cannot be handled is better refused than kept."""
+    monkeypatch.setattr(applier, "MAX_WAITING", 3)
+    async with place.server(Slow) as server:
+        store = server.store
+        assert isinstance(store, Slow)
+        waiting = [asyncio.ensure_future(server.do(birth(f"x/{n}"))) for n in range(5)]
+        await store.is_reached.wait()
+
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert {type(each.exception()) for each in done} == {applier.Overloaded}
+
+        store.may_go.set()
+        found = await answers(*waiting)
+        assert sum(isinstance(each, Decision) for each in found) == 3
+
+
+# -- neighbours
+
+
+@on_loop
+async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
+    """Whoever sends two commands in order has them applied in order, batch or no batch."""
+    async with place.server() as server:
+        new = Run(id="r1", run_id="r1", tenant=TENANT)
+
+        found = await server.applier.do_all(
+            [
+                Birth(id="r1", record=new),
+                run.BeginPlanning(id="r1"),
+                Plan(id="r1", jobs=(task("a"), task("b", "a"))),
+                run.Cancel(id="r1", actor="user:ada"),
+                run.Report(id="r1", actor="reporter"),
+            ]
+        )
+
+        assert not [each for each in found if isinstance(each, Refused)]
+        assert await server.state("r1") == run.REPORTED
+        assert await server.state("r1/b") == "CANCELED"
+        assert len({event.at for event in await server.verified()}) == 1
+
+
+@on_loop
+async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(place: Place) -> None:
+    """A record may be born and end in one transaction; it goes straight to what is over."""
+    async with place.server() as server:
+        await answers(
+            server.do(birth("a")), server.do(attempt.Cancel(id="a", reason="CANCELED")), server.do(birth("b"))
+        )
+
+        assert await server.state("a") == attempt.CANCELED
+        assert [each.attempt.id for each in await server.claim(limit=9)] == ["b"]
+        await server.verified()
+
+
+@on_loop
+async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -> None:
+    """A batch is how we write, not a fate that callers share."""
+    async with place.server() as server:
+        await server.enqueue("x/0")
+
+        found = await server.applier.do_all(
+            [
+                birth("x/1"),
+                birth("x/0"),
+                attempt.Stall(id="x/1"),
+                attempt.Cancel(id="nobody", reason="CANCELED"),
+                attempt.Cancel(id="x/0", reason="CANCELED", expected_rev=7),
+                birth("x/2"),
+            ]
+        )
+
+        codes = [each.code if isinstance(each, Refused) else "" for each in found]
+        assert codes == ["", "bad_request", "wrong_state", "not_found", "stale_rev", ""]
+        assert sorted(event.entity_id for event in await server.verified()) == ["x/0", "x/1", "x/2"]
+
+
+@on_loop
+async def test_a_poisonous_command_fails_alone(place: Place) -> None:
+    """Our own bug in one corner must not stop the whole deployment."""
+    async with place.server() as server:
+        found = await answers(
+            server.do(birth("x/1")), server.do(Poison(id="x/1")), server.do(birth("x/2")), server.do(birth("x/1"))
+        )
+
+        assert [type(each) for each in found] == [Decision, InvariantBroken, Decision, Refused]
+        assert (await server.enqueue("x/3")).rev == 1
+        assert [event.entity_id for event in await server.verified()] == ["x/1", "x/2", "x/3"]
+
+
+@on_loop
+async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of a batch bounds a transaction, not what a caller may ask for."""
+    monkeypatch.setattr(applier, "MAX_BATCH", 10)
+    async with place.server() as server:
+        found = await server.applier.do_all([birth(f"x/{n}") for n in range(57)])
+        singles = await answers(*(server.do(birth(f"y/{n}")) for n in range(57)))
+
+        assert [each.record.id for each in found if isinstance(each, Decision)] == [f"x/{n}" for n in range(57)]
+        assert [each.record.id for each in singles] == [f"y/{n}" for n in range(57)]
+        assert len(await server.verified()) == 114
+
+
+@on_loop
+async def test_more_records_than_are_remembered_are_still_right(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in memory is only for speed."""
+    monkeypatch.setattr(applier, "MAX_CACHED", 5)
+    async with place.server() as server:
+        for n in range(12):
+            await server.enqueue(f"x/{n}")
+        for n in range(12):
+            await server.do(attempt.Cancel(id=f"x/{n}", reason="CANCELED", expected_rev=1))
+
+        assert {await server.state(f"x/{n}") for n in range(12)} == {attempt.CANCELED}
+        await server.verified()
+
+
+# -- somebody else was faster
+
+
+@on_loop
+async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> None:
+    """That somebody else wrote first is no reason to trouble the caller."""
+    async with place.server(Contested) as server:
+        store = server.store
+        assert isinstance(store, Contested)
+        await server.enqueue("a")
+        store.conflicts = 5
+
+        canceled = await server.do(attempt.Cancel(id="a", reason="CANCELED", request_id="c"))
+
+        assert store.seen == 5
+        assert canceled.record.state == attempt.CANCELED
+        await server.verified()
+
+
+@on_loop
+async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every retry has a limit."""
+    monkeypatch.setattr(applier, "MAX_TRIES", 3)
+    async with place.server(Contested) as server:
+        store = server.store
+        assert isinstance(store, Contested)
+        store.conflicts = 1000
+
+        with pytest.raises(Conflict):
+            await server.do(birth("a"))
+
+        assert store.seen == 3
+        store.conflicts = 0
+        assert (await server.enqueue("a")).rev == 1
+
+
+@on_loop
+async def test_a_repeat_is_answered_like_the_first_time(place: Place) -> None:
+    """Success without change: the same record, no event, whichever way the message took."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        lease = await server.take()
+        first = await server.do(saying(attempt.Start, lease, request_id="s"))
+        before = await server.log()
+
+        again = await server.do(saying(attempt.Start, lease, request_id="s"))
+
+        assert again.record == first.record
+        assert (again.events, again.changed) == ([], {})
+        assert legal(await server.log()) == before
+
+
+@on_loop
+async def test_a_message_of_a_finished_attempt_still_gets_its_answer(place: Place) -> None:
+    """The record has left the hot table, and its runner's last answer may have been lost."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        lease = await server.take()
+        done = await server.say(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
+
+        again = await server.say(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
+        late = await refused(server.do(saying(attempt.Heartbeat, lease)), "stale_lease")
+
+        assert again == done
+        assert isinstance(await server.store.find("a"), Attempt)
+        assert "COMPLETED" in late.message
+        await server.verified()

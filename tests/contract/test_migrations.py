@@ -1,0 +1,168 @@
+"""How a database becomes ours: once, in order, whoever comes first, and never when it is somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from deltaci.core.attempt import Attempt
+from deltaci.store import migrate, open_store
+from deltaci.store.memory import MemoryStore
+from deltaci.store.migrate import Migration, SchemaError, migrations, missing
+from deltaci.store.port import Unavailable
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.places import Place, on_loop, put, write
+
+TOO_MANY = 8
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, lasting_place: Place, steps: list[Migration]) -> None:
+    """From now on this program has these steps."""
+    monkeypatch.setattr(f"deltaci.store.{lasting_place.name}.migrations", lambda _: steps)
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_database_whose_past_differs_is_refused(lasting_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edited migration means that nobody knows what the tables look like."""
+    async with lasting_place.opened() as store:
+        await write(store, put(Attempt(id="a")))
+    first, *rest = migrations(lasting_place.name)
+    edited = Migration(first.number, first.name, first.text + "-- a harmless remark\n")
+    altered(monkeypatch, lasting_place, [edited, *rest])
+
+    store = lasting_place.store()
+    with pytest.raises(SchemaError, match=f"{first.name} was applied with other content.*use the matching version"):
+        await store.open()
+    await store.close()
+
+    monkeypatch.undo()
+    async with lasting_place.opened() as store:
+        assert await store.find("a") == Attempt(id="a")
+
+
+@on_loop
+async def test_a_step_that_fails_leaves_nothing_of_itself(
+    lasting_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration that stops half-way must not be half there for the next try."""
+    known = migrations(lasting_place.name)
+    broken = Migration(len(known) + 1, "0002_broken.sql", "CREATE TABLE half (id integer); CREATE TABLE half (id text)")
+    altered(monkeypatch, lasting_place, [*known, broken])
+    store = lasting_place.store()
+    with pytest.raises(Exception, match="half"):
+        await store.open()
+    await store.close()
+
+    whole = Migration(broken.number, broken.name, "CREATE TABLE half (id integer)")
+    altered(monkeypatch, lasting_place, [*known, whole])
+    async with lasting_place.opened() as again:
+        await write(again, put(Attempt(id="a")))
+
+
+def test_a_gap_in_the_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is missing from a build must be noticed before any database is touched."""
+    (tmp_path / "sqlite").mkdir()
+    for name in ("0001_first.sql", "0003_third.sql", "notes.txt"):
+        (tmp_path / "sqlite" / name).write_text("")
+    monkeypatch.setattr(migrate, "files", lambda _: tmp_path)
+
+    with pytest.raises(SchemaError, match="not numbered"):
+        migrations("sqlite")
+
+
+@pytest.mark.parametrize("url", ["", "memory", "sqlite", "sqlite:", "sqlite://", "mysql://x", "postgresql"])
+def test_a_url_that_names_no_store_is_refused(url: str) -> None:
+    """A typing error must not open an empty database somewhere."""
+    with pytest.raises(ValueError, match="names no store; expected memory:"):
+        open_store(url)
+
+
+@on_loop
+async def test_a_file_that_somebody_else_locks_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program on the same file is the world's turn: try again."""
+    monkeypatch.setattr("deltaci.store.sqlite.BUSY_SECONDS", 0.05)
+    path = tmp_path / "busy.db"
+    store = SqliteStore(str(path))
+    await store.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(Unavailable, match="locked"):
+        await write(store, put(Attempt(id="a")))
+
+    other.execute("ROLLBACK")
+    other.close()
+    await write(store, put(Attempt(id="a")))
+    await store.close()
+
+
+# -- what is fine
+
+
+def test_only_what_was_not_applied_is_missing() -> None:
+    """Each step is made once, in order."""
+    steps = [Migration(n, f"000{n}_step.sql", f"-- {n}") for n in (1, 2, 3)]
+
+    assert missing(steps, []) == steps
+    assert missing(steps, [(1, steps[0].checksum), (2, steps[1].checksum)]) == steps[2:]
+    assert missing(steps[:1], [(step.number, step.checksum) for step in steps]) == []
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_every_dialect_has_the_same_steps(dialect: str) -> None:
+    """What one database can do, the other can too."""
+    assert [step.name for step in migrations(dialect)] == [step.name for step in migrations("sqlite")]
+
+
+@on_loop
+async def test_opening_again_changes_nothing(lasting_place: Place) -> None:
+    """A restart is nothing special."""
+    async with lasting_place.opened() as store:
+        await write(store, put(Attempt(id="a")))
+
+    for _ in range(2):
+        async with lasting_place.opened() as store:
+            assert await store.find("a") == Attempt(id="a")
+
+
+@on_loop
+async def test_a_database_that_is_ahead_is_tolerated(lasting_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While servers are replaced one by one, an old one meets tables that a new one has extended."""
+    known = migrations(lasting_place.name)
+    newer = Migration(len(known) + 1, "0099_newer.sql", "CREATE TABLE newer (id integer)")
+    altered(monkeypatch, lasting_place, [*known, newer])
+    async with lasting_place.opened() as store:
+        await write(store, put(Attempt(id="a")))
+    monkeypatch.undo()
+
+    async with lasting_place.opened() as old:
+        await write(old, put(Attempt(id="a", priority=1), 1))
+        assert await old.find("a") == Attempt(id="a", priority=1)
+
+
+@on_loop
+async def test_many_that_open_a_fresh_database_at_once_all_succeed(lasting_place: Place) -> None:
+    """A deployment starts all of its servers together."""
+    stores = [lasting_place.store() for _ in range(TOO_MANY)]
+
+    await asyncio.gather(*(store.open() for store in stores))
+
+    for n, store in enumerate(stores):
+        await write(store, put(Attempt(id=f"a{n}")))
+    assert [await stores[0].find(f"a{n}") is not None for n in range(TOO_MANY)] == [True] * TOO_MANY
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+def test_a_url_names_its_store(tmp_path: Path) -> None:
+    """The URL is the only thing that a program must change to move from one store to another."""
+    store = open_store(f"sqlite:{tmp_path / 'a.db'}")
+
+    assert isinstance(open_store("memory:"), MemoryStore)
+    assert isinstance(store, SqliteStore)
+    asyncio.run(store.close())

@@ -1,0 +1,148 @@
+"""What every store promises about the log: committed with the records, in order, never renumbered, pruned by age."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core.attempt import SUCCEEDED, Attempt
+from deltaci.core.events import Event
+from deltaci.core.instants import SECOND
+from deltaci.store.port import Store
+from tests.contract.places import EVERYTHING, Place, fact, on_loop, put, write
+from tests.lab import START
+
+
+async def append(store: Store, *events: Event) -> None:
+    """One transaction that adds to the log; every write has a record."""
+    await write(store, put(Attempt(id=f"holder-{events[0].entity_id}-{events[0].rev}")), events=events)
+
+
+async def told(store: Store, after: int = 0, limit: int = EVERYTHING, **chosen: str) -> list[tuple[str, int]]:
+    """Entity and rev of the events that a reader gets."""
+    return [(event.entity_id, event.rev) for event in await store.events(after, limit, **chosen)]
+
+
+@on_loop
+async def test_a_log_without_events_ends_at_zero(place: Place) -> None:
+    """Whoever follows a new deployment begins before its first event."""
+    async with place.opened() as store:
+        assert await store.last_seq() == 0
+        assert await store.events(0, EVERYTHING) == []
+
+
+@on_loop
+async def test_events_come_back_as_written_in_the_order_of_their_commits(place: Place) -> None:
+    """The log is the truth about the past: nothing in it may be lost, changed or moved."""
+    async with place.opened() as store:
+        await append(store, fact("a", 1), fact("b", 1))
+        await append(store, fact("a", 2, at=START - SECOND))
+        found = await store.events(0, EVERYTHING)
+
+        assert [(event.entity_id, event.rev) for event in found] == [("a", 1), ("b", 1), ("a", 2)]
+        assert [event.seq for event in found] == sorted({event.seq for event in found})
+        assert found[0].seq > 0
+        assert found[2] == Event(found[2].seq, *(getattr(fact("a", 2, at=START - SECOND), name) for name in FIELDS))
+        assert await store.last_seq() == found[-1].seq
+
+
+FIELDS = [name for name in Event.__struct_fields__ if name != "seq"]
+
+
+@on_loop
+async def test_a_reader_goes_on_after_what_it_has_seen(place: Place) -> None:
+    """Pages must neither overlap nor leave anything out."""
+    async with place.opened() as store:
+        await append(store, *(fact("a", rev) for rev in range(1, 11)))
+        seqs = [event.seq for event in await store.events(0, EVERYTHING)]
+
+        first = await store.events(0, 4)
+        second = await store.events(first[-1].seq, 4)
+        third = await store.events(second[-1].seq, 4)
+
+        assert [event.seq for event in (*first, *second, *third)] == seqs
+        assert await store.events(seqs[-1], 4) == []
+        assert await told(store, seqs[4], 2) == [("a", 6), ("a", 7)]
+
+
+@on_loop
+async def test_the_events_of_one_entity_or_run_are_read_alone(place: Place) -> None:
+    """A page about one run must cost what that run is worth, and show nothing else."""
+    async with place.opened() as store:
+        await append(store, fact("r1", run_id="r1"), fact("r1/a", run_id="r1"), fact("q"), fact("r2", run_id="r2"))
+        await append(store, fact("r1/a", 2, run_id="r1"), fact("q", 2))
+        middle = (await store.events(0, EVERYTHING))[3].seq
+
+        assert await told(store, run_id="r1") == [("r1", 1), ("r1/a", 1), ("r1/a", 2)]
+        assert await told(store, entity_id="r1/a") == [("r1/a", 1), ("r1/a", 2)]
+        assert await told(store, middle, run_id="r1") == [("r1/a", 2)]
+        assert await told(store, middle, entity_id="q") == [("q", 2)]
+        assert await told(store, 0, 2, run_id="r1") == [("r1", 1), ("r1/a", 1)]
+        assert await told(store, entity_id="nobody") == []
+
+
+@on_loop
+async def test_another_store_over_the_same_data_reads_the_same_log(place: Place) -> None:
+    """There is one log, however many servers write it."""
+    async with place.opened() as one, place.opened() as two:
+        await write(one, put(Attempt(id="a")), events=[fact("a")])
+        await write(two, put(Attempt(id="b")), events=[fact("b")])
+
+        assert await one.events(0, EVERYTHING) == await two.events(0, EVERYTHING)
+        assert await told(one) == [("a", 1), ("b", 1)]
+        assert await one.last_seq() == await two.last_seq()
+
+
+# -- retention
+
+
+async def finished(store: Store, id: str, ended_at: int) -> None:
+    """A record that was over at this time."""
+    await write(store, put(Attempt(id=id, state=SUCCEEDED, updated_at=ended_at), is_over=True))
+
+
+@on_loop
+async def test_prune_drops_only_what_is_older(place: Place) -> None:
+    """Retention is a promise to keep, before it is a permission to drop."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="live", updated_at=START - 100)))
+        for id, ended_at in (("old", START - 2), ("edge", START), ("new", START + 2)):
+            await finished(store, id, ended_at)
+        await append(store, *(fact("x", rev, at=START + rev) for rev in (1, 2, 3, 4)))
+
+        dropped = await store.prune(finished_before=START, events_before=START + 3, limit=100)
+
+        assert dropped == 3
+        assert await store.find("old") is None
+        assert [id for id in ("live", "edge", "new") if await store.find(id)] == ["live", "edge", "new"]
+        assert await told(store) == [("x", 3), ("x", 4)]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@on_loop
+async def test_prune_takes_no_more_than_its_limit(place: Place, limit: int) -> None:
+    """Cleaning up must never hold up the work."""
+    async with place.opened() as store:
+        for n in range(3):
+            await finished(store, f"a{n}", START + n)
+        await append(store, *(fact("x", rev) for rev in (1, 2, 3)))
+
+        dropped = await store.prune(finished_before=START + 9, events_before=START + 9, limit=limit)
+
+        assert dropped == 2 * limit
+        assert sum([await store.find(f"a{n}") is not None for n in range(3)]) == 3 - limit
+        assert len(await told(store)) == 3 - limit
+
+
+@on_loop
+async def test_a_pruned_seq_is_never_given_again(place: Place) -> None:
+    """A reader that remembers where it was must not take a new event for an old one."""
+    async with place.opened() as store:
+        await append(store, fact("a", 1), fact("a", 2))
+        last = await store.last_seq()
+        await store.prune(finished_before=0, events_before=START + 9, limit=100)
+        assert await told(store) == []
+
+        await append(store, fact("a", 3))
+
+        assert await store.last_seq() > last
+        assert await told(store, last) == [("a", 3)]

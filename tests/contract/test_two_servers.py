@@ -1,0 +1,240 @@
+"""Two servers over one store: each believes only what is stored, and the log is one legal log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from deltaci.core import attempt, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision, Plan
+from deltaci.core.errors import Refused
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.engine.applier import Claimed
+from tests.contract.places import Place, Server, birth, on_loop, refused, saying
+from tests.lab import TENANT, Lease, gate, task
+
+JOBS: Final = 200
+MAX_EMPTY: Final = 200
+
+
+async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, found: list[Claimed]) -> None:
+    """Claim until everybody together has all of it."""
+    for _ in range(MAX_EMPTY):
+        if enough.is_set():
+            return
+        found += await server.claim(by, limit)
+        if len(found) >= JOBS:
+            enough.set()
+    raise AssertionError(f"{by} still waits for work; {len(found)} of {JOBS} were handed out")
+
+
+@pytest.mark.proves("PRO-F3")
+@on_loop
+async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) -> None:
+    """Two runners on one attempt is the one thing that a queue must never do."""
+    async with place.server() as one, place.server() as two:
+        await one.applier.do_all([birth(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
+        enough, found = asyncio.Event(), list[Claimed]()
+
+        await asyncio.gather(
+            claim_all(one, "w1", 7, enough, found),
+            claim_all(one, "w2", 1, enough, found),
+            claim_all(two, "w3", 5, enough, found),
+            claim_all(two, "w4", 3, enough, found),
+        )
+
+        assert max(Counter(each.attempt.id for each in found).values()) == 1
+        assert len(found) == JOBS
+        assert len({each.lease_id for each in found}) == JOBS
+        events = await two.verified()
+        assert Counter(event.trigger for event in events) == {"enqueued": JOBS, "claimed": JOBS}
+
+
+@on_loop
+async def test_claims_of_one_batch_share_what_is_there(place: Place) -> None:
+    """Claims that are decided together see each other, like everything else in a batch."""
+    async with place.server() as server:
+        await server.applier.do_all([birth(f"a{n}") for n in range(10)])
+
+        found = await asyncio.gather(*(server.claim(f"w{n}", 2) for n in range(8)))
+
+        ids = [each.attempt.id for claimed in found for each in claimed]
+        assert len(ids) == len(set(ids)) == 10
+        assert sorted(len(claimed) for claimed in found if claimed) == [2] * 5
+        await server.verified()
+
+
+@on_loop
+async def test_of_two_that_expect_one_revision_exactly_one_wins(place: Place) -> None:
+    """Compare and set is what people build on: it must hold across servers too."""
+    async with place.server() as one, place.server() as two:
+        await one.applier.do_all([birth(f"a{n}") for n in range(20)])
+
+        for n in range(20):
+            found = await asyncio.gather(
+                *(
+                    server.do(attempt.Cancel(id=f"a{n}", reason=reason, expected_rev=1))
+                    for server, reason in ((one, "ONE"), (two, "TWO"))
+                ),
+                return_exceptions=True,
+            )
+
+            assert sorted(type(each).__name__ for each in found) == ["Decision", "Refused"], found
+            winner = next(each.record for each in found if isinstance(each, Decision))
+            assert await two.store.find(f"a{n}") == winner
+        await two.verified()
+
+
+@on_loop
+async def test_two_servers_at_one_record_are_applied_one_after_the_other(place: Place) -> None:
+    """Two heartbeats at once are two heartbeats: none is lost, none is counted twice."""
+    async with place.server() as one, place.server() as two:
+        await one.enqueue("a")
+        lease = await one.take()
+        await one.say(attempt.Start, lease)
+        before = (await one.find("a", Attempt)).rev
+
+        for _ in range(10):
+            await asyncio.gather(*(server.say(attempt.Extend, lease) for server in (one, two, one, two)))
+
+        assert (await two.find("a", Attempt)).rev == before + 40
+        assert [event.rev for event in await two.log(entity_id="a")] == list(range(1, before + 41))
+        await two.verified()
+
+
+@on_loop
+async def test_one_request_through_two_servers_is_applied_once(place: Place) -> None:
+    """A client that tries the next server because the first one was slow must not do it twice."""
+    async with place.server() as one, place.server() as two:
+        found = await asyncio.gather(*(server.do(birth("a", request_id="r")) for server in (one, two, one, two)))
+
+        assert {each.record.rev for each in found} == {1}
+        assert sum(len(each.events) for each in found) == 1
+        assert len(await one.verified()) == 1
+
+
+@on_loop
+async def test_a_server_does_not_refuse_by_what_it_remembers(place: Place) -> None:
+    """A worker may claim through one server and start through another that knew the job before."""
+    async with place.server() as one, place.server() as two:
+        await one.enqueue("a")
+        lease = await two.take()
+
+        await one.say(attempt.Start, lease)
+        await two.say(attempt.Extend, lease)
+        done = await one.say(attempt.Finish, lease, is_success=True)
+
+        assert done.state == attempt.SUCCEEDED
+        await two.verified()
+
+
+@on_loop
+async def test_a_server_does_not_accept_by_what_it_remembers(place: Place) -> None:
+    """What another server ended is over, also where it was last seen alive."""
+    async with place.server() as one, place.server() as two:
+        await one.enqueue("a")
+        lease = await one.take()
+        await one.say(attempt.Start, lease)
+        await two.do(attempt.Stall(id="a"))
+
+        refusal = await one.refused(saying(attempt.Extend, lease))
+
+        assert refusal.code == "stale_lease"
+        assert "REVOKED" in refusal.message
+        await two.verified()
+
+
+@on_loop
+async def test_a_repeat_is_not_answered_by_what_a_server_remembers(place: Place) -> None:
+    """Success without change means the record as it is now, not as it was when this server last looked."""
+    async with place.server() as one, place.server() as two:
+        await one.enqueue("a")
+        lease = await one.take()
+        await one.do(saying(attempt.Start, lease, request_id="s"))
+        done = await two.say(attempt.Finish, lease, is_success=True)
+
+        again = await one.do(saying(attempt.Start, lease, request_id="s"))
+
+        assert again.record == done
+        assert again.events == []
+
+
+@on_loop
+async def test_every_message_may_take_another_way(place: Place) -> None:
+    """A load balancer in front of the servers knows nothing of attempts."""
+    async with place.server() as one, place.server() as two:
+        servers = (one, two)
+        await asyncio.gather(*(servers[n % 2].enqueue(f"a{n}") for n in range(20)))
+        for n in range(20):
+            lease = await servers[n % 2].take()
+            await servers[(n + 1) % 2].say(attempt.Ack, lease)
+            await servers[n % 2].say(attempt.Heartbeat, lease)
+            await servers[(n // 2) % 2].say(attempt.Complete, lease, is_success=True, exit_code=0)
+
+        assert await one.claim(limit=50) == []
+        assert {await two.state(f"a{n}") for n in range(20)} == {attempt.SUCCEEDED}
+        await one.verified()
+
+
+# -- a run that two servers carry
+
+
+async def work_off(server: Server, by: str, run_id: str) -> None:
+    """Claim and complete, with a heartbeat in between, until the run waits for nobody."""
+    for _ in range(MAX_EMPTY):
+        if (await server.find(run_id, Run)).state not in (run.QUEUED, run.RUNNING):
+            return
+        for each in await server.claim(by, 3):
+            lease = Lease(by, each.lease_id)
+            await server.say(attempt.Heartbeat, lease)
+            await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+    raise AssertionError(f"run {run_id} never ends")
+
+
+@on_loop
+async def test_a_run_that_two_servers_carry_ends_once(place: Place) -> None:
+    """Counters and tallies meet in one record: every count must arrive, whoever counts."""
+    async with place.server() as one, place.server() as two:
+        layers = [[f"l{layer}-{n}" for n in range(6)] for layer in range(3)]
+        specs = [task(name, *(layers[depth - 1] if depth else ())) for depth, row in enumerate(layers) for name in row]
+        await one.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+        await two.do(run.BeginPlanning(id="r1"))
+        await one.do(Plan(id="r1", jobs=tuple(specs)))
+        for name in ("w1", "w2"):
+            await one.register(name, places=3)
+
+        await asyncio.gather(work_off(one, "w1", "r1"), work_off(two, "w2", "r1"))
+
+        ended = await one.find("r1", Run)
+        assert (ended.state, ended.conclusion) == (run.SUCCESS, run.SUCCESS)
+        assert ended.tally.open == 0
+        steps = [event.to for event in await two.verified() if event.entity_id == "r1"]
+        assert steps == ["CREATED", "PLANNING", "QUEUED", "RUNNING", "VALIDATING", "SUCCESS"]
+
+
+@on_loop
+async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(place: Place) -> None:
+    """Whichever comes first, each record ends once and the log can be verified."""
+    async with place.server() as one, place.server() as two:
+        for n in range(8):
+            id = f"r{n}"
+            await one.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT)))
+            await one.do(run.BeginPlanning(id=id))
+            await one.do(Plan(id=id, jobs=(task("a"), task("b", "a"), gate("g"))))
+            lease = await one.take()
+
+            found = await asyncio.gather(
+                one.do(saying(attempt.Complete, lease, is_success=True, exit_code=0)),
+                two.do(run.Cancel(id=id, actor="user:ada")),
+                return_exceptions=True,
+            )
+
+            assert not [each for each in found if isinstance(each, BaseException) and not isinstance(each, Refused)]
+            assert (await two.find(id, Run)).state == run.CANCELED
+            assert await refused(one.do(run.Cancel(id=id, actor="user:ada")), "wrong_state")
+        await one.verified()
