@@ -21,7 +21,7 @@ BIRTH: Final = ""  # The state of a record that does not exist yet; events write
 REQUESTS_REMEMBERED: Final = 8
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An order addressed to one record, with who gives it."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
@@ -32,7 +32,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     expected_rev: int | None = None
 
 
-class Stateful(msgspec.Struct, frozen=True, kw_only=True):
+class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Anything with an identity and a state."""
 
     id: str

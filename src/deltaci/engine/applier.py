@@ -8,6 +8,7 @@ every write finds out when somebody else was faster, and then everything is load
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -19,10 +20,11 @@ import msgspec
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision, decide
-from deltaci.core.errors import NotLoaded, Refused
+from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
 from deltaci.core.events import Event, worker_actor
+from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
-from deltaci.core.timers import is_over, next_due, ready_at
+from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
 from deltaci.store.port import (
@@ -45,6 +47,9 @@ MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
 MAX_TRIES: Final = 50
 SECRET_BYTES: Final = 16
+STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
+
+LOGGER: Final = logging.getLogger(__name__)
 
 
 class Overloaded(Exception):
@@ -285,15 +290,22 @@ class _Lane:
         self._take(held)
         for each in held:
             id = each.record.id
-            record = self._world.records.get(id)
-            due = next_due(record) if record is not None else None
+            due = self._due(id)
             if due is not None and due[0] <= now:
-                yield from self._decide(due[1](id=id), now, changed, events)
-                record = self._world.records.get(id)
-                due = next_due(record) if record is not None else None
+                try:
+                    yield from self._decide(due[1](id=id), now, changed, events)
+                except InvariantBroken:
+                    # Our bug, but only this record's: the others' deadlines go on.
+                    LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
+                due = self._due(id)
             # The stored time was early on purpose: a heartbeat does not move it. Set it right now.
-            rearmed[id] = due[0] if due is not None else None
+            due_at = due[0] if due is not None else None
+            rearmed[id] = max(due_at, now + STUCK_SECONDS * SECOND) if due_at is not None and due_at <= now else due_at
         return len(held)
+
+    def _due(self, id: str) -> Due | None:
+        record = self._world.records.get(id)
+        return next_due(record) if record is not None else None
 
     def _put(self, record: Record, rearmed: dict[str, int | None]) -> Put:
         version, old_due = self._stored.get(record.id, (0, None))

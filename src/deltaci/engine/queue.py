@@ -40,27 +40,104 @@ MAX_EVENTS: Final = 10_000
 MAX_ERROR_LINES: Final = 50
 
 
-class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the queue, in document 004's words."""
+class QueueJob:
+    """A job of the queue, in document 004's words. What is not asked for costs nothing."""
 
-    id: str
-    status: str
-    attempt: int
-    rev: int
-    owner: str | None
-    lease_expires_at: str | None
-    payload: Any
-    result: Any
-    error: Failure | None
-    labels: tuple[str, ...]
-    priority: int
-    run_at: str | None
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Attempt) -> None:
+        self._record = record
+
+    @property
+    def id(self) -> str:
+        """Its name for life."""
+        return self._record.id
+
+    @property
+    def status(self) -> str:
+        """queued, claimed, running, succeeded, failed or stalled."""
+        return job_status(self._record)
+
+    @property
+    def attempt(self) -> int:
+        """How often it was claimed."""
+        return self._record.claims
+
+    @property
+    def rev(self) -> int:
+        """How often it changed; `expected_rev` compares with it."""
+        return self._record.rev
+
+    @property
+    def owner(self) -> str | None:
+        """The worker that holds it."""
+        return self._record.lease.worker_id if self._record.lease else None
+
+    @property
+    def lease_expires_at(self) -> str | None:
+        """Until when its owner has it, unless it is renewed."""
+        return rfc3339(self._record.lease.expires_at) if self._record.lease else None
+
+    @property
+    def payload(self) -> Any:
+        """What it was enqueued with."""
+        return self._record.spec
+
+    @property
+    def result(self) -> Any:
+        """What it succeeded with."""
+        return self._record.result
+
+    @property
+    def error(self) -> Failure | None:
+        """Why it failed."""
+        return self._record.error
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a worker must have to claim it."""
+        return tuple(self._record.queue_key.split(",")) if self._record.queue_key else ()
+
+    @property
+    def priority(self) -> int:
+        """The greater, the sooner."""
+        return self._record.priority
+
+    @property
+    def run_at(self) -> str | None:
+        """Not before this."""
+        return rfc3339(self._record.run_at) if self._record.run_at else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        told = {name: getattr(self, name) for name in _SHOWN}
+        told["error"] = msgspec.to_builtins(self.error)
+        return told
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QueueJob) and self._record == other._record
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.rev))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, {self.status}, attempt={self.attempt}, rev={self.rev})"
 
 
-class ClaimedJob(QueueJob, frozen=True, kw_only=True):
+_SHOWN: Final = (
+    *("id", "status", "attempt", "rev", "owner", "lease_expires_at"),
+    *("payload", "result", "error", "labels", "priority", "run_at"),
+)
+
+
+class ClaimedJob(QueueJob):
     """A job that was claimed. Whoever has the lease id may work on it; it is shown only here."""
 
-    lease_id: str
+    __slots__ = ("lease_id",)
+
+    def __init__(self, record: Attempt, lease_id: str) -> None:
+        super().__init__(record)
+        self.lease_id = lease_id
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +199,7 @@ class AsyncQueue:
     async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
         """Add many jobs in one go. If one of them is not acceptable, none is added."""
         births = [self._birth(new) for new in jobs]
-        return [_shown(each) for each in await self._all(births)]
+        return [QueueJob(each) for each in await self._all(births)]
 
     def _birth(self, new: NewJob) -> Birth:
         _check_new(new)
@@ -178,7 +255,7 @@ class AsyncQueue:
                 claimed = await self._applier.claim(claim)
                 left = give_up - loop.time()
                 if claimed or left <= 0:
-                    return [_claimed(each.attempt, each.lease_id) for each in claimed]
+                    return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
                 await waker.wait(min(left, 0.5))
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
@@ -224,7 +301,7 @@ class AsyncQueue:
                 found.append(answer)
             else:
                 assert isinstance(answer.record, Attempt)
-                found.append(_shown(answer.record))
+                found.append(QueueJob(answer.record))
         return found
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
@@ -251,7 +328,7 @@ class AsyncQueue:
         record = await self._store.find(_checked(id))
         if not isinstance(record, Attempt) or record.tenant != self._tenant:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
-        return _shown(record)
+        return QueueJob(record)
 
     async def events(self, id: str) -> list[dict[str, Any]]:
         """Everything that happened to the job, as document 004's events."""
@@ -281,7 +358,7 @@ class AsyncQueue:
     async def _order(self, command: Command) -> QueueJob:
         decision = await self._applier.do(command)
         assert isinstance(decision.record, Attempt)
-        return _shown(decision.record)
+        return QueueJob(decision.record)
 
     async def _all(self, commands: Sequence[Command]) -> list[Attempt]:
         found: list[Attempt] = []
@@ -362,29 +439,3 @@ def _check_new(new: NewJob) -> None:
     moment: object = new.run_at
     if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
         raise Refused("bad_request", f"run_at is {moment!r}; expected a datetime with a time zone")
-
-
-def _fields(record: Attempt) -> dict[str, Any]:
-    held = record.lease
-    return {
-        "id": record.id,
-        "status": job_status(record),
-        "attempt": record.claims,
-        "rev": record.rev,
-        "owner": held.worker_id if held else None,
-        "lease_expires_at": rfc3339(held.expires_at) if held else None,
-        "payload": record.spec,
-        "result": record.result,
-        "error": record.error,
-        "labels": tuple(record.queue_key.split(",")) if record.queue_key else (),
-        "priority": record.priority,
-        "run_at": rfc3339(record.run_at) if record.run_at else None,
-    }
-
-
-def _shown(record: Attempt) -> QueueJob:
-    return QueueJob(**_fields(record))
-
-
-def _claimed(record: Attempt, lease_id: str) -> ClaimedJob:
-    return ClaimedJob(**_fields(record), lease_id=lease_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Final
 
@@ -10,6 +11,8 @@ from deltaci.engine.applier import MAX_BATCH, Applier
 from deltaci.store.port import Conflict, Unavailable
 
 POLL_SECONDS: Final = 0.25
+
+LOGGER: Final = logging.getLogger(__name__)
 
 
 class Timers:
@@ -24,7 +27,12 @@ class Timers:
         while True:
             try:
                 count = await self._applier.tick()
-            except (Unavailable, Conflict):
+            except (Unavailable, Conflict) as error:
+                LOGGER.warning("timers: %s; trying again", error)
+                count = 0
+            except Exception:
+                # Whatever it was, leases must go on expiring.
+                LOGGER.exception("timers: an error of ours; trying again")
                 count = 0
             if count < MAX_BATCH:
                 # A little disorder keeps many servers from asking all at once.
