@@ -31,7 +31,13 @@ fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m ruff format .
 	@$(PY) -m deltaci.core.draw docs/machines.md
 
-bench: setup-dev ## run the benchmarks (ONLY=queue: that one)
+bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside other queues)
+	@# The peers have a .venv of their own inside ours, which new set-ups and `make clean` remove with it.
+	@[ "$(PEERS)" != 1 ] || cmp -s requirements/peers.lock .venv/peers/lock || { \
+		echo "installing the peers into .venv/peers …" && $(PY) -m venv --clear .venv/peers && \
+		.venv/peers/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input \
+			install --no-compile --require-hashes -r requirements/peers.lock && \
+		cp requirements/peers.lock .venv/peers/lock; } || echo "the peers cannot be installed; going on without" >&2
 	@$(PY) -m bench $(ONLY)
 
 lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)

@@ -29,10 +29,10 @@ PAUSE = 0.01  # seconds between two jobs of an idle system
 CHUNK = 1000
 
 # The fastest of what was tried on two cores; what each does with it is in bench_queue's docstring.
-PGQUEUER_BATCH = 250
+PGQUEUER_BATCH = 2000
 PROCRASTINATE_WORKERS = 8
 PROCRASTINATE_CONCURRENCY = 10
-DBOS_CONCURRENCY = 100
+DBOS_CONCURRENCY = 1000
 DBOS_POLL_SECONDS = 0.01
 
 PEERS = {
@@ -53,12 +53,18 @@ class Told(NamedTuple):
     cpu: float
 
 
-def measure(peer: str, what: str, dsn: str, count: int, python: Path = PYTHON) -> Told | str:
+def is_installed(peer: str) -> bool:
+    """Whether the other environment has it."""
+    found = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{PEERS[peer][0]}') is None)"
+    return PYTHON.exists() and subprocess.run([PYTHON, "-c", found], check=False).returncode == 0
+
+
+def measure(peer: str, what: str, dsn: str, count: int) -> Told | str:
     """Measure a peer on an empty database; a text is the reason why there is no figure."""
     package = PEERS[peer][0]
-    if not python.exists() or subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+    if not is_installed(peer):
         return f"not installed: {peer} (make bench PEERS=1)"
-    command = [python, "-m", "bench.peers", package, what, dsn, str(count)]
+    command = [str(PYTHON), "-m", "bench.peers", package, what, dsn, str(count)]
     try:
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
     except subprocess.TimeoutExpired:
@@ -207,7 +213,9 @@ async def dbos(what: str, dsn: str, count: int) -> list[float]:
     flow = library.DBOS.workflow(name="noop")(noop)
     library.DBOS.launch()
     # No worker yet: the queue may run nothing until everything is enqueued.
-    queue = await library.DBOS.register_queue_async("noop", worker_concurrency=0, polling_interval_sec=DBOS_POLL_SECONDS)
+    queue = await library.DBOS.register_queue_async(
+        "noop", worker_concurrency=0, polling_interval_sec=DBOS_POLL_SECONDS
+    )
     for start in range(0, count, 50):
         handles = await asyncio.gather(*(queue.enqueue_async(flow) for _ in range(min(50, count - start))))
     started = time.perf_counter()
@@ -223,11 +231,9 @@ def main() -> int:
     """Measure one peer here, and say it."""
     package, what, dsn, count = sys.argv[1:]
     logging.disable(logging.WARNING)
-    if package == "pgqueuer":
-        runner: Any = importlib.import_module("uvloop").run
-    else:
-        runner = asyncio.run
-    seconds = runner({"pgqueuer": pgqueuer, "procrastinate": procrastinate, "dbos": dbos}[package](what, dsn, int(count)))
+    work = {"pgqueuer": pgqueuer, "procrastinate": procrastinate, "dbos": dbos}[package]
+    runner: Any = importlib.import_module("uvloop").run if package == "pgqueuer" else asyncio.run
+    seconds = runner(work(what, dsn, int(count)))
     told = Told(importlib.metadata.version(package), seconds, time.process_time())
     print(json.dumps(told._asdict()))
     return 0

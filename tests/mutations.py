@@ -46,8 +46,8 @@ class Log:
         return together == [index]
 
     def is_first(self, index: int) -> bool:
-        """Nothing of its scope stands before it."""
-        return all(self.scope(i) != self.scope(index) for i in range(index))
+        """Nothing of its entity stands before it."""
+        return all(self.lines[i]["entity_id"] != self.lines[index]["entity_id"] for i in range(index))
 
     def is_last(self, index: int) -> bool:
         """Nothing more is heard of its entity."""
@@ -62,7 +62,7 @@ class Log:
             holder = a["metadata"].get("lease", {}).get("worker_id")
             return bool(holder == b["entity_id"] and b["metadata"].get("attempt_id") == a["entity_id"])
         if a["at"] != b["at"]:
-            return True  # In one scope time does not go back.
+            return False  # Two transactions; which of their effects depend on each other cannot be argued here.
         kinds = {a["entity"], b["entity"]}
         if kinds == {"job", "attempt"}:
             of = a if a["entity"] == "attempt" else b

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bench import bench_core, bench_verify
+from bench import bench_core, bench_queue, bench_verify, peers
 
 
 def test_the_benchmark_of_the_verifier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +27,26 @@ def test_the_benchmark_of_the_core_runs(monkeypatch: pytest.MonkeyPatch) -> None
     figures = bench_core.run()
 
     assert figures[0].value > 0
+
+
+def test_the_benchmark_of_the_queue_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The same for the queue; without the peers it says so and goes on."""
+    monkeypatch.setattr(peers, "PYTHON", tmp_path / "python")
+    for name, value in {
+        "JOBS": 40,
+        "LIFECYCLES": {10: 20},
+        "IDLE_JOBS": 1,
+        "QUEUES": (30, 60),
+        "CLAIMS": {1: 2, 10: 2},
+        "RUN_JOBS": 20,
+        "LEASES": 20,
+        "BEAT_BATCH": 10,
+    }.items():
+        monkeypatch.setattr(bench_queue, name, value)
+
+    figures = bench_queue.run()
+
+    assert all(figure.value > 0 for figure in figures if figure.unit in ("jobs/s", "ms", "s"))
+    assert "not installed: PgQueuer" in capsys.readouterr().err

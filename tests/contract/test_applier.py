@@ -103,9 +103,9 @@ async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) 
         assert isinstance(store, Failing)
         store.is_before = True
 
-        found = await answers(server.do(birth("x/1")), server.do(birth("x/2")), server.claim())
+        found = await answers(server.do(birth("x/1")), server.do(birth("x/2")))
 
-        assert [type(each) for each in found] == [Unavailable] * 3
+        assert [type(each) for each in found] == [Unavailable] * 2
         assert await store.find("x/1") is None
         assert await server.log() == []
 

@@ -7,6 +7,7 @@ import pytest
 from deltaci.core.attempt import SUCCEEDED, Attempt
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
+from deltaci.core.run import Run
 from deltaci.store.port import Store
 from tests.contract.places import EVERYTHING, Place, fact, on_loop, put, write
 from tests.lab import START
@@ -68,7 +69,14 @@ async def test_a_reader_goes_on_after_what_it_has_seen(place: Place) -> None:
 async def test_the_events_of_one_entity_or_run_are_read_alone(place: Place) -> None:
     """A page about one run must cost what that run is worth, and show nothing else."""
     async with place.opened() as store:
-        await append(store, fact("r1", run_id="r1"), fact("r1/a", run_id="r1"), fact("q"), fact("r2", run_id="r2"))
+        await write(
+            store,
+            put(Run(id="r1", run_id="r1")),
+            put(Attempt(id="r1/a", run_id="r1")),
+            put(Attempt(id="q")),
+            put(Run(id="r2", run_id="r2")),
+            events=[fact("r1", run_id="r1"), fact("r1/a", run_id="r1"), fact("q"), fact("r2", run_id="r2")],
+        )
         await append(store, fact("r1/a", 2, run_id="r1"), fact("q", 2))
         middle = (await store.events(0, EVERYTHING))[3].seq
 
@@ -107,7 +115,8 @@ async def test_prune_drops_only_what_is_older(place: Place) -> None:
         await write(store, put(Attempt(id="live", updated_at=START - 100)))
         for id, ended_at in (("old", START - 2), ("edge", START), ("new", START + 2)):
             await finished(store, id, ended_at)
-        await append(store, *(fact("x", rev, at=START + rev) for rev in (1, 2, 3, 4)))
+        for rev in (1, 2, 3, 4):
+            await append(store, fact("x", rev, at=START + rev))
 
         dropped = await store.prune(finished_before=START, events_before=START + 3, limit=100)
 
@@ -124,7 +133,8 @@ async def test_prune_takes_no_more_than_its_limit(place: Place, limit: int) -> N
     async with place.opened() as store:
         for n in range(3):
             await finished(store, f"a{n}", START + n)
-        await append(store, *(fact("x", rev) for rev in (1, 2, 3)))
+        for rev in (1, 2, 3):
+            await append(store, fact("x", rev))
 
         dropped = await store.prune(finished_before=START + 9, events_before=START + 9, limit=limit)
 

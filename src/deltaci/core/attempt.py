@@ -40,7 +40,7 @@ from deltaci.core.events import ATTEMPT, INFO, ORCHESTRATOR, RUNNER, WARNING, Ev
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import SECOND
 from deltaci.core.lease import Lease
-from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, To, nothing
+from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, To, is_repeat, nothing
 from deltaci.core.worker import required_labels
 
 __all__ = [
@@ -462,6 +462,8 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
     """Apply one command. A message under any lease but the live one is refused as stale, or recognised as a repeat."""
     if isinstance(command, Leased):
         worker_id = command.actor.partition(":")[2]
+        if is_repeat(attempt, command):
+            return attempt
         if _is_applied(attempt, command, worker_id):
             return attempt
         lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, max(at, attempt.updated_at))

@@ -100,6 +100,7 @@ class _Lane:
         self._world = World()
         self._stored: dict[str, tuple[int, int | None]] = {}
         self._absent: list[str] = []
+        self._fresh: set[str] = set()
         self._inbox: deque[_Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
@@ -186,6 +187,7 @@ class _Lane:
     def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
         if len(self._stored) > MAX_CACHED:
             self._forget()
+        self._fresh.clear()
         wanted = {item.id for item in items if isinstance(item, Command)}
         stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
         self._take(held, wanted)
@@ -207,26 +209,29 @@ class _Lane:
             yield Write(puts, events)
             for put in puts:
                 self._written(put)
-        self._drop_absent()
+        self._tidy()
         return answers
 
     def _take(self, held: Iterable[Held], wanted: Iterable[str] = ()) -> None:
         """Believe what was loaded; what was asked for and is not there does not exist."""
         for each in held:
             id = each.record.id
+            self._fresh.add(id)
             if id not in self._stored or self._stored[id][0] < each.version:
                 self._world.records[id] = each.record
                 self._stored[id] = (each.version, each.due_at)
         for id in wanted:
             if id not in self._world.records:
+                self._fresh.add(id)
                 self._world.records[id] = None
                 self._absent.append(id)
 
-    def _drop_absent(self) -> None:
-        """What does not exist now may be created by somebody else: do not remember it."""
-        for id in self._absent:
-            if self._world.records.get(id) is None:
+    def _tidy(self) -> None:
+        """Keep only what nobody else is likely to change: attempts without a run. What did not exist may by now."""
+        for id in (*self._absent, *self._fresh):
+            if not _is_lone(self._world.records.get(id)):
                 self._world.records.pop(id, None)
+                self._stored.pop(id, None)
         self._absent.clear()
         self._world.jobs.clear()
 
@@ -240,10 +245,35 @@ class _Lane:
                 yield from self._load(missing)
                 continue
             except Refused as refused:
+                if self._doubt(command.id, changed):
+                    continue
                 return refused
+            except InvariantBroken:
+                # Records that another server changed meanwhile do not fit those that were just loaded.
+                if self._doubt("", changed):
+                    continue
+                raise
+            if not decision.changed and self._doubt(command.id, changed):
+                continue
             changed.update(decision.changed)
             events += decision.events
             return decision
+
+    def _doubt(self, id: str, changed: dict[str, Record]) -> bool:
+        """Whether an answer that writes nothing may rest on what another server has changed since.
+
+        A write is guarded by its version; a refusal and a repeat are not. So what was only remembered is
+        forgotten, and the command is decided once more from what is stored.
+        """
+        record = self._world.records.get(id)
+        if _is_lone(record):
+            remembered = [id] if id not in self._fresh and id not in changed else []
+        else:
+            remembered = [each for each in self._stored if each not in self._fresh and each not in changed]
+        for each in remembered:
+            self._world.records.pop(each, None)
+            self._stored.pop(each, None)
+        return bool(remembered)
 
     def _load(self, missing: NotLoaded) -> Transaction[None]:
         if missing.jobs_of:
@@ -323,11 +353,15 @@ class _Lane:
 
     def _written(self, put: Put) -> None:
         id = put.record.id
-        if put.is_over:
+        if put.is_over or not _is_lone(put.record):
             self._world.records.pop(id, None)
             self._stored.pop(id, None)
         else:
             self._stored[id] = (put.version + 1, put.due_at)
+
+
+def _is_lone(record: Record | None) -> bool:
+    return isinstance(record, Attempt) and not record.job_id
 
 
 class Applier:

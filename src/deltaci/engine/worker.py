@@ -126,18 +126,41 @@ class _Handlers:
             self._end(_Ended(task, result))
 
     def _run_plain(self, task: Task) -> None:
-        ident = ctypes.c_ulong(threading.get_ident())
-        task.stop = lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Fenced))
+        fuse = _Fuse()
+        task.stop = fuse.blow
+        ended = _Ended(task, error=Fenced())
         try:
-            if task.is_fenced:
-                raise Fenced
-            result = self._handler(task)
+            try:
+                if not task.is_fenced:
+                    ended = _Ended(task, self._handler(task))
+            finally:
+                fuse.take_out()
         except BaseException as error:
-            task.stop = lambda: None
-            self._end(_Ended(task, error=error))
-        else:
-            task.stop = lambda: None
-            self._end(_Ended(task, result))
+            ended = _Ended(task, error=error)
+        self._end(ended)
+
+
+class _Fuse:
+    """Raises `Fenced` in the thread that made it, from any other, as long as it is not taken out."""
+
+    def __init__(self) -> None:
+        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._lock = threading.Lock()
+        self._is_in = True
+
+    def blow(self) -> None:
+        """Stop the thread's work."""
+        with self._lock:
+            if self._is_in:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Fenced))
+
+    def take_out(self) -> None:
+        """The work is over: nothing may be raised in this thread any more."""
+        with self._lock:
+            self._is_in = False
+        # What was set just before is raised by now: the interpreter looks for it at every turn of a loop.
+        for _ in range(100):
+            pass
 
 
 class Worker:

@@ -1,0 +1,460 @@
+"""The queue, end to end: what it does per second, how soon, and how that grows; beside others and the physical limit.
+
+PostgreSQL runs with fsync and synchronous_commit on, SQLite with synchronous=FULL; every answer waits for its commit.
+A ratio is this figure divided by the rival's. The physical limit is the very same statements without our Python, see
+`bench/limits.py`. Peers run on the same PostgreSQL in the same run, each in one process, as `bench/peers.py` says.
+
+What each does for one job, from the claim to its end:
+
+- Delta CI: a claim, a start and an end, each a transition of a record that is fenced by lease and version, each with
+  its event in the log in the same transaction (four transitions: claimed, accepted, started, ended); a heartbeat
+  renews the lease. The finished record moves to its history. Batched: three transactions for up to 1,000 jobs.
+- PgQueuer 1.6: one UPDATE that claims a batch and inserts a log row for each job; at the end one DELETE for a batch,
+  with one log row for each. No fencing token: whoever finishes a job deletes its row by id. Ends gather for 0.1 s or
+  one batch; a crash meanwhile runs them again.
+- Procrastinate 3.10: two transactions for each job (fetch, finish); a trigger inserts an event row at each. No
+  fencing token: a finish is checked against the status, not against the worker.
+- DBOS 3.3: one UPDATE claims a batch of workflows, its owner's id guards the claim; each workflow then reads and
+  writes its own status row (no log rows for a workflow without steps). Its queue polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from bench import limits, peers
+from bench.figures import Figure
+from bench.places import KINDS, POSTGRES, SQLITE, Place, Spent, Yard, say
+from deltaci.core import attempt, ids
+from deltaci.core import run as runs
+from deltaci.core.decide import Plan
+from deltaci.core.errors import Refused
+from deltaci.core.events import worker_actor
+from deltaci.core.instants import SECOND
+from deltaci.core.job import JobSpec
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.engine.applier import Applier, Claim
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
+from deltaci.engine.worker import Worker
+from tests.servers import PostgresServer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JOBS = 20_000
+CONCURRENCY = 1000
+RIVALS = {"PgQueuer": 20_000, "Procrastinate": 2000, "DBOS": 1000}  # with so many jobs each
+LIFECYCLES = {100: 5000, 500: 10_000}  # the batch, and how many jobs
+IDLE_JOBS = 300
+IDLE_SECONDS = 10.0
+QUEUES = (1000, 1_000_000)
+CLAIMS = {1: 100, 100: 8}  # the limit, and how many claims
+RUN_JOBS = 10_000
+SMALL_RUN = 10
+LEASES = 10_000
+BEAT_BATCH = 500
+TTL_SECONDS: Final = 300
+BEAT_SECONDS: Final = 20
+WORKER: Final = "bench"
+
+
+def run() -> list[Figure]:
+    """Everything, in one go."""
+    with PostgresServer() as server, tempfile.TemporaryDirectory() as folder:
+        yard = Yard(server, Path(folder))
+        parts = (drains, lifecycles, latencies, claims, run_sizes, leases)
+        return [figure for part in parts for figure in part(yard)]
+
+
+def at_new_place(
+    yard: Yard,
+    kind: str,
+    measure: Callable[Concatenate[Place, P], Coroutine[Any, Any, T]],
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> T:
+    """Run it on an empty database and drop that."""
+    place = yard.new(kind)
+    try:
+        return asyncio.run(measure(place, *arguments, **options))
+    finally:
+        yard.drop(place)
+
+
+async def enqueue(queue: AsyncQueue, count: int) -> None:
+    """So many jobs without any content."""
+    for start in range(0, count, CONCURRENCY):
+        await queue.enqueue_all([NewJob()] * min(CONCURRENCY, count - start))
+
+
+def chunks(found: list[ClaimedJob], size: int) -> list[list[ClaimedJob]]:
+    """Cut into parts."""
+    return [found[start : start + size] for start in range(0, len(found), size)]
+
+
+def all_heard(answers: list[Any]) -> None:
+    """Nothing may be refused, or the figure is worth nothing."""
+    refused = [answer for answer in answers if isinstance(answer, Refused)]
+    if refused:
+        raise AssertionError(f"{len(refused)} of {len(answers)} were refused; the first: {refused[0]}")
+
+
+# --- Drain ---------------------------------------------------------------------------------------
+
+
+def drains(yard: Yard) -> list[Figure]:
+    """Claim, start and complete what is queued; who else does that how fast."""
+    spent: dict[str, Spent] = {}
+    for kind in KINDS:
+        spent[kind] = at_new_place(yard, kind, drain, yard)
+        say(f"drain, {kind}: {JOBS / spent[kind].wall:,.0f} jobs/s. {spent[kind].shares}")
+    rates = {name: count / seconds[0] for name, count, seconds in rivals(yard, "drain", RIVALS)}
+    figures = []
+    for kind in KINDS:
+        rate = JOBS / spent[kind].wall
+        ratios = {name: rate / theirs for name, theirs in rates.items()}
+        figures.append(Figure(f"drain, {kind}", rate, "jobs/s", ratios))
+        figures.append(Figure(f"drain, {kind}: CPU of our process", spent[kind].own / JOBS * 1e6, "µs/job"))
+    figures.append(Figure("drain: CPU of PostgreSQL", spent[POSTGRES].server / JOBS * 1e6, "µs/job"))
+    return figures + [Figure(f"drain, {name}", rate, "jobs/s") for name, rate in rates.items()]
+
+
+async def drain(place: Place, yard: Yard) -> Spent:
+    """One worker with an async handler that does nothing, in a process that has not seen the jobs before."""
+
+    async def nothing(_task: object) -> None:
+        return None
+
+    async with AsyncQueue(place.store()) as queue:
+        await enqueue(queue, JOBS)
+    await place.query("ANALYZE")
+    async with AsyncQueue(place.store()) as queue:
+        worker = Worker(queue, nothing, concurrency=CONCURRENCY)
+        with yard.meter() as spent:
+            await worker.run(until_empty=True)
+    assert worker.finished == JOBS, f"{worker.finished} of {JOBS} jobs were finished"
+    return spent
+
+
+def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int, list[float]]]:
+    """The peers that are installed: name and settings, how many jobs, seconds."""
+    found = []
+    for peer, count in counts.items():
+        place = yard.new(POSTGRES)
+        told = peers.measure(peer, what, place.url, count)
+        yard.drop(place)
+        if isinstance(told, str):
+            say(told)
+            continue
+        name = f"{peer} {told.version} ({peers.PEERS[peer][1]})" if what == "drain" else f"{peer} {told.version}"
+        say(f"{what}, {name}: {count} jobs, CPU of its process {told.cpu:.1f} s")
+        found.append((name, count, told.seconds))
+    return found
+
+
+# --- The whole lifecycle, and its physical limit --------------------------------------------------
+
+
+def lifecycles(yard: Yard) -> list[Figure]:
+    """Enqueue, claim, start, heartbeat, complete: one caller, one batch after the other."""
+    figures = []
+    for kind in KINDS:
+        for batch, jobs in LIFECYCLES.items():
+            spent = at_new_place(yard, kind, metered_lifecycle, yard, batch, jobs)
+            floor = (postgres_floor if kind == POSTGRES else sqlite_floor)(yard, batch, jobs)
+            rate = jobs / spent.wall
+            say(f"lifecycle, {kind}, {batch}: {rate:,.0f} jobs/s, limit {jobs / floor:,.0f}. {spent.shares}")
+            name = f"lifecycle, {kind}, batches of {batch}"
+            figures.append(Figure(name, rate, "jobs/s", {"the same statements replayed": rate * floor / jobs}))
+            figures.append(Figure(f"{name}: CPU of our process", spent.own / jobs * 1e6, "µs/job"))
+    return figures
+
+
+async def metered_lifecycle(place: Place, yard: Yard, batch: int, jobs: int) -> Spent:
+    async with AsyncQueue(place.store(), has_timers=False) as queue:
+        with yard.meter() as spent:
+            await lifecycle(queue, batch, jobs)
+    return spent
+
+
+async def lifecycle(queue: AsyncQueue, batch: int, jobs: int) -> None:
+    """Every job through all five steps."""
+    for _ in range(0, jobs, batch):
+        await queue.enqueue_all([NewJob()] * batch)
+        claimed = await queue.claim_next(WORKER, limit=batch)
+        assert len(claimed) == batch, f"claimed {len(claimed)} of {batch}"
+        held = [job.lease_id for job in claimed]
+        all_heard(await queue.start_all(held, WORKER))
+        all_heard(await queue.heartbeat_all(held, WORKER))
+        all_heard(await queue.finish_all([End(lease_id=lease_id) for lease_id in held], WORKER))
+
+
+def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
+    """Seconds that PostgreSQL takes for the same bytes, and proof that they did the same."""
+    recorded, again = yard.new(POSTGRES), yard.new(POSTGRES)
+
+    async def record() -> limits.Tape:
+        for place in (recorded, again):
+            store = place.store()
+            await store.open()  # Makes the tables.
+            await store.close()
+        recorder = limits.Recorder(recorded.url, yard.folder)
+        through = Place(POSTGRES, recorder.dsn)
+        async with recorder, AsyncQueue(through.store(), has_timers=False) as queue:
+            await lifecycle(queue, batch, jobs)
+        return recorder.tape
+
+    spent = limits.replay(again.url, asyncio.run(record()))
+    assert asyncio.run(outcome(recorded)) == asyncio.run(outcome(again)), "the replay did something else"
+    yard.drop(recorded)
+    yard.drop(again)
+    return spent
+
+
+def sqlite_floor(yard: Yard, batch: int, jobs: int) -> float:
+    """The same for SQLite."""
+    recorded, again = yard.new(SQLITE), yard.new(SQLITE)
+
+    async def record() -> None:
+        async with AsyncQueue(recorded.store(), has_timers=False) as queue:
+            await lifecycle(queue, batch, jobs)
+
+    with limits.recorded_sqlite() as tapes:
+        asyncio.run(record())
+    spent = limits.replay_sqlite(Path(again.url), tapes[0])  # The writer opens first.
+    assert asyncio.run(outcome(recorded)) == asyncio.run(outcome(again)), "the replay did something else"
+    yard.drop(recorded)
+    yard.drop(again)
+    return spent
+
+
+async def outcome(place: Place) -> tuple[object, ...]:
+    """What a lifecycle leaves behind."""
+    live, over = [await place.query(f"SELECT count(*) FROM {table}") for table in ("records", "history")]
+    store = place.store()
+    await store.open()
+    last = await store.last_seq()
+    await store.close()
+    return live, over, last
+
+
+# --- An idle system ------------------------------------------------------------------------------
+
+
+def latencies(yard: Yard) -> list[Figure]:
+    """From the call to enqueue until the handler runs."""
+    rows: dict[str, list[float]] = {}
+    for kind, servers in ((POSTGRES, 1), (POSTGRES, 2), (SQLITE, 1)):
+        name = f"{kind}, enqueued {'by the same process' if servers == 1 else 'by another server'}"
+        rows[name] = at_new_place(yard, kind, idle, servers)
+        say(f"idle, {name}: p50 {percentile(rows[name], 50) * 1e3:.2f} ms")
+    rival = {name: seconds for name, _, seconds in rivals(yard, "idle", idle_rivals())}
+    figures = []
+    for percent in (50, 99):
+        for name, seconds in {**rows, **rival}.items():
+            value = percentile(seconds, percent)
+            ratios = {other: value / percentile(theirs, percent) for other, theirs in rival.items() if name in rows}
+            figures.append(Figure(f"idle, p{percent} to the handler, {name}", value * 1e3, "ms", ratios))
+    return figures
+
+
+def idle_rivals() -> dict[str, int]:
+    """Those that are told of a new job; a queue that polls has the latency that one sets."""
+    return {peer: IDLE_JOBS for peer in RIVALS if peer != "DBOS"}
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The value that so many percent do not exceed."""
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
+
+
+async def idle(place: Place, servers: int) -> list[float]:
+    """Single jobs, one after the other, each when the one before is over."""
+    loop = asyncio.get_running_loop()
+    came, came_at = asyncio.Event(), [0.0]
+
+    async def handler(_task: object) -> None:
+        came_at[0] = time.perf_counter()
+        loop.call_soon_threadsafe(came.set)
+
+    seconds: list[float] = []
+    async with AsyncQueue(place.store()) as working:
+        other = working if servers == 1 else await AsyncQueue(place.store()).__aenter__()
+        worker = Worker(working, handler, concurrency=10)
+        running = asyncio.create_task(worker.run())
+        until = time.perf_counter() + IDLE_SECONDS
+        while len(seconds) < IDLE_JOBS + 5 and (len(seconds) < 6 or time.perf_counter() < until):
+            await asyncio.sleep(peers.PAUSE)
+            came.clear()
+            started = time.perf_counter()
+            await other.enqueue()
+            await came.wait()
+            seconds.append(came_at[0] - started)
+        worker.stop()
+        await running
+        if other is not working:
+            await other.__aexit__()
+    return seconds[5:]
+
+
+# --- Long queues ---------------------------------------------------------------------------------
+
+
+def claims(yard: Yard) -> list[Figure]:
+    """What a claim costs, however many jobs wait."""
+    figures = []
+    for kind in KINDS:
+        small: dict[int, float] = {}
+        for queued in QUEUES:
+            costs = at_new_place(yard, kind, claim_costs, queued)
+            say(f"claim, {kind}, {queued:,} queued: " + ", ".join(f"{n}: {s * 1e3:.2f} ms" for n, s in costs.items()))
+            for limit, cost in costs.items():
+                ratios = {f"with {QUEUES[0]:,} queued (goal 1.2)": cost / small[limit]} if small else {}
+                name = f"claim of {limit}, {kind}, {queued:,} queued"
+                figures.append(Figure(name, cost * 1e3, "ms", ratios))
+            small = small or costs
+    return figures
+
+
+async def claim_costs(place: Place, queued: int) -> dict[int, float]:
+    """The median seconds of a claim, by its limit."""
+    async with AsyncQueue(place.store()) as queue:
+        await queue.enqueue()
+    await place.multiply(queued)
+    found = {}
+    async with AsyncQueue(place.store(), has_timers=False) as queue:
+        await queue.claim_next(WORKER, limit=2)
+        for limit, times in CLAIMS.items():
+            seconds = []
+            for _ in range(times):
+                started = time.perf_counter()
+                claimed = await queue.claim_next(WORKER, limit=limit)
+                seconds.append(time.perf_counter() - started)
+                assert len(claimed) == limit, f"claimed {len(claimed)} of {limit}"
+            found[limit] = statistics.median(seconds)
+    return found
+
+
+# --- Long runs -----------------------------------------------------------------------------------
+
+
+def run_sizes(yard: Yard) -> list[Figure]:
+    """What a job costs in a small run and in a large one; the batches are the same."""
+    figures = []
+    for kind in KINDS:
+        sizes = (SMALL_RUN, RUN_JOBS)
+        small, large = (at_new_place(yard, kind, run_cost, yard, size) for size in sizes)
+        for name, value in (("", "wall"), (": CPU of our process", "own")):
+            each, all_in_one = (getattr(spent, value) / RUN_JOBS * 1e6 for spent in (small, large))
+            ratios = {f"a job in one of {RUN_JOBS // SMALL_RUN:,} runs of {SMALL_RUN} (goal 1)": all_in_one / each}
+            figures.append(Figure(f"a job in a run of {RUN_JOBS:,}, {kind}{name}", all_in_one, "µs", ratios))
+        say(f"runs, {kind}: {small.wall:.2f} s for small ones, {large.wall:.2f} s for a large one")
+    return figures
+
+
+async def run_cost(place: Place, yard: Yard, size: int) -> Spent:
+    """Plan runs of this size and work through all their jobs: chains of five, in batches."""
+    specs = tuple(JobSpec(name=f"j{n}", needs=(f"j{n - 1}",) if n % 5 else ()) for n in range(size))
+    names = [f"r{n}" for n in range(RUN_JOBS // size)]
+    store = place.store()
+    await store.open()
+    applier = Applier(store)
+    await applier.start()
+    with yard.meter() as spent:
+        for step in (
+            [Birth(id=id, record=Run(id=id, run_id=id, tenant="bench")) for id in names],
+            [runs.BeginPlanning(id=id) for id in names],
+            [Plan(id=id, jobs=specs, plan_hash="bench") for id in names],
+        ):
+            all_heard(await applier.do_all(step))
+        await work_through(applier, RUN_JOBS)
+    await applier.stop()
+    await store.close()
+    return spent
+
+
+async def work_through(applier: Applier, jobs: int) -> None:
+    """Claim and complete everything."""
+    claim = Claim(worker_id=WORKER, labels=(), limit=BEAT_BATCH, ttl_seconds=TTL_SECONDS, accept_seconds=TTL_SECONDS)
+    while jobs > 0:
+        ends: list[Command] = [
+            attempt.Complete(
+                id=each.attempt.id,
+                actor=worker_actor(WORKER),
+                lease=ids.lease_ref(each.lease_id),
+                is_success=True,
+                exit_code=0,
+            )
+            for each in await applier.claim(claim)
+        ]
+        assert ends, f"nothing can be claimed, but {jobs} jobs are left"
+        all_heard(await applier.do_all(ends))
+        jobs -= len(ends)
+
+
+# --- Many leases ---------------------------------------------------------------------------------
+
+
+def leases(yard: Yard) -> list[Figure]:
+    """What it costs to keep many leases, and how soon many lost ones are back in the queue."""
+    figures = []
+    for kind in KINDS:
+        beats, back = at_new_place(yard, kind, keep_and_lose, yard)
+        for whose, seconds in (("our process", beats.own), ("PostgreSQL", beats.server)):
+            if whose == POSTGRES != kind:
+                continue
+            percent = seconds / BEAT_SECONDS * 100
+            ratios = {"the goal of 5 %": percent / 5} if whose == "our process" else {}
+            name = f"{LEASES:,} leases, a heartbeat each in {BEAT_SECONDS} s, {kind}: {whose}"
+            figures.append(Figure(name, percent, "% of a core", ratios))
+        figures.append(Figure(f"{LEASES:,} expired leases requeued, {kind}", back, "s", {"the goal of 1 s": back}))
+        say(f"leases, {kind}: {LEASES} heartbeats in {beats.wall:.2f} s, expired ones back in {back:.2f} s")
+    return figures
+
+
+async def keep_and_lose(place: Place, yard: Yard) -> tuple[Spent, float]:
+    """Claim and start everything, one heartbeat for each, then let the leases end."""
+    shift = [0]
+    store = place.store(lambda: shift[0])
+    async with AsyncQueue(store, has_timers=False) as queue:
+        await enqueue(queue, LEASES)
+        held: list[ClaimedJob] = []
+        while len(held) < LEASES:
+            held += await queue.claim_next(
+                WORKER, limit=BEAT_BATCH, ttl_seconds=TTL_SECONDS, accept_seconds=TTL_SECONDS
+            )
+        parts = [[job.lease_id for job in part] for part in chunks(held, BEAT_BATCH)]
+        for part in parts:
+            all_heard(await queue.start_all(part, WORKER))
+        with yard.meter() as beats:
+            for part in parts:
+                all_heard(await queue.heartbeat_all(part, WORKER))
+        shift[0] = 2 * TTL_SECONDS * SECOND
+        back = await timed(requeue_all(store))
+    return beats, back
+
+
+async def requeue_all(store: Any) -> None:
+    """What the timers do, as soon as the leases have ended."""
+    applier = Applier(store)
+    await applier.start()
+    found = 0
+    while count := await applier.tick():
+        found += count
+    await applier.stop()
+    assert found == LEASES, f"{found} of {LEASES} leases were found"
+
+
+async def timed(work: Awaitable[None]) -> float:
+    """The seconds that it takes."""
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started

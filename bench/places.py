@@ -1,0 +1,171 @@
+"""Where the queue is measured: a new database or file for every measurement, and meters for time and CPU."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from deltaci.store.memory import wall_clock
+from deltaci.store.port import Store
+from deltaci.store.postgres import PostgresStore
+from deltaci.store.sqlite import SqliteStore
+from tests.servers import PostgresServer
+
+POSTGRES: Final = "PostgreSQL"
+SQLITE: Final = "SQLite"
+KINDS: Final = (POSTGRES, SQLITE)
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_NUMBERED: Final = "WITH RECURSIVE n (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM n WHERE g < ?) "
+_COLUMNS: Final = "id, kind, version, run_id, queue_key, priority, ready_at, due_at, body"
+
+
+def say(text: str) -> None:
+    """What is going on now, for whoever waits."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+class Spent(msgspec.Struct):
+    """What a measurement took, in seconds: of the clock, of this process, of the server's processes."""
+
+    wall: float = 0.0
+    own: float = 0.0
+    server: float = 0.0
+
+    @property
+    def shares(self) -> str:
+        """Who used how much of a core meanwhile."""
+        wall = self.wall or 1.0
+        return f"CPU: {self.own / wall:.0%} of a core here, {self.server / wall:.0%} in PostgreSQL"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One database, or one file."""
+
+    kind: str
+    url: str
+
+    def store(self, shift: Callable[[], int] = lambda: 0) -> Store:
+        """A store on it, whose clock may be moved."""
+        if self.kind == POSTGRES:
+            return PostgresStore(self.url, shift=shift)
+        return SqliteStore(self.url, clock=lambda: wall_clock() + shift())
+
+    async def query(self, sql: str) -> list[tuple[object, ...]]:
+        """Ask the database itself."""
+        if self.kind == POSTGRES:
+            connection = await asyncpg.connect(self.url)
+            try:
+                return [tuple(row) for row in await connection.fetch(sql)]
+            finally:
+                await connection.close()
+        file = sqlite3.connect(self.url, isolation_level=None)
+        try:
+            return [tuple(row) for row in file.execute(sql)]
+        finally:
+            file.close()
+
+    async def multiply(self, total: int) -> None:
+        """Make so many queued attempts out of the only one that there is, each with an id of its own."""
+        if self.kind == POSTGRES:
+            await self._multiply_postgres(total)
+        else:
+            self._multiply_sqlite(total)
+
+    async def _multiply_postgres(self, total: int) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            [(id, body)] = await connection.fetch("SELECT id, body FROM records")
+            head, tail = body.split(id.encode())  # The id occurs once.
+            await connection.execute(
+                f"INSERT INTO records ({_COLUMNS}) SELECT 'q-' || md5(g::text), kind, version, run_id, queue_key, "
+                "priority, ready_at, due_at, $2::bytea || convert_to('q-' || md5(g::text), 'UTF8') || $3::bytea "
+                "FROM records, generate_series(1, $1::int) g",
+                total - 1,
+                head,
+                tail,
+            )
+            await connection.execute("ANALYZE")
+            await connection.execute("CHECKPOINT")
+        finally:
+            await connection.close()
+
+    def _multiply_sqlite(self, total: int) -> None:
+        file = sqlite3.connect(self.url, isolation_level=None)
+        try:
+            file.execute("PRAGMA synchronous = OFF")
+            id, body = file.execute("SELECT id, body FROM records").fetchone()
+            head, tail = body.split(id.encode())
+            # In the order of the ids, which is the order of the file: so it is written once.
+            file.execute(
+                f"{_NUMBERED} INSERT INTO records ({_COLUMNS}) SELECT "
+                "printf('q-%032x', g), kind, version, run_id, queue_key, priority, ready_at, due_at, "
+                "CAST(? || printf('q-%032x', g) || ? AS BLOB) FROM n, records",
+                (total - 1, head, tail),
+            )
+            file.execute("ANALYZE")
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            file.close()
+
+
+class Yard:
+    """The server and the folder in which places are made."""
+
+    def __init__(self, server: PostgresServer, folder: Path) -> None:
+        self.folder = folder
+        self._server = server
+        self._numbers = count(1)
+
+    def new(self, kind: str) -> Place:
+        """An empty place."""
+        if kind == POSTGRES:
+            return Place(kind, self._server.create_database())
+        return Place(kind, str(self.folder / f"{next(self._numbers)}.db"))
+
+    def drop(self, place: Place) -> None:
+        """Give its room back."""
+        if place.kind == POSTGRES:
+            self._server.drop_database(place.url)
+            return
+        for path in self.folder.glob(f"{Path(place.url).name}*"):
+            path.unlink()
+
+    @contextmanager
+    def meter(self) -> Iterator[Spent]:
+        """Fills in what was spent when it ends."""
+        spent = Spent()
+        server, own, wall = self._server_cpu(), time.process_time(), time.perf_counter()
+        yield spent
+        spent.wall = time.perf_counter() - wall
+        spent.own = time.process_time() - own
+        spent.server = self._server_cpu() - server
+
+    def _server_cpu(self) -> float:
+        """CPU seconds of the server so far: of itself, of its children that ended and of those that live."""
+        main = int((self._server.directory / "data" / "postmaster.pid").read_text().split()[0])
+        total = sum(_stat(main)[11:15])
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = _stat(int(entry.name))
+                except OSError:
+                    continue
+                if fields[1] == main:
+                    total += sum(fields[11:13])
+        return total / _TICKS
+
+
+def _stat(pid: int) -> list[int]:
+    """The numbers of /proc/PID/stat after the name and the state: 1 is the parent, 11 to 14 are CPU times."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [0, *map(int, after_name[1:])]

@@ -1,0 +1,148 @@
+"""A clock that jumps back: it may neither shorten a lease nor revive one, and no timer may stand still."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.core.attempt import Attempt
+from deltaci.core.instants import SECOND
+from deltaci.engine import applier
+from deltaci.engine.clock import ForwardClock
+from tests.contract.places import Place, on_loop, saying
+from tests.lab import START
+
+HOUR = 3600
+
+
+class Elapsed:
+    """This machine's monotonic clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.nanoseconds = 7
+
+    def __call__(self) -> int:
+        return self.nanoseconds
+
+    def after(self, seconds: float) -> None:
+        self.nanoseconds += round(seconds * 1_000_000_000)
+
+
+@pytest.fixture
+def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    """Every applier that is made from now on measures with this."""
+    found = Elapsed()
+    monkeypatch.setattr(applier, "ForwardClock", lambda: ForwardClock(found))
+    return found
+
+
+def test_a_clock_that_goes_forward_is_believed() -> None:
+    """The store's clock decides, and nothing else does while it behaves."""
+    elapsed = Elapsed()
+    clock = ForwardClock(elapsed)
+
+    assert clock.read(START) == START
+    elapsed.after(50)
+    assert clock.read(START + SECOND) == START + SECOND
+    assert clock.read(START + HOUR * SECOND) == START + HOUR * SECOND
+
+
+def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
+    """Time neither repeats itself nor stands still until the clock has caught up."""
+    elapsed = Elapsed()
+    clock = ForwardClock(elapsed)
+    clock.read(START)
+
+    readings = []
+    for _ in range(3):
+        elapsed.after(1.5)
+        readings.append(clock.read(START - HOUR * SECOND))
+
+    assert readings == [START + n * 3 * SECOND // 2 for n in (1, 2, 3)]
+    assert clock.read(START + 5 * SECOND) == START + 5 * SECOND
+
+
+def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
+    """Even a broken monotonic clock must not turn time around."""
+    readings = iter((1000, 900, 100))
+    clock = ForwardClock(lambda: next(readings))
+
+    assert [clock.read(START), clock.read(START - 1)] == [START, START]
+
+
+@pytest.mark.proves("MOD-4")
+@on_loop
+async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elapsed) -> None:
+    """What a runner was promised is promised."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        held = await server.take()
+        before = await server.say(attempt.Start, held)
+        place.after(-HOUR)
+
+        renewed = await server.say(attempt.Extend, held)
+        elapsed.after(115)
+        later = await server.say(attempt.Extend, held)
+
+        for earlier, after in ((before, renewed), (renewed, later)):
+            assert earlier.lease is not None
+            assert after.lease is not None
+            assert after.lease.expires_at >= earlier.lease.expires_at
+            assert after.updated_at >= earlier.updated_at
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-4")
+@on_loop
+async def test_a_jump_back_does_not_revive_a_lease(place: Place, elapsed: Elapsed) -> None:
+    """A runner that was told to stop must not be told to go on."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        held = await server.take()
+        await server.say(attempt.Start, held)
+        place.after(121)
+        assert (await server.refused(saying(attempt.Extend, held))).code == "stale_lease"
+
+        place.after(-HOUR)
+
+        assert (await server.refused(saying(attempt.Extend, held))).code == "stale_lease"
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-4")
+@on_loop
+async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) -> None:
+    """An hour that the clock repeats must not be an hour in which nothing expires."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        held = await server.take()
+        await server.say(attempt.Start, held)
+        place.after(-HOUR)
+
+        elapsed.after(115)
+        await server.tick()
+        assert await server.state("a") == attempt.RUNNING
+        elapsed.after(10)
+        await server.tick()
+
+        assert await server.state("a") == attempt.QUEUED
+        assert (await server.find("a", Attempt)).lost_leases == 1
+        await server.verified()
+
+
+@on_loop
+async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Place, elapsed: Elapsed) -> None:
+    """A restart forgets what its clock once said; the records remember."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        held = await server.take()
+        await server.say(attempt.Start, held)
+    place.after(-HOUR)
+
+    async with place.server() as server:
+        renewed = await server.say(attempt.Extend, held)
+        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
+
+        assert renewed.lease is not None
+        times = [event.at for event in await server.verified()]
+        assert times == sorted(times)

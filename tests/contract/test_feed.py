@@ -1,0 +1,192 @@
+"""The feed: from any seq on, in order, none missed, none twice, whoever writes and however slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.engine import feed
+from deltaci.engine.feed import follow
+from deltaci.store.port import Store, Transaction, Write
+from tests.contract.places import Place, Wrapped, birth, fact, on_loop, put, write
+
+EACH: Final = 60
+MOMENT: Final = 0.3  # Long enough for a commit that nothing holds up.
+
+
+async def first(events: AsyncIterator[Event], count: int) -> list[Event]:
+    """The next so many events."""
+    return [await anext(events) for _ in range(count)]
+
+
+async def taken(store: Store, count: int, after: int = 0, **chosen: str) -> list[Event]:
+    """The first so many events that a new reader gets."""
+    reader = follow(store, after, **chosen)
+    found = await first(reader, count)
+    await reader.aclose()  # type: ignore[attr-defined]
+    return found
+
+
+class Between(Wrapped):
+    """A store in which something is written after every read, before its reader can look around."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.writes = 0
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        page = await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
+        if self.writes < 3:
+            self.writes += 1
+            await write(self.inner, put(Attempt(id=f"a{self.writes}")), events=[fact(f"a{self.writes}")])
+        return page
+
+
+@on_loop
+async def test_a_reader_gets_what_is_there_and_then_what_comes(place: Place) -> None:
+    """Whoever opens a page sees the past at once and the present as it happens."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        reader = follow(server.store, 0)
+        past = await first(reader, 1)
+        coming = asyncio.ensure_future(first(reader, 2))
+
+        await server.enqueue("b")
+        await server.enqueue("c")
+
+        assert [event.entity_id for event in past + await coming] == ["a", "b", "c"]
+        await reader.aclose()  # type: ignore[attr-defined]
+
+
+@on_loop
+async def test_a_reader_goes_on_from_the_middle(place: Place) -> None:
+    """A reader that comes back says what it has seen and gets the rest, exactly."""
+    async with place.server() as server:
+        await server.applier.do_all([birth(f"x/{n}") for n in range(10)])
+        log = await server.log()
+
+        assert await taken(server.store, 10) == log
+        assert await taken(server.store, 4, log[5].seq) == log[6:]
+
+
+@on_loop
+async def test_long_logs_are_read_page_by_page(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a page is not the end of the log, wherever a transaction began."""
+    monkeypatch.setattr(feed, "PAGE", 3)
+    async with place.server() as server:
+        for size in (1, 4, 2, 5):
+            await server.applier.do_all([birth(f"x{size}/{n}") for n in range(size)])
+
+        for after in range(12):
+            log = await server.log()
+            assert await taken(server.store, 12 - after, log[after - 1].seq if after else 0) == log[after:]
+
+
+@on_loop
+async def test_a_reader_of_one_entity_or_run_gets_nothing_else(place: Place) -> None:
+    """A page about one job must not be woken for the whole deployment's news."""
+    async with place.server() as server:
+        for id in ("a", "b"):
+            await server.enqueue(id)
+        reader = follow(server.store, 0, entity_id="b")
+        assert [event.entity_id for event in await first(reader, 1)] == ["b"]
+        coming = asyncio.ensure_future(first(reader, 2))
+
+        for id in ("a", "b"):
+            await server.do(attempt.Cancel(id=id, reason="CANCELED"))
+
+        assert [(event.entity_id, event.to) for event in await coming] == [
+            ("b", attempt.CANCEL_REQUESTED),
+            ("b", attempt.CANCELED),
+        ]
+        await reader.aclose()  # type: ignore[attr-defined]
+
+
+@on_loop
+async def test_what_is_written_between_a_read_and_the_wait_is_not_missed(place: Place) -> None:
+    """The hint must be there before the look: otherwise an event waits for the next one to be seen."""
+    async with place.opened() as store:
+        found = await taken(Between(store), 3)
+
+        assert [event.entity_id for event in found] == ["a1", "a2", "a3"]
+
+
+@on_loop
+async def test_many_writers_and_many_readers_agree_on_one_order(place: Place) -> None:
+    """No gap, no double, in order of seq: for each reader, from wherever it began, while two servers write."""
+    async with place.server() as one, place.server() as two, place.opened() as third:
+        await one.enqueue("before")
+        begun = await third.last_seq()
+
+        async def writing(name: str) -> None:
+            server = one if name == "one" else two
+            for n in range(0, EACH, 4):
+                await server.applier.do_all([birth(f"{name}/{n + k}") for k in range(4)])
+
+        readers = [
+            asyncio.ensure_future(taken(store, count, after))
+            for store in (one.store, two.store, third)
+            for count, after in ((2 * EACH + 1, 0), (2 * EACH, begun))
+        ]
+        await asyncio.gather(writing("one"), writing("two"))
+        found = await asyncio.gather(*readers)
+
+        log = await third.events(0, 10 * EACH)
+        assert [event.seq for event in log] == sorted({event.seq for event in log})
+        for seen in found:
+            assert seen == log[len(log) - len(seen) :]
+
+
+@on_loop
+async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(lasting_place: Place) -> None:
+    """A transaction that is slow to commit cannot be overtaken: who has seen a seq has seen all before it."""
+    has_written, may_commit = threading.Event(), threading.Event()
+
+    def slow() -> Transaction[None]:
+        yield Write([put(Attempt(id="slow"))], [fact("slow")])
+        has_written.set()
+        assert may_commit.wait(10)
+
+    async def elsewhere() -> None:
+        async with lasting_place.opened() as store:
+            await store.transact(slow)
+
+    async with lasting_place.opened() as store, lasting_place.opened() as other:
+        reader = follow(other, 0)
+        coming = asyncio.ensure_future(first(reader, 2))
+        # The slow one has a loop of its own: it stops in the middle of its transaction, and nothing else does.
+        writer = asyncio.ensure_future(asyncio.to_thread(lambda: asyncio.run(elsewhere())))
+        assert await asyncio.to_thread(has_written.wait, 10)
+
+        quick = asyncio.ensure_future(write(store, put(Attempt(id="quick")), events=[fact("quick")]))
+        await asyncio.wait({quick, coming}, timeout=MOMENT)
+        seen_early = await other.events(0, 10)
+        may_commit.set()
+        await asyncio.gather(writer, quick)
+
+        assert seen_early == []
+        assert [event.entity_id for event in await coming] == ["slow", "quick"]
+        assert [event.entity_id for event in await other.events(0, 10)] == ["slow", "quick"]
+        await reader.aclose()  # type: ignore[attr-defined]
+
+
+@on_loop
+async def test_a_reader_that_leaves_is_forgotten(place: Place) -> None:
+    """Whoever closes a page must cost nothing any more."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        readers = [follow(server.store, 0) for _ in range(5)]
+        for reader in readers:
+            await first(reader, 1)
+            await reader.aclose()  # type: ignore[attr-defined]
+
+        await server.enqueue("b")
+
+        assert not server.store.wakers._all

@@ -1,0 +1,406 @@
+"""The queue library: document 004's contract through `AsyncQueue`, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core.verify import verify
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob, QueueJob
+from tests.contract.places import Place, attempt_of, legal, on_loop, refused
+
+WAIT = 5.0  # So long a claim may wait for work in these cases; it must come much sooner.
+
+
+async def claimed(queue: AsyncQueue, worker: str = "w1", **options: Any) -> ClaimedJob:
+    """The one job that is there to be claimed."""
+    [job] = await queue.claim_next(worker, **options)
+    return job
+
+
+async def started(queue: AsyncQueue, payload: Any = None, **fields: Any) -> ClaimedJob:
+    """A job that runs."""
+    await queue.enqueue(payload, **fields)
+    job = await claimed(queue)
+    await queue.start(job.lease_id)
+    return job
+
+
+def words(events: list[dict[str, Any]]) -> list[str]:
+    """The types of the events, in order."""
+    return [event["type"] for event in events]
+
+
+# -- the life of a job
+
+
+@on_loop
+async def test_a_job_is_enqueued_claimed_started_kept_and_completed(place: Place) -> None:
+    """Document 004's way from queued to succeeded, with the fields that each status must hold."""
+    async with place.queue() as queue:
+        new = await queue.enqueue({"n": 1}, labels=["linux", "arm"], priority=3)
+        assert (new.status, new.attempt, new.rev, new.owner, new.lease_expires_at) == ("queued", 0, 1, None, None)
+        assert (new.payload, new.labels, new.priority, new.run_at) == ({"n": 1}, ("arm", "linux"), 3, None)
+
+        job = await claimed(queue, labels=["arm", "linux", "gpu"])
+        assert (job.id, job.status, job.attempt, job.owner) == (new.id, "claimed", 1, "w1")
+        assert job.lease_expires_at is not None
+        assert attempt_of(job.lease_id) == job.id
+        kept = await queue.heartbeat(job.lease_id)
+        assert kept.status == "claimed"
+        running = await queue.start(job.lease_id, worker="w1")
+        assert (running.status, running.result, running.error) == ("running", None, None)
+        assert (await queue.heartbeat(job.lease_id)).status == "running"
+        done = await queue.complete(job.lease_id, {"sum": [1, 2]})
+
+        assert (done.status, done.result, done.error) == ("succeeded", {"sum": [1, 2]}, None)
+        assert (done.owner, done.lease_expires_at, done.attempt) == (None, None, 1)
+        assert await queue.get(new.id) == done
+
+
+@on_loop
+async def test_a_failed_job_says_why(place: Place) -> None:
+    """The error is the first thing that people look at."""
+    async with place.queue() as queue:
+        job = await started(queue)
+
+        failed = await queue.fail(job.lease_id, "first line\ncurl: Could not resolve host: example.org")
+
+        assert (failed.status, failed.result) == ("failed", None)
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.failure_class) == ("FAILED", "INFRA")
+        assert "Could not resolve host" in failed.error.line
+        assert await queue.get(job.id) == failed
+
+
+@on_loop
+async def test_a_stalled_job_is_requeued_and_claimed_again(place: Place) -> None:
+    """Recovery is a step that shows: no job is ever executed again in silence."""
+    async with place.queue() as queue:
+        job = await started(queue)
+
+        stalled = await queue.stall(job.id, request_id="s")
+        assert (stalled.status, stalled.owner, stalled.attempt) == ("stalled", None, 1)
+        requeued = await queue.requeue_stalled(job.id)
+        assert (requeued.status, requeued.attempt) == ("queued", 1)
+        assert await queue.claim_next("w2") == []  # Its last worker may still be at it.
+        place.after(121)
+
+        again = await claimed(queue, "w2")
+        assert (again.id, again.attempt, again.owner) == (job.id, 2, "w2")
+        assert again.lease_id != job.lease_id
+        await refused(queue.complete(job.lease_id), "stale_lease")
+
+
+@on_loop
+async def test_a_job_that_is_handed_back_is_there_at_once(place: Place) -> None:
+    """A worker that stops in order holds nothing up, and nothing is counted against the job."""
+    async with place.queue() as queue:
+        job = await started(queue, max_lost_leases=0)
+
+        back = await queue.hand_back(job.id)
+
+        assert back.status == "queued"
+        assert (await claimed(queue, "w2")).attempt == 2
+
+
+@on_loop
+async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> None:
+    """Document 004 knows no cancel: it sees the job fail, taken over or by its worker's own word."""
+    async with place.queue() as queue:
+        waiting = await queue.enqueue(1)
+        assert (await queue.cancel(waiting.id)).status == "failed"
+        job = await started(queue, 2)
+
+        asked = await queue.cancel(job.id, "NOT_NEEDED", request_id="c")
+        assert asked.status == "running"
+        done = await queue.complete(job.lease_id, {"late": True})
+
+        assert (done.status, done.result) == ("failed", None)
+        assert done.error is not None
+        assert done.error.code == "CANCELED"
+        assert await queue.claim_next("w2") == []
+
+
+@pytest.mark.parametrize("payload", [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, -(2**63)], ids=repr)
+@on_loop
+async def test_a_payload_and_a_result_come_back_as_they_were(place: Place, payload: Any) -> None:
+    """Whatever JSON can say."""
+    async with place.queue() as queue:
+        job = await started(queue, payload)
+        assert job.payload == payload
+
+        await queue.complete(job.lease_id, payload)
+
+        found = await queue.get(job.id)
+        assert (found.payload, found.result) == (payload, {} if payload is None else payload)
+
+
+# -- dedupe
+
+
+@pytest.mark.proves("QUE-T13")
+@on_loop
+async def test_the_same_dedupe_key_is_the_same_job(place: Place) -> None:
+    """Whoever enqueues it again gets the record that is there, whatever became of it."""
+    async with place.queue() as queue, place.queue() as other:
+        first = await queue.enqueue({"n": 1}, dedupe_key="k")
+
+        again = await other.enqueue({"n": 2}, dedupe_key="k", priority=9)
+        assert again == first
+        job = await claimed(queue)
+        assert (await other.enqueue(3, dedupe_key="k")).status == "claimed"
+        await queue.start(job.lease_id)
+        await queue.complete(job.lease_id, "done")
+
+        ended = await other.enqueue(4, dedupe_key="k")
+        assert (ended.id, ended.status, ended.result, ended.payload) == (first.id, "succeeded", "done", {"n": 1})
+        assert await queue.claim_next("w2") == []
+        assert words(await queue.events(first.id))[0] == "enqueued"
+        assert words(await queue.events(first.id)).count("enqueued") == 1
+
+
+@pytest.mark.proves("QUE-T13")
+@on_loop
+async def test_fifty_who_enqueue_one_key_at_once_make_one_job(place: Place) -> None:
+    """Webhooks come in bursts, and through every server."""
+    async with place.queue() as one, place.queue() as two:
+        found = await asyncio.gather(
+            *((one, two)[n % 2].enqueue({"n": n}, dedupe_key="burst") for n in range(50)),
+            one.enqueue("another"),
+        )
+
+        assert len({job.id for job in found[:50]}) == 1
+        assert len({msgspec.json.encode(job.payload) for job in found[:50]}) == 1
+        assert len(await two.claim_next("w1", limit=100)) == 2
+        assert [event.trigger for event in legal(await one.log())].count("enqueued") == 2
+
+
+@pytest.mark.proves("QUE-B1")
+@pytest.mark.parametrize(
+    "pair",
+    [("a", "A"), ("a", "a "), ("1", "01"), ("q-x", "x"), ("ä", "a\u0308"), ("a/b", "a.b"), ("%", "_"), ("a,b", "b,a")],
+    ids=repr,
+)
+@on_loop
+async def test_a_dedupe_key_means_nothing_but_itself(place: Place, pair: tuple[str, str]) -> None:
+    """The key is opaque: nothing is folded, trimmed, parsed or taken for a pattern."""
+    async with place.queue() as queue:
+        first, second = [await queue.enqueue(key, dedupe_key=key) for key in pair]
+
+        assert first.id != second.id
+        for key, job in zip(pair, (first, second), strict=True):
+            assert await queue.enqueue("again", dedupe_key=key) == job
+            assert key not in job.id.removeprefix("q-") or len(key) == 1
+        assert len(await queue.claim_next("w1", limit=9)) == 2
+
+
+@on_loop
+async def test_a_dedupe_key_is_its_tenants_own(place: Place) -> None:
+    """Two tenants with the same key have two jobs, and neither can see the other's."""
+    async with place.queue(tenant="one") as one, place.queue(tenant="two") as two:
+        first, second = await one.enqueue(1, dedupe_key="k"), await two.enqueue(2, dedupe_key="k")
+
+        assert first.id != second.id
+        await refused(two.get(first.id), "not_found")
+        await refused(two.events(first.id), "not_found")
+
+
+# -- many at once, and in which order
+
+
+@on_loop
+async def test_many_jobs_are_enqueued_in_one_go(place: Place) -> None:
+    """A batch is one wait, and every job of it is a job like any other."""
+    async with place.queue() as queue:
+        found = await queue.enqueue_all([NewJob(payload=n, priority=n % 2, dedupe_key="k" * (n == 3)) for n in range(50)])
+        again = await queue.enqueue_all([NewJob(dedupe_key="k"), NewJob(dedupe_key="k"), NewJob(payload="new")])
+
+        assert [job.payload for job in found] == list(range(50))
+        assert [job.id for job in again[:2]] == [found[3].id] * 2
+        assert await queue.enqueue_all([]) == []
+        order = [job.payload for job in await queue.claim_next("w1", limit=25)]
+        assert {payload % 2 for payload in order} == {1}
+        assert len(await queue.claim_next("w1", limit=1000)) == 26
+
+
+@on_loop
+async def test_the_most_urgent_job_is_claimed_first(place: Place) -> None:
+    """Priority, then time."""
+    async with place.queue() as queue:
+        for priority in (0, 5, -3, 2):
+            await queue.enqueue(priority, priority=priority)
+
+        assert [(await claimed(queue)).payload for _ in range(4)] == [5, 2, 0, -3]
+
+
+@on_loop
+async def test_a_job_is_claimed_by_a_worker_that_has_its_labels(place: Place) -> None:
+    """The labels of a job are what its worker must have; more does no harm."""
+    async with place.queue() as queue:
+        await queue.enqueue("gpu", labels=["gpu", "linux", "gpu"])
+
+        assert await queue.claim_next("w1") == []
+        assert await queue.claim_next("w1", labels=["linux"]) == []
+        assert (await claimed(queue, labels=["linux", "big", "gpu"])).payload == "gpu"
+
+
+@on_loop
+async def test_a_job_is_not_claimed_before_its_time(place: Place) -> None:
+    """`run_at` is by the store's clock."""
+    async with place.queue() as queue:
+        job = await queue.enqueue(1, run_at=place.moment(60))
+        assert job.run_at is not None
+        assert await queue.claim_next("w1") == []
+
+        place.after(55)
+        assert await queue.claim_next("w1") == []
+        place.after(6)
+
+        assert (await claimed(queue)).id == job.id
+
+
+# -- waiting for work
+
+
+@on_loop
+async def test_a_claim_that_waits_is_woken_when_a_job_arrives(place: Place) -> None:
+    """Work begins when it comes, not at the next look."""
+    async with place.queue() as queue, place.queue() as other:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        waiting = asyncio.ensure_future(queue.claim_next("w1", wait_seconds=WAIT))
+        elsewhere = asyncio.ensure_future(other.claim_next("w2", wait_seconds=WAIT))
+        await asyncio.wait({waiting, elsewhere}, timeout=0.05)
+        assert not waiting.done()
+
+        await queue.enqueue("a")
+        await queue.enqueue("b")
+
+        assert sorted(job.payload for job in (*await waiting, *await elsewhere)) == ["a", "b"]
+        assert loop.time() - asked_at < WAIT / 2
+
+
+@on_loop
+async def test_a_claim_that_waits_gives_up_in_time(place: Place) -> None:
+    """A wait is bounded by what its caller said."""
+    async with place.queue() as queue:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+
+        assert await queue.claim_next("w1", wait_seconds=0.1) == []
+
+        assert 0.1 <= loop.time() - asked_at < WAIT / 2
+
+
+@on_loop
+async def test_a_job_whose_time_comes_while_a_claim_waits_is_found(place: Place) -> None:
+    """Nobody commits anything when `run_at` is reached: the waiting claim must look by itself."""
+    async with place.queue() as queue:
+        await queue.enqueue("later", run_at=place.moment(60))
+        waiting = asyncio.ensure_future(queue.claim_next("w1", wait_seconds=WAIT))
+        await asyncio.wait({waiting}, timeout=0.05)
+
+        place.after(61)
+
+        [job] = await waiting
+        assert job.payload == "later"
+
+
+# -- the log
+
+
+@pytest.mark.proves("QUE-E1", "QUE-E2")
+@on_loop
+async def test_the_events_of_a_job_are_document_004s_words(place: Place) -> None:
+    """The same words on every store, and a log that the verifier finds legal."""
+    async with place.queue() as queue:
+        job = await started(queue, 1)
+        await queue.heartbeat(job.lease_id, request_id="h")
+        await queue.stall(job.id)
+        await queue.requeue_stalled(job.id)
+        place.after(121)
+        again = await claimed(queue, "w2")
+        await queue.start(again.lease_id)
+        await queue.complete(again.lease_id, {})
+
+        events = await queue.events(job.id)
+
+        assert words(events) == [
+            "enqueued", "claimed", "heartbeat", "started", "heartbeat", "stalled", "requeued",
+            "claimed", "heartbeat", "started", "heartbeat", "succeeded",
+        ]  # fmt: skip
+        assert [event["rev"] for event in events] == list(range(1, len(events) + 1))
+        assert [event["attempt"] for event in events][-1] == 2
+        assert events[4]["request_id"] == "h"
+        assert {event["job_id"] for event in events} == {job.id}
+        report = verify([msgspec.json.encode(event) for event in events], "job-events")
+        assert report.is_legal, report.violations
+        legal(await queue.log())
+
+
+@on_loop
+async def test_what_the_orchestrator_ends_is_a_takeover(place: Place) -> None:
+    """Document 004 sees a stall, a claim by the orchestrator, a start and a failure."""
+    async with place.queue() as queue:
+        waiting = await queue.enqueue(1)
+        await queue.cancel(waiting.id)
+
+        events = await queue.events(waiting.id)
+
+        assert words(events) == ["enqueued", "claimed", "started", "failed"]
+        assert [event["actor"] for event in events[1:]] == ["orchestrator"] * 3
+        assert verify([msgspec.json.encode(event) for event in events], "job-events").is_legal
+
+
+# -- many messages at once
+
+
+@on_loop
+async def test_many_messages_are_each_answered_on_their_own(place: Place) -> None:
+    """One transaction for all; one stale lease among them is one refusal."""
+    async with place.queue() as queue:
+        await queue.enqueue_all([NewJob(payload=n) for n in range(4)])
+        jobs = await queue.claim_next("w1", limit=4)
+        leases = [job.lease_id for job in jobs]
+        await queue.hand_back(jobs[1].id)
+
+        starts = await queue.start_all(leases, "w1")
+        beats = await queue.heartbeat_all(leases, "w1")
+        ends = await queue.finish_all(
+            [End(lease_id=leases[0], result={"n": 0}), End(lease_id=leases[1]), End(lease_id=leases[2], error="boom")],
+            "w1",
+        )
+
+        for answers in (starts, beats):
+            assert [isinstance(answer, QueueJob) for answer in answers] == [True, False, True, True]
+        assert [answer.status if isinstance(answer, QueueJob) else "" for answer in ends] == ["succeeded", "", "failed"]
+        legal(await queue.log())
+
+
+# -- leases
+
+
+@pytest.mark.proves("PRO-Q1", "MOD-L1")
+@on_loop
+async def test_a_lease_id_cannot_be_guessed(place: Place) -> None:
+    """Every lease has 128 random bits of its own, and nothing that is stored or told gives them away."""
+    async with place.queue() as queue:
+        await queue.enqueue_all([NewJob(payload=n) for n in range(100)])
+        jobs = await queue.claim_next("w1", limit=100)
+        secrets = [job.lease_id.removeprefix(f"{job.id}.1.") for job in jobs]
+
+        assert len(set(secrets)) == 100
+        assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", secret) for secret in secrets)
+        for position in range(21):  # Every character carries chance; a counter or a clock would not.
+            assert len({secret[position] for secret in secrets}) > 10
+        told = msgspec.json.encode([await queue.log(), [await queue.get(job.id) for job in jobs]])
+        records = msgspec.json.encode([await queue._store.find(job.id) for job in jobs])
+        assert not [secret for secret in secrets if secret.encode() in told or secret.encode() in records]
+
+        swapped = f"{jobs[0].id}.1.{secrets[1]}"
+        assert "UNKNOWN_LEASE" in repr((await refused(queue.start(swapped), "stale_lease")).__dict__)
