@@ -175,6 +175,8 @@ def _by_hand(line: Line, actor: str) -> bool:
         return kind in ("orchestrator", "worker")
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
+    if line["from"] == "STALE" and line["trigger"] == "failed":
+        return kind in either  # Who requeues what was lost too often has it failed.
     by_people = line["entity"] in ("run", "job", "attempt") and line["trigger"] in (
         "created", "cancel_requested", "user_cancelled", "enqueued", "requeued", "stalled",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.core.errors import StaleLease
 from deltaci.core.verify import verify
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob, QueueJob
 from tests.contract.places import Place, attempt_of, legal, on_loop, refused
@@ -398,9 +399,11 @@ async def test_a_lease_id_cannot_be_guessed(place: Place) -> None:
         assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", secret) for secret in secrets)
         for position in range(21):  # Every character carries chance; a counter or a clock would not.
             assert len({secret[position] for secret in secrets}) > 10
-        told = msgspec.json.encode([await queue.log(), [await queue.get(job.id) for job in jobs]])
+        told = msgspec.json.encode([await queue.log(), [(await queue.get(job.id)).to_dict() for job in jobs]])
         records = msgspec.json.encode([await queue._store.find(job.id) for job in jobs])
         assert not [secret for secret in secrets if secret.encode() in told or secret.encode() in records]
 
         swapped = f"{jobs[0].id}.1.{secrets[1]}"
-        assert "UNKNOWN_LEASE" in repr((await refused(queue.start(swapped), "stale_lease")).__dict__)
+        refusal = await refused(queue.start(swapped), "stale_lease")
+        assert isinstance(refusal, StaleLease)
+        assert refusal.reason == "UNKNOWN_LEASE"

@@ -77,6 +77,13 @@ def decide(world: World, command: Command, at: int) -> Decision:
     known = world.records.get(command.id)
     if type(known) is attempt.Attempt and not known.job_id and type(command) in _ALONE:
         return _decide_alone(world, known, command, at)
+    if known is None and type(command) is Birth and command.id in world.records and not command.record.run_id:
+        return _bear_alone(world, command, at)
+    return _decide_fully(world, command, at)
+
+
+def _decide_fully(world: World, command: Command, at: int) -> Decision:
+    """The command and all that follows from it, over as many records as it takes."""
     try:
         while True:
             try:
@@ -116,6 +123,20 @@ def _decide_alone(world: World, known: attempt.Attempt, command: Command, at: in
     world.records[known.id] = changed
     world.latest = changed.updated_at
     return Decision(changed, {known.id: changed}, events)
+
+
+def _bear_alone(world: World, birth: Birth, at: int) -> Decision:
+    """Nothing follows from the birth of an attempt without a run; other records take the long way."""
+    record = birth.record
+    if not isinstance(record, attempt.Attempt):
+        return _decide_fully(world, birth, at)
+    events: list[Event] = []
+    first = attempt.Publish(id=record.id, actor=birth.actor, request_id=birth.request_id)
+    born = attempt.MACHINE.step(record, first, at, events)
+    if birth.request_id:
+        born = remembering(born, birth)
+    world.records[born.id] = born
+    return Decision(born, {born.id: born}, events)
 
 
 def _carry_out(world: World, command: Command, at: int) -> Record:

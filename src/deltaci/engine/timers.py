@@ -24,16 +24,21 @@ class Timers:
 
     async def run(self) -> None:
         """Look again and again; at once while there is more than one batch of it."""
+        trouble = ""
         while True:
+            count, found = 0, ""
             try:
                 count = await self._applier.tick()
             except (Unavailable, Conflict) as error:
-                LOGGER.warning("timers: %s; trying again", error)
-                count = 0
-            except Exception:
+                found = str(error)
+                if found != trouble:
+                    LOGGER.warning("timers: %s; trying again until it goes", error)
+            except Exception as error:
                 # Whatever it was, leases must go on expiring.
-                LOGGER.exception("timers: an error of ours; trying again")
-                count = 0
+                found = repr(error)
+                if found != trouble:
+                    LOGGER.exception("timers: an error of ours; trying again")
+            trouble = found
             if count < MAX_BATCH:
                 # A little disorder keeps many servers from asking all at once.
                 await asyncio.sleep(self._poll_seconds * random.uniform(0.8, 1.2))

@@ -1,0 +1,369 @@
+"""What the queue library refuses, and what it takes for a repeat: nothing changes, and the code says whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from deltaci.core.errors import StaleLease
+from deltaci.engine.queue import MAX_CLAIM, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_TEXT, AsyncQueue, NewJob, QueueJob
+from tests.contract.places import EVERYTHING, Place, legal, on_loop, refused
+from tests.contract.test_queue import claimed, started
+
+Ask = Callable[[AsyncQueue], Awaitable[Any]]
+
+SECRET = "s" * 22
+
+
+async def unchanged(queue: AsyncQueue, ask: Awaitable[Any], code: str) -> str:
+    """The message of a refusal that left no trace."""
+    before = await queue.log("", 0, EVERYTHING)
+    refusal = await refused(ask, code)
+    assert await queue.log("", 0, EVERYTHING) == before
+    return refusal.message
+
+
+# -- what is asked for makes no sense
+
+
+class NotJson:
+    """Nothing that JSON has a word for."""
+
+
+def endless() -> list[Any]:
+    """A list that contains itself."""
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"payload": NotJson()},
+        {"payload": {"deep": [NotJson()]}},
+        {"payload": endless()},
+        {"payload": "\ud800"},
+        {"payload": "x" * MAX_PAYLOAD_BYTES},
+        {"labels": "linux"},
+        {"labels": [""]},
+        {"labels": ["a,b"]},
+        {"labels": ["a\nb"]},
+        {"labels": [7]},
+        {"labels": ["x" * (MAX_TEXT + 1)]},
+        {"labels": [str(n) for n in range(MAX_LABELS + 1)]},
+        {"dedupe_key": "x" * (MAX_TEXT + 1)},
+        {"dedupe_key": "a\0b"},
+        {"dedupe_key": 7},
+        {"request_id": "x" * (MAX_TEXT + 1)},
+        {"priority": "high"},
+        {"priority": 1.5},
+        {"priority": True},
+        {"priority": 2**31},
+        {"timeout_seconds": 0},
+        {"max_lost_leases": -1},
+        {"run_at": "tomorrow"},
+        {"run_at": 1767513600},
+        {"run_at": datetime(2026, 1, 4)},
+        {"prority": 1},
+    ],
+    ids=lambda fields: "-".join(f"{name}={value!r:.20}" for name, value in fields.items()),
+)
+@on_loop
+async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place, fields: dict[str, Any]) -> None:
+    """What is wrong is said before anything is written, while its author is still there."""
+    async with place.queue() as queue:
+        message = await unchanged(queue, queue.enqueue(**fields), "bad_request")
+
+        assert len(message) < 500
+        assert await queue.claim_next("w1", limit=9) == []
+
+
+@on_loop
+async def test_one_job_that_makes_no_sense_keeps_out_its_whole_batch(place: Place) -> None:
+    """Whoever gets an error must not wonder which half of the work was taken."""
+    async with place.queue() as queue:
+        await unchanged(queue, queue.enqueue_all([NewJob(payload=1), NewJob(labels=["a,b"])]), "bad_request")
+
+        assert await queue.claim_next("w1", limit=9) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker": ""},
+        {"worker": "x" * (MAX_TEXT + 1)},
+        {"worker": "a\tb"},
+        {"limit": 0},
+        {"limit": -1},
+        {"limit": MAX_CLAIM + 1},
+        {"labels": "linux"},
+        {"labels": ["a,b"]},
+        {"labels": [None]},
+        {"ttl_seconds": 0},
+        {"ttl_seconds": -5},
+        {"accept_seconds": 0},
+    ],
+    ids=lambda options: "-".join(f"{name}={value!r:.20}" for name, value in options.items()),
+)
+@on_loop
+async def test_a_claim_that_makes_no_sense_gets_nothing(place: Place, options: dict[str, Any]) -> None:
+    """A claim changes jobs: it is checked before it touches one."""
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+
+        await unchanged(queue, queue.claim_next(**{"worker": "w1", **options}), "bad_request")
+
+        assert (await queue.get(job.id)).status == "queued"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"request": "x"}, {"request_id": 7}, {"request_id": "x" * (MAX_TEXT + 1)}, {"expected_rev": "1"}, {"expected_rev": True}],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail", "stall", "requeue_stalled", "cancel"])
+@on_loop
+async def test_an_option_that_makes_no_sense_is_refused(place: Place, name: str, options: dict[str, Any]) -> None:
+    """A misspelled guard is no guard."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        target = job.id if name in ("stall", "requeue_stalled", "cancel") else job.lease_id
+
+        await unchanged(queue, getattr(queue, name)(target, **options), "bad_request")
+
+
+@on_loop
+async def test_a_result_that_makes_no_sense_leaves_the_job_running(place: Place) -> None:
+    """Its worker can still say something better."""
+    async with place.queue() as queue:
+        job = await started(queue)
+
+        for result in (NotJson(), "x" * MAX_PAYLOAD_BYTES):
+            await unchanged(queue, queue.complete(job.lease_id, result), "bad_request")
+
+        assert (await queue.complete(job.lease_id, 1)).status == "succeeded"
+
+
+# -- who is not there, and who is not the owner
+
+
+@pytest.mark.parametrize("id", ["", "nobody", "q-" + "0" * 32, "x" * 1000, "a/b.1", None, 7], ids=repr)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda queue, id: queue.get(id),
+        lambda queue, id: queue.events(id),
+        lambda queue, id: queue.stall(id),
+        lambda queue, id: queue.requeue_stalled(id),
+        lambda queue, id: queue.hand_back(id),
+        lambda queue, id: queue.cancel(id),
+    ],
+    ids=["get", "events", "stall", "requeue_stalled", "hand_back", "cancel"],
+)
+@on_loop
+async def test_an_unknown_job_is_not_found(
+    place: Place, id: Any, ask: Callable[[AsyncQueue, Any], Awaitable[Any]]
+) -> None:
+    """An id of nobody is the caller's mistake, and nothing comes into being because of it."""
+    async with place.queue() as queue:
+        await unchanged(queue, ask(queue, id), "not_found")
+
+
+@pytest.mark.parametrize(
+    "lease_id",
+    ["x", "a.1", "..", f"a.1.{SECRET}", f"a.x.{SECRET}", f"a.-1.{SECRET}", f".1.{SECRET}", "a.1.short", f"a.9999999999.{SECRET}"],
+)
+@pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
+@on_loop
+async def test_a_lease_id_that_is_garbage_is_stale(place: Place, name: str, lease_id: str) -> None:
+    """Whoever cannot prove a lease must stop, whatever the text was."""
+    async with place.queue() as queue:
+        for options in ({}, {"worker": "w1"}):
+            await unchanged(queue, getattr(queue, name)(lease_id, **options), "stale_lease")
+
+
+@pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
+@on_loop
+async def test_only_the_owner_may_speak(place: Place, name: str) -> None:
+    """The token alone is not enough when it is known who holds it."""
+    async with place.queue() as queue:
+        job = await started(queue) if name != "start" else await claimed_one(queue)
+        forged = job.lease_id[:-1] + ("A" if job.lease_id[-1] != "A" else "B")
+        number = job.lease_id.replace(f"{job.id}.1.", f"{job.id}.2.")
+
+        say = getattr(queue, name)
+        await unchanged(queue, say(job.lease_id, worker="somebody"), "stale_lease")
+        await unchanged(queue, say(forged), "stale_lease")
+        await unchanged(queue, say(number), "stale_lease")
+
+        assert (await say(job.lease_id, worker="w1")).owner in ("w1", None)
+
+
+async def claimed_one(queue: AsyncQueue) -> Any:
+    """A job that was claimed and nothing else."""
+    await queue.enqueue(1)
+    return await claimed(queue)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda queue, job: queue.complete(job.lease_id), "LEASE_COMPLETED"),
+        (lambda queue, job: queue.stall(job.id), "LEASE_REVOKED"),
+        (lambda queue, job: queue.hand_back(job.id), "LEASE_REVOKED"),
+    ],
+    ids=["completed", "stalled", "handed back"],
+)
+@on_loop
+async def test_a_lease_that_has_ended_is_stale_and_says_why(
+    place: Place, end: Callable[[AsyncQueue, Any], Awaitable[Any]], reason: str
+) -> None:
+    """A worker that hears this knows that it must stop, and its people know why."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        await end(queue, job)
+
+        refusal = await refused(queue.heartbeat(job.lease_id), "stale_lease")
+
+        assert isinstance(refusal, StaleLease)
+        assert refusal.reason == reason
+
+
+# -- what does not apply now
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("stall", "wrong_state"), ("requeue_stalled", "wrong_state"), ("hand_back", "wrong_state")],
+)
+@on_loop
+async def test_an_order_that_does_not_apply_is_refused(place: Place, name: str, code: str) -> None:
+    """A queued job has no owner to take it from."""
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+
+        await unchanged(queue, getattr(queue, name)(job.id), code)
+
+
+@on_loop
+async def test_only_a_running_job_can_be_finished(place: Place) -> None:
+    """No status is skipped: who never started cannot have succeeded."""
+    async with place.queue() as queue:
+        job = await claimed_one(queue)
+
+        await unchanged(queue, queue.complete(job.lease_id), "wrong_state")
+        await unchanged(queue, queue.fail(job.lease_id), "wrong_state")
+
+
+@pytest.mark.proves("QUE-C6")
+@on_loop
+async def test_a_job_that_is_over_never_changes_again(place: Place) -> None:
+    """Terminal records are final, on every store and after every restart."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        done = await queue.complete(job.lease_id, 1)
+
+        for ask in (queue.stall, queue.requeue_stalled, queue.hand_back, queue.cancel):
+            await unchanged(queue, ask(job.id), "wrong_state")
+        await unchanged(queue, queue.fail(job.lease_id, "no"), "stale_lease")
+        await unchanged(queue, queue.start(job.lease_id), "stale_lease")
+
+        assert await queue.get(job.id) == done
+
+
+# -- compare and set
+
+
+@pytest.mark.proves("QUE-C1")
+@on_loop
+async def test_a_revision_that_is_not_the_current_one_is_refused(place: Place) -> None:
+    """Whoever decided by an older record must look again."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        rev = (await queue.get(job.id)).rev
+        asks: list[Callable[..., Awaitable[QueueJob]]] = [queue.heartbeat, queue.complete, queue.fail]
+
+        for stale in (0, rev - 1, rev + 1):
+            for ask in asks:
+                await unchanged(queue, ask(job.lease_id, expected_rev=stale), "stale_rev")
+            await unchanged(queue, queue.stall(job.id, expected_rev=stale), "stale_rev")
+            await unchanged(queue, queue.cancel(job.id, expected_rev=stale), "stale_rev")
+
+        assert (await queue.heartbeat(job.lease_id, expected_rev=rev)).rev == rev + 1
+        assert (await queue.stall(job.id, expected_rev=rev + 1)).status == "stalled"
+
+
+# -- repeats
+
+
+@pytest.mark.proves("QUE-C5", "QUE-R2")
+@on_loop
+async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(place: Place) -> None:
+    """An answer that was lost is asked for again: that must be safe for every order."""
+    async with place.queue() as queue:
+
+        async def twice(ask: Callable[[], Awaitable[QueueJob]]) -> QueueJob:
+            first = await ask()
+            before = await queue.log("", 0, EVERYTHING)
+            assert await ask() == first
+            assert await queue.log("", 0, EVERYTHING) == before
+            return first
+
+        new = await twice(lambda: queue.enqueue({"n": 1}, request_id="enqueue"))
+        job = await claimed(queue)
+        await twice(lambda: queue.heartbeat(job.lease_id, request_id="beat"))
+        await twice(lambda: queue.start(job.lease_id, request_id="start"))
+        await twice(lambda: queue.stall(new.id, request_id="stall"))
+        await twice(lambda: queue.requeue_stalled(new.id, request_id="requeue"))
+        place.after(121)
+        job = await claimed(queue, "w2")
+        await queue.start(job.lease_id)
+        done = await twice(lambda: queue.complete(job.lease_id, {"n": 2}, request_id="complete"))
+
+        assert (done.attempt, done.result) == (2, {"n": 2})
+        legal(await queue.log("", 0, EVERYTHING))
+
+
+@on_loop
+async def test_a_cancel_and_a_failure_may_be_repeated_too(place: Place) -> None:
+    """The orders that end a job leave the hot table with it; their repeats must still be known."""
+    async with place.queue() as queue:
+        waiting = await queue.enqueue(1)
+        first = await queue.cancel(waiting.id, request_id="c")
+        assert await queue.cancel(waiting.id, request_id="c") == first
+        job = await started(queue, 2)
+        failed = await queue.fail(job.lease_id, "boom", request_id="f")
+
+        assert await queue.fail(job.lease_id, "boom", request_id="f") == failed
+        legal(await queue.log("", 0, EVERYTHING))
+
+
+@pytest.mark.parametrize("other", [{"payload": 2}, {"payload": 1, "priority": 1}, {"payload": 1, "labels": ["x"]}], ids=repr)
+@on_loop
+async def test_a_request_id_with_another_job_is_refused(place: Place, other: dict[str, Any]) -> None:
+    """Two different wishes under one name: one of them would be lost."""
+    async with place.queue() as queue:
+        await queue.enqueue(1, request_id="r")
+
+        refusal = await refused(queue.enqueue(**other, request_id="r"))
+
+        assert refusal.code in ("request_id_reused", "bad_request")
+        assert len(await queue.claim_next("w1", limit=9, labels=["x"])) == 1
+
+
+@on_loop
+async def test_a_request_id_with_another_order_is_refused(place: Place) -> None:
+    """The id names one request, not one client."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        await queue.heartbeat(job.lease_id, request_id="r")
+
+        await unchanged(queue, queue.stall(job.id, request_id="r"), "request_id_reused")
+        await unchanged(queue, queue.complete(job.lease_id, 1, request_id="r"), "request_id_reused")
+
+        await queue.stall(job.id, request_id="s")
+        await unchanged(queue, queue.cancel(job.id, request_id="s"), "request_id_reused")
