@@ -74,7 +74,9 @@ class Log:
     def _decides(a: Line, b: Line) -> bool:
         """The job's change is what the run's rests on, or the other way round."""
         run_, job_ = (a, b) if a["entity"] == "run" else (b, a)
-        if run_["to"] in ("VALIDATING", "CANCELED", "FAILED", "QUEUED", "WAITING_APPROVAL"):
+        if run_["to"] == "FAILED":
+            return bool(run_ is b and run_["metadata"].get("job_id") == job_["entity_id"])
+        if run_["to"] in ("VALIDATING", "CANCELED", "QUEUED", "WAITING_APPROVAL"):
             return bool(run_ is b)
         return bool(run_["to"] == "CANCEL_REQUESTED" and job_["to"] == "CANCELED")
 
@@ -173,6 +175,8 @@ def _by_hand(line: Line, actor: str) -> bool:
     either = {"orchestrator", "user"}
     if line["trigger"] in ("registered", "registration_complete", "health_check_recovered"):
         return kind in ("orchestrator", "worker")
+    if line["trigger"] in ("approved", "rejected"):
+        return kind == "user" and line["actor"].startswith("user:")  # Another person may decide as well.
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
     if line["from"] == "STALE" and line["trigger"] == "failed":

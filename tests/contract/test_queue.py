@@ -218,7 +218,9 @@ async def test_a_dedupe_key_is_its_tenants_own(place: Place) -> None:
 async def test_many_jobs_are_enqueued_in_one_go(place: Place) -> None:
     """A batch is one wait, and every job of it is a job like any other."""
     async with place.queue() as queue:
-        found = await queue.enqueue_all([NewJob(payload=n, priority=n % 2, dedupe_key="k" * (n == 3)) for n in range(50)])
+        found = await queue.enqueue_all(
+            [NewJob(payload=n, priority=n % 2, dedupe_key="k" * (n == 3)) for n in range(50)]
+        )
         again = await queue.enqueue_all([NewJob(dedupe_key="k"), NewJob(dedupe_key="k"), NewJob(payload="new")])
 
         assert [job.payload for job in found] == list(range(50))

@@ -61,7 +61,9 @@ async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(
     """The way that everything else is an exception to."""
     async with place.server() as server:
         await server.register("w1", places=2, labels=("linux",))
-        await planned(server, task("build"), task("test", "build", queue_key="linux"), gate("ok", "test"), task("ship", "ok"))
+        await planned(
+            server, task("build"), task("test", "build", queue_key="linux"), gate("ok", "test"), task("ship", "ok")
+        )
 
         for name in ("build", "test"):
             lease = await server.take(labels=("linux",))

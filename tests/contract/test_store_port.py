@@ -326,7 +326,9 @@ async def test_what_was_claimed_is_not_found(place: Place) -> None:
 async def test_what_is_due_is_found_in_order_of_its_time(place: Place) -> None:
     """The longest overdue comes first, so that nothing starves behind a limit."""
     async with place.opened() as store:
-        await write(store, *(put(Attempt(id=f"a{n}"), due_at=START + n) for n in (3, 1, 4, 2)), put(Attempt(id="never")))
+        await write(
+            store, *(put(Attempt(id=f"a{n}"), due_at=START + n) for n in (3, 1, 4, 2)), put(Attempt(id="never"))
+        )
 
         assert await due(store, START) == []
         assert await due(store, START + 3) == ["a1", "a2", "a3"]

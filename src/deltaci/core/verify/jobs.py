@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from deltaci.core import attempt, job
+from deltaci.core.events import USER, actor_kind
 from deltaci.core.failures import backoff_seconds
 from deltaci.core.verify.attempts import Check
 from deltaci.core.verify.records import EPOCH, Job, JobTold, Line
@@ -167,6 +168,8 @@ def approval(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
     """Only an approval is approved or rejected."""
     if line.from_ == job.WAITING_APPROVAL and of.is_task:
         log.bad("STP-P1", f"task {of.id} is decided by a person", "an approval that waits")
+    if line.trigger == "rejected" and (told.reason == "REJECTED") != (actor_kind(line.actor) == USER):
+        log.bad("MOD-8", f"{line.actor} ends the approval {of.id} as {told.reason}", "REJECTED by a person only")
 
 
 _RUN_REASONS: Final = {

@@ -1,0 +1,305 @@
+"""The worker: whatever a handler is and however it ends, its job ends once and says how."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.engine import worker as engine
+from deltaci.engine.queue import NewJob
+from deltaci.engine.worker import Handler, Task, Worker
+from deltaci.store.port import Store, Transaction, Unavailable
+from tests.contract.places import Place, T, Wrapped, legal, on_loop
+
+SOON: Final = 10.0  # Nothing here takes as long, unless it hangs.
+
+
+class Switched(Wrapped):
+    """A store that can be switched off, or fails so many times."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_off = False
+        self.failures = 0
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        if self.is_off or self.failures > 0:
+            self.failures -= 1
+            raise Unavailable("switched off")
+        return await self.inner.transact(work)
+
+
+def happened(event: threading.Event) -> Any:
+    """Wait for what another thread does, without holding up this one."""
+    return asyncio.to_thread(event.wait, SOON)
+
+
+async def double_async(task: Task) -> Any:
+    """An async handler."""
+    return {"twice": task.payload * 2}
+
+
+def double_plain(task: Task) -> Any:
+    """A plain handler."""
+    return {"twice": task.payload * 2}
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
+    """A lease that is shorter than a heartbeat can keep is lost before it begins."""
+    async with place.queue() as queue:
+        for options in ({"concurrency": 0}, {"concurrency": -1}, {"ttl_seconds": 1}, {"ttl_seconds": 0}):
+            with pytest.raises(Refused, match="bad_request"):
+                Worker(queue, double_plain, **options)
+
+
+@on_loop
+async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(place: Place) -> None:
+    """A mistake in its own settings is not something to try again."""
+    async with place.queue() as queue:
+        with pytest.raises(Refused, match="comma"):
+            await Worker(queue, double_plain, labels=["a,b"]).run()
+
+
+# -- how jobs end
+
+
+@pytest.mark.parametrize("handler", [double_plain, double_async], ids=["plain", "async"])
+@on_loop
+async def test_the_result_of_a_handler_is_kept(place: Place, handler: Handler) -> None:
+    """Plain or async is the handler's own affair."""
+    async with place.queue() as queue:
+        jobs = await queue.enqueue_all([NewJob(payload=n) for n in range(6)])
+        worker = Worker(queue, handler, concurrency=2, name="w1")
+
+        await worker.run(until_empty=True)
+
+        found = [await queue.get(job.id) for job in jobs]
+        assert [job.result for job in found] == [{"twice": n * 2} for n in range(6)]
+        assert {(job.status, job.attempt) for job in found} == {("succeeded", 1)}
+        assert worker.finished == 6
+        legal(await queue.log())
+
+
+def breaks_plain(task: Task) -> None:
+    raise ConnectionError(task.payload)
+
+
+async def breaks_async(task: Task) -> None:
+    raise ConnectionError(task.payload)
+
+
+@pytest.mark.parametrize("handler", [breaks_plain, breaks_async], ids=["plain", "async"])
+@on_loop
+async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(place: Place, handler: Handler) -> None:
+    """A failure that is nobody's fault is told from one that somebody must repair."""
+    async with place.queue() as queue:
+        infra = await queue.enqueue("Connection reset by peer")
+        user = await queue.enqueue("the answer is 41")
+
+        await Worker(queue, handler).run(until_empty=True)
+
+        first, second = (await queue.get(infra.id)).error, (await queue.get(user.id)).error
+        assert first is not None
+        assert second is not None
+        assert (first.failure_class, first.line) == ("INFRA", "ConnectionError: Connection reset by peer")
+        assert (second.failure_class, second.code, second.rule) == ("USER", "FAILED", "failed")
+        assert {(await queue.get(job.id)).status for job in (infra, user)} == {"failed"}
+        legal(await queue.log())
+
+
+@on_loop
+async def test_a_result_that_cannot_be_kept_fails_its_job(place: Place) -> None:
+    """The work is done and its result is lost: that must be seen, and not be done over and over."""
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+
+        await Worker(queue, lambda task: object()).run(until_empty=True)
+
+        assert (await queue.get(job.id)).status == "failed"
+
+
+@on_loop
+async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> None:
+    """One bad job among many is one bad job."""
+
+    def odd_fails(task: Task) -> int:
+        if task.payload % 2:
+            raise ValueError(task.payload)
+        return int(task.payload)
+
+    async with place.queue() as queue:
+        jobs = await queue.enqueue_all([NewJob(payload=n) for n in range(6)])
+
+        await Worker(queue, odd_fails).run(until_empty=True)
+
+        statuses = [(await queue.get(job.id)).status for job in jobs]
+        assert statuses == ["succeeded", "failed"] * 3
+
+
+# -- how many, and which
+
+
+@on_loop
+async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -> None:
+    """Concurrency is a promise to the machine; here three must meet, and a fourth must never come."""
+    lock, running, most = threading.Lock(), 0, 0
+    meeting = threading.Barrier(3, timeout=SOON)
+
+    def meet(task: Task) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        meeting.wait()
+        with lock:
+            running -= 1
+
+    async with place.queue() as queue:
+        await queue.enqueue_all([NewJob(payload=n) for n in range(9)])
+        worker = Worker(queue, meet, concurrency=3)
+
+        await worker.run(until_empty=True)
+
+        assert (most, worker.finished) == (3, 9)
+
+
+@on_loop
+async def test_a_worker_takes_only_what_fits_its_labels(place: Place) -> None:
+    """The rest is left for others."""
+    async with place.queue() as queue:
+        gpu, arm = await queue.enqueue("gpu", labels=["gpu"]), await queue.enqueue("arm", labels=["arm"])
+
+        await Worker(queue, lambda task: 1, labels=["gpu", "linux"]).run(until_empty=True)
+
+        assert [(await queue.get(job.id)).status for job in (gpu, arm)] == ["succeeded", "queued"]
+
+
+@on_loop
+async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
+    """The whole point, from end to end."""
+    done = Counter[int]()
+    lock = threading.Lock()
+
+    def count(task: Task) -> None:
+        with lock:
+            done[task.payload] += 1
+
+    async with place.queue() as one, place.queue() as two:
+        await one.enqueue_all([NewJob(payload=n) for n in range(60)])
+
+        workers = [Worker(queue, count, concurrency=4) for queue in (one, two)]
+        await asyncio.gather(*(worker.run(until_empty=True) for worker in workers))
+
+        assert done == Counter(range(60))
+        assert sum(worker.finished for worker in workers) == 60
+        legal(await two.log())
+
+
+# -- stopping
+
+
+@on_loop
+async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing_new(place: Place) -> None:
+    """A deployment must cost nobody their work."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def wait(task: Task) -> str:
+        has_begun.set()
+        assert may_end.wait(SOON)
+        return "done"
+
+    async with place.queue() as queue:
+        job, other = await queue.enqueue(1), await queue.enqueue(2, priority=-1)
+        worker = Worker(queue, wait)
+        running = asyncio.ensure_future(worker.run())
+        assert await happened(has_begun)
+
+        worker.stop()
+        may_end.set()
+        await running
+
+        assert (await queue.get(job.id)).result == "done"
+        assert (await queue.get(other.id)).status == "queued"
+        assert worker.finished == 1
+
+
+@on_loop
+async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place) -> None:
+    """Who must go now leaves the job to the next one, and nothing is counted against it."""
+    has_begun, is_stopped = threading.Event(), threading.Event()
+
+    async def endless(task: Task) -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_stopped.set()
+
+    async with place.queue() as queue:
+        job = await queue.enqueue(1, max_lost_leases=0)
+        worker = Worker(queue, endless, drain_seconds=0.05)
+        running = asyncio.ensure_future(worker.run())
+        assert await happened(has_begun)
+
+        worker.stop()
+        await running
+
+        assert await happened(is_stopped)
+        assert (await queue.get(job.id)).status == "queued"
+        assert len(await queue.claim_next("next")) == 1
+        legal(await queue.log())
+
+
+@on_loop
+async def test_an_idle_worker_stops(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for work hears that it shall go."""
+    monkeypatch.setattr(engine, "CLAIM_WAIT_SECONDS", 0.2)
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+        worker = Worker(queue, lambda task: worker_stop())
+        loop = asyncio.get_running_loop()
+
+        def worker_stop() -> None:
+            loop.call_soon_threadsafe(worker.stop)
+
+        await worker.run()
+
+        assert (await queue.get(job.id)).status == "succeeded"
+
+
+# -- a store that comes and goes
+
+
+@on_loop
+async def test_a_store_that_fails_for_a_moment_costs_no_job(place: Place) -> None:
+    """Every message is said again until it is heard; what was heard twice counts once."""
+    stores: list[Switched] = []
+
+    def switched(store: Store) -> Store:
+        stores.append(Switched(store))
+        return stores[0]
+
+    def trouble(task: Task) -> str:
+        stores[0].failures = 2
+        return "done"
+
+    async with place.queue(switched) as queue:
+        job = await queue.enqueue(1)
+        stores[0].failures = 2
+        worker = Worker(queue, trouble)
+
+        await worker.run(until_empty=True)
+
+        found = await queue.get(job.id)
+        assert (found.status, found.result, found.attempt) == ("succeeded", "done", 1)
+        legal(await queue.log())

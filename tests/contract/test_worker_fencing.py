@@ -1,0 +1,176 @@
+"""A worker and its lease: kept while it can be proved, and given up before anybody else can be given the job.
+
+These cases need real time, a few seconds of it: a worker measures its lease by its own machine's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from deltaci.core import attempt
+from deltaci.engine.feed import follow
+from deltaci.engine.queue import AsyncQueue
+from deltaci.engine.worker import Task, Worker
+from deltaci.store.port import Store, Transaction, Unavailable
+from tests.contract.places import Place, T, Wrapped, legal, on_loop
+
+TTL: Final = 2
+SOON: Final = 10.0
+
+
+class Watched(Wrapped):
+    """A store that remembers when it last began something that went well, and can be switched off."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_off = False
+        self.heard_at = 0.0
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        if self.is_off:
+            raise Unavailable("switched off")
+        asked_at = time.monotonic()
+        answer = await self.inner.transact(work)
+        self.heard_at = asked_at
+        return answer
+
+
+class Watch:
+    """What a handler did, seen from outside of its thread."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.has_ended = threading.Event()
+        self.ended_at = 0.0
+
+    def end(self) -> None:
+        self.ended_at = time.monotonic()
+        self.has_ended.set()
+
+    def plain(self, task: Task) -> None:
+        """Work that never ends, in a thread."""
+        self.has_begun.set()
+        pause = threading.Event()
+        try:
+            while not pause.wait(0.01):
+                pass
+        finally:
+            self.end()
+
+    async def on_loop(self, task: Task) -> None:
+        """Work that never ends, in a loop."""
+        self.has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.end()
+
+
+def happened(event: threading.Event) -> Any:
+    """Wait for what another thread does, without holding up this one."""
+    return asyncio.to_thread(event.wait, SOON)
+
+
+async def beats(queue: AsyncQueue, id: str, count: int) -> None:
+    """Until the job's worker has said so often that it lives, since it started."""
+    seen = -1
+    reader = follow(queue._store, 0, entity_id=id)
+    async for event in reader:
+        if event.to == attempt.RUNNING:
+            seen += 1
+        if seen >= count:
+            break
+    await reader.aclose()  # type: ignore[attr-defined]
+
+
+@on_loop
+async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_lease_ends(place: Place) -> None:
+    """When nobody answers, the next worker may be given the job at the end of the lease: be gone by then."""
+    stores: list[Watched] = []
+
+    def watched(store: Store) -> Store:
+        stores.append(Watched(store))
+        return stores[-1]
+
+    async with place.queue(watched) as queue:
+        jobs = [await queue.enqueue(n) for n in range(2)]
+        watches = [Watch(), Watch()]
+        workers = [
+            Worker(queue, handler, ttl_seconds=TTL, drain_seconds=0.05)
+            for handler in (watches[0].plain, watches[1].on_loop)
+        ]
+        running = [asyncio.ensure_future(worker.run()) for worker in workers]
+        for watch in watches:
+            assert await happened(watch.has_begun)
+        await asyncio.gather(*(beats(queue, job.id, 1) for job in jobs))
+
+        stores[0].is_off = True
+        for watch in watches:
+            assert await happened(watch.has_ended)
+
+        for watch in watches:
+            assert watch.ended_at - stores[0].heard_at < TTL
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+        stores[0].is_off = False
+        assert {(await queue.get(job.id)).status for job in jobs} == {"running"}
+        assert [worker.finished for worker in workers] == [0, 0]
+
+
+@on_loop
+async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(place: Place) -> None:
+    """People will call something slow in an async function; that must not cost them their lease."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    async def blocking(task: Task) -> str:
+        has_begun.set()
+        assert may_end.wait(SOON)
+        return "done"
+
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+        worker = Worker(queue, blocking, ttl_seconds=TTL)
+        running = asyncio.ensure_future(worker.run(until_empty=True))
+        assert await happened(has_begun)
+        began_at, heard = time.monotonic(), 0
+
+        while time.monotonic() - began_at < TTL * 1.2:
+            heard += 1
+            await beats(queue, job.id, heard)
+        may_end.set()
+        await running
+
+        found = await queue.get(job.id)
+        assert (found.status, found.result, found.attempt) == ("succeeded", "done", 1)
+        legal(await queue.log())
+
+
+@on_loop
+async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_goes_on(place: Place) -> None:
+    """An operator who stalls a job must not have to look for its process."""
+    watch = Watch()
+
+    async def first_is_endless(task: Task) -> str:
+        if task.payload == "endless":
+            await watch.on_loop(task)
+        return "done"
+
+    async with place.queue() as queue:
+        job, other = await queue.enqueue("endless", priority=1), await queue.enqueue("next")
+        running = asyncio.ensure_future(Worker(queue, first_is_endless, ttl_seconds=TTL).run(until_empty=True))
+        assert await happened(watch.has_begun)
+
+        await queue.stall(job.id)
+        assert await happened(watch.has_ended)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(running, SOON)
+
+        assert (await queue.get(other.id)).status == "succeeded"
+        assert (await queue.get(job.id)).status == "stalled"
+        legal(await queue.log())
