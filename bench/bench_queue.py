@@ -57,8 +57,8 @@ IDLE_JOBS = 300
 IDLE_SECONDS = 10.0
 QUEUES = (1000, 1_000_000)
 CLAIMS = {1: 100, 100: 8}  # the limit, and how many claims
-RUN_JOBS = 10_000
-SMALL_RUN = 10
+RUNS = {10: 10_000, 1000: 1000, 10_000: 10_000}  # the jobs of one run, and how many in all
+GIVE_UP: Final = 5  # times the cost of a job in a small run
 LEASES = 10_000
 BEAT_BATCH = 500
 TTL_SECONDS: Final = 300
@@ -347,23 +347,28 @@ async def claim_costs(place: Place, queued: int) -> dict[int, float]:
 
 
 def run_sizes(yard: Yard) -> list[Figure]:
-    """What a job costs in a small run and in a large one; the batches are the same."""
+    """What a job costs in a small run and in a large one, in the same batches. Goes no further where it grows."""
     figures = []
     for kind in KINDS:
-        sizes = (SMALL_RUN, RUN_JOBS)
-        small, large = (at_new_place(yard, kind, run_cost, yard, size) for size in sizes)
-        for name, value in (("", "wall"), (": CPU of our process", "own")):
-            each, all_in_one = (getattr(spent, value) / RUN_JOBS * 1e6 for spent in (small, large))
-            ratios = {f"a job in one of {RUN_JOBS // SMALL_RUN:,} runs of {SMALL_RUN} (goal 1)": all_in_one / each}
-            figures.append(Figure(f"a job in a run of {RUN_JOBS:,}, {kind}{name}", all_in_one, "µs", ratios))
-        say(f"runs, {kind}: {small.wall:.2f} s for small ones, {large.wall:.2f} s for a large one")
+        small = None
+        for size, jobs in RUNS.items():
+            spent = at_new_place(yard, kind, run_cost, yard, size, jobs).each(jobs)
+            say(f"runs of {size:,}, {kind}: {spent.wall * 1e6:,.0f} µs a job. {spent.shares}")
+            small = small or spent
+            if spent.wall > GIVE_UP * small.wall:
+                say(f"a job in a run of {size:,} costs {spent.wall / small.wall:.0f} times as much: no larger runs")
+                break
+        assert small is not None, "no runs to measure"
+        for name, value, before in (("", spent.wall, small.wall), (": CPU of our process", spent.own, small.own)):
+            ratios = {f"in a run of {min(RUNS)} (goal 1)": value / before}
+            figures.append(Figure(f"a job in a run of {size:,}, {kind}{name}", value * 1e6, "µs", ratios))
     return figures
 
 
-async def run_cost(place: Place, yard: Yard, size: int) -> Spent:
+async def run_cost(place: Place, yard: Yard, size: int, jobs: int) -> Spent:
     """Plan runs of this size and work through all their jobs: chains of five, in batches."""
     specs = tuple(JobSpec(name=f"j{n}", needs=(f"j{n - 1}",) if n % 5 else ()) for n in range(size))
-    names = [f"r{n}" for n in range(RUN_JOBS // size)]
+    names = [f"r{n}" for n in range(jobs // size)]
     store = place.store()
     await store.open()
     applier = Applier(store)
@@ -375,7 +380,7 @@ async def run_cost(place: Place, yard: Yard, size: int) -> Spent:
             [Plan(id=id, jobs=specs, plan_hash="bench") for id in names],
         ):
             all_heard(await applier.do_all(step))
-        await work_through(applier, RUN_JOBS)
+        await work_through(applier, jobs)
     await applier.stop()
     await store.close()
     return spent

@@ -24,6 +24,7 @@ from tests.servers import PostgresServer
 POSTGRES: Final = "PostgreSQL"
 SQLITE: Final = "SQLite"
 KINDS: Final = (POSTGRES, SQLITE)
+_STARTED: Final = time.perf_counter()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _NUMBERED: Final = "WITH RECURSIVE n (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM n WHERE g < ?) "
 _COLUMNS: Final = "id, kind, version, run_id, queue_key, priority, ready_at, due_at, body"
@@ -31,7 +32,7 @@ _COLUMNS: Final = "id, kind, version, run_id, queue_key, priority, ready_at, due
 
 def say(text: str) -> None:
     """What is going on now, for whoever waits."""
-    print(f"  {text}", file=sys.stderr, flush=True)
+    print(f"  {time.perf_counter() - _STARTED:4.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 class Spent(msgspec.Struct):
@@ -40,6 +41,10 @@ class Spent(msgspec.Struct):
     wall: float = 0.0
     own: float = 0.0
     server: float = 0.0
+
+    def each(self, count: int) -> Spent:
+        """What one of so many took."""
+        return Spent(self.wall / count, self.own / count, self.server / count)
 
     @property
     def shares(self) -> str:

@@ -40,7 +40,7 @@ def test_the_benchmark_of_the_queue_runs(
         "IDLE_JOBS": 1,
         "QUEUES": (30, 60),
         "CLAIMS": {1: 2, 10: 2},
-        "RUN_JOBS": 20,
+        "RUNS": {10: 20, 20: 20},
         "LEASES": 20,
         "BEAT_BATCH": 10,
     }.items():

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
+import pytest
+
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
@@ -248,12 +250,10 @@ def legal(events: list[Event]) -> list[Event]:
 
 async def refused(work: Awaitable[Any], code: str = "") -> Refused:
     """The refusal that this ends with."""
-    try:
-        answer = await work
-    except Refused as refusal:
-        assert code in ("", refusal.code), refusal
-        return refusal
-    raise AssertionError(f"not refused: {answer}")
+    with pytest.raises(Refused) as caught:
+        await work
+    assert code in ("", caught.value.code), caught.value
+    return caught.value
 
 
 # -- the port itself

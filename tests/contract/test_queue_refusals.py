@@ -1,4 +1,4 @@
-"""What the queue library refuses, and what it takes for a repeat: nothing changes, and the code says whose turn it is."""
+"""What the queue library refuses, and what it takes for a repeat: nothing changes, and the code says why."""
 
 from __future__ import annotations
 

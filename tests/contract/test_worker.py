@@ -57,7 +57,8 @@ def double_plain(task: Task) -> Any:
 async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
     """A lease that is shorter than a heartbeat can keep is lost before it begins."""
     async with place.queue() as queue:
-        for options in ({"concurrency": 0}, {"concurrency": -1}, {"ttl_seconds": 1}, {"ttl_seconds": 0}):
+        wrong: list[dict[str, Any]] = [{"concurrency": 0}, {"concurrency": -1}, {"ttl_seconds": 1}, {"ttl_seconds": 0}]
+        for options in wrong:
             with pytest.raises(Refused, match="bad_request"):
                 Worker(queue, double_plain, **options)
 

@@ -78,7 +78,7 @@ class _Handlers:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-handlers", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
         self._thread.start()
 
     def begin(self, tasks: Sequence[Task]) -> None:
@@ -88,6 +88,18 @@ class _Handlers:
             return
         for task in tasks:
             self._threads.submit(self._run_plain, task)
+
+    def _run_loop(self) -> None:
+        """The life of the handlers' loop: when it is stopped, whoever still runs is cancelled, and it is closed."""
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for running in left:
+                running.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._loop.close()
 
     def take_ended(self) -> list[_Ended]:
         """What ended since the last time."""
