@@ -1,21 +1,22 @@
 """The queue, end to end: what it does per second, how soon, and how that grows; beside others and the physical limit.
 
 PostgreSQL runs with fsync and synchronous_commit on, SQLite with synchronous=FULL; every answer waits for its commit.
-A ratio is this figure divided by the rival's. The physical limit is the very same statements without our Python, see
-`bench/limits.py`. Peers run on the same PostgreSQL in the same run, each in one process, as `bench/peers.py` says.
+A ratio is this figure divided by the rival's. "CPU here" is our process, "CPU there" the server. The physical limit is
+the very same statements without our Python, see `bench/limits.py`. Peers run on the same PostgreSQL in the same run,
+each in one process, with the settings that were the fastest, see `bench/peers.py`.
 
 What each does for one job, from the claim to its end:
 
 - Delta CI: a claim, a start and an end, each a transition of a record that is fenced by lease and version, each with
   its event in the log in the same transaction (four transitions: claimed, accepted, started, ended); a heartbeat
-  renews the lease. The finished record moves to its history. Batched: three transactions for up to 1,000 jobs.
+  renews the lease. The finished record moves to its history. One transaction takes up to 1,000 jobs.
 - PgQueuer 1.6: one UPDATE that claims a batch and inserts a log row for each job; at the end one DELETE for a batch,
   with one log row for each. No fencing token: whoever finishes a job deletes its row by id. Ends gather for 0.1 s or
   one batch; a crash meanwhile runs them again.
 - Procrastinate 3.10: two transactions for each job (fetch, finish); a trigger inserts an event row at each. No
   fencing token: a finish is checked against the status, not against the worker.
-- DBOS 3.3: one UPDATE claims a batch of workflows, its owner's id guards the claim; each workflow then reads and
-  writes its own status row (no log rows for a workflow without steps). Its queue polls.
+- DBOS 3.3: a batch of workflows is claimed in one transaction; each then ends in one of its own, which updates its row
+  (fenced by an owner's token) and inserts its output. No log rows for a workflow without steps. Its queue polls.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 JOBS = 20_000
 CONCURRENCY = 1000
+ROUNDS = 2
 RIVALS = {"PgQueuer": 20_000, "Procrastinate": 2000, "DBOS": 1000}  # with so many jobs each
 LIFECYCLES = {100: 5000, 500: 10_000}  # the batch, and how many jobs
 IDLE_JOBS = 300
@@ -111,20 +113,28 @@ def all_heard(answers: list[Any]) -> None:
 
 
 def drains(yard: Yard) -> list[Figure]:
-    """Claim, start and complete what is queued; who else does that how fast."""
+    """Claim, start and complete what is queued; who else does that how fast. The best of some rounds, in turn."""
     spent: dict[str, Spent] = {}
-    for kind in KINDS:
-        spent[kind] = at_new_place(yard, kind, drain, yard)
-        say(f"drain, {kind}: {JOBS / spent[kind].wall:,.0f} jobs/s. {spent[kind].shares}")
-    rates = {name: count / seconds[0] for name, count, seconds in rivals(yard, "drain", RIVALS)}
+    rates: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for kind in KINDS:
+            spent[kind] = faster(spent.get(kind), at_new_place(yard, kind, drain, yard))
+            say(f"drain, {kind}: {JOBS / spent[kind].wall:,.0f} jobs/s. {spent[kind].shares}")
+        for name, count, seconds in rivals(yard, "drain", RIVALS):
+            rates[name] = max(rates.get(name, 0.0), count / seconds[0])
     figures = []
     for kind in KINDS:
         rate = JOBS / spent[kind].wall
         ratios = {name: rate / theirs for name, theirs in rates.items()}
         figures.append(Figure(f"drain, {kind}", rate, "jobs/s", ratios))
-        figures.append(Figure(f"drain, {kind}: CPU of our process", spent[kind].own / JOBS * 1e6, "µs/job"))
-    figures.append(Figure("drain: CPU of PostgreSQL", spent[POSTGRES].server / JOBS * 1e6, "µs/job"))
+        figures.append(Figure(f"drain, {kind}: CPU here", spent[kind].own / JOBS * 1e6, "µs/job"))
+    figures.append(Figure("drain, PostgreSQL: CPU there", spent[POSTGRES].server / JOBS * 1e6, "µs/job"))
     return figures + [Figure(f"drain, {name}", rate, "jobs/s") for name, rate in rates.items()]
+
+
+def faster(before: Spent | None, now: Spent) -> Spent:
+    """The better of two rounds."""
+    return now if before is None or now.wall < before.wall else before
 
 
 async def drain(place: Place, yard: Yard) -> Spent:
@@ -154,8 +164,8 @@ def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int
         if isinstance(told, str):
             say(told)
             continue
-        name = f"{peer} {told.version} ({peers.PEERS[peer][1]})" if what == "drain" else f"{peer} {told.version}"
-        say(f"{what}, {name}: {count} jobs, CPU of its process {told.cpu:.1f} s")
+        name = f"{peer} {told.version}"
+        say(f"{what}, {name} ({peers.PEERS[peer][1]}): {count} jobs, CPU of its process {told.cpu:.1f} s")
         found.append((name, count, told.seconds))
     return found
 
@@ -170,11 +180,13 @@ def lifecycles(yard: Yard) -> list[Figure]:
         for batch, jobs in LIFECYCLES.items():
             spent = at_new_place(yard, kind, metered_lifecycle, yard, batch, jobs)
             floor = (postgres_floor if kind == POSTGRES else sqlite_floor)(yard, batch, jobs)
+            for _ in range(1, ROUNDS):
+                spent = faster(spent, at_new_place(yard, kind, metered_lifecycle, yard, batch, jobs))
             rate = jobs / spent.wall
             say(f"lifecycle, {kind}, {batch}: {rate:,.0f} jobs/s, limit {jobs / floor:,.0f}. {spent.shares}")
-            name = f"lifecycle, {kind}, batches of {batch}"
-            figures.append(Figure(name, rate, "jobs/s", {"the same statements replayed": rate * floor / jobs}))
-            figures.append(Figure(f"{name}: CPU of our process", spent.own / jobs * 1e6, "µs/job"))
+            name = f"lifecycle by {batch}, {kind}"
+            figures.append(Figure(name, rate, "jobs/s", {"the physical limit": rate * floor / jobs}))
+            figures.append(Figure(f"{name}: CPU here", spent.own / jobs * 1e6, "µs/job"))
     return figures
 
 
@@ -199,29 +211,38 @@ async def lifecycle(queue: AsyncQueue, batch: int, jobs: int) -> None:
 
 def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
     """Seconds that PostgreSQL takes for the same bytes, and proof that they did the same."""
-    recorded, again = yard.new(POSTGRES), yard.new(POSTGRES)
+    recorded = yard.new(POSTGRES)
 
     async def record() -> limits.Tape:
-        for place in (recorded, again):
-            store = place.store()
-            await store.open()  # Makes the tables.
-            await store.close()
+        await make_tables(recorded)
         recorder = limits.Recorder(recorded.url, yard.folder)
         through = Place(POSTGRES, recorder.dsn)
         async with recorder, AsyncQueue(through.store(), has_timers=False) as queue:
             await lifecycle(queue, batch, jobs)
         return recorder.tape
 
-    spent = limits.replay(again.url, asyncio.run(record()))
-    assert asyncio.run(outcome(recorded)) == asyncio.run(outcome(again)), "the replay did something else"
+    tape = asyncio.run(record())
+    left, spent = asyncio.run(outcome(recorded)), []
+    for _ in range(ROUNDS):
+        again = yard.new(POSTGRES)
+        asyncio.run(make_tables(again))
+        spent.append(limits.replay(again.url, tape))
+        assert asyncio.run(outcome(again)) == left, "the replay did something else"
+        yard.drop(again)
     yard.drop(recorded)
-    yard.drop(again)
-    return spent
+    return min(spent)
+
+
+async def make_tables(place: Place) -> None:
+    """Let the store make its tables."""
+    store = place.store()
+    await store.open()
+    await store.close()
 
 
 def sqlite_floor(yard: Yard, batch: int, jobs: int) -> float:
     """The same for SQLite."""
-    recorded, again = yard.new(SQLITE), yard.new(SQLITE)
+    recorded = yard.new(SQLITE)
 
     async def record() -> None:
         async with AsyncQueue(recorded.store(), has_timers=False) as queue:
@@ -229,11 +250,14 @@ def sqlite_floor(yard: Yard, batch: int, jobs: int) -> float:
 
     with limits.recorded_sqlite() as tapes:
         asyncio.run(record())
-    spent = limits.replay_sqlite(Path(again.url), tapes[0])  # The writer opens first.
-    assert asyncio.run(outcome(recorded)) == asyncio.run(outcome(again)), "the replay did something else"
+    left, spent = asyncio.run(outcome(recorded)), []
+    for _ in range(ROUNDS):
+        again = yard.new(SQLITE)
+        spent.append(limits.replay_sqlite(Path(again.url), tapes[0]))  # The writer opens first.
+        assert asyncio.run(outcome(again)) == left, "the replay did something else"
+        yard.drop(again)
     yard.drop(recorded)
-    yard.drop(again)
-    return spent
+    return min(spent)
 
 
 async def outcome(place: Place) -> tuple[object, ...]:
@@ -253,7 +277,7 @@ def latencies(yard: Yard) -> list[Figure]:
     """From the call to enqueue until the handler runs."""
     rows: dict[str, list[float]] = {}
     for kind, servers in ((POSTGRES, 1), (POSTGRES, 2), (SQLITE, 1)):
-        name = f"{kind}, enqueued {'by the same process' if servers == 1 else 'by another server'}"
+        name = kind if servers == 1 else f"{kind}, another server"
         rows[name] = at_new_place(yard, kind, idle, servers)
         say(f"idle, {name}: p50 {percentile(rows[name], 50) * 1e3:.2f} ms")
     rival = {name: seconds for name, _, seconds in rivals(yard, "idle", idle_rivals())}
@@ -262,7 +286,7 @@ def latencies(yard: Yard) -> list[Figure]:
         for name, seconds in {**rows, **rival}.items():
             value = percentile(seconds, percent)
             ratios = {other: value / percentile(theirs, percent) for other, theirs in rival.items() if name in rows}
-            figures.append(Figure(f"idle, p{percent} to the handler, {name}", value * 1e3, "ms", ratios))
+            figures.append(Figure(f"idle p{percent}, {name}", value * 1e3, "ms", ratios))
     return figures
 
 
@@ -317,8 +341,8 @@ def claims(yard: Yard) -> list[Figure]:
             costs = at_new_place(yard, kind, claim_costs, queued)
             say(f"claim, {kind}, {queued:,} queued: " + ", ".join(f"{n}: {s * 1e3:.2f} ms" for n, s in costs.items()))
             for limit, cost in costs.items():
-                ratios = {f"with {QUEUES[0]:,} queued (goal 1.2)": cost / small[limit]} if small else {}
-                name = f"claim of {limit}, {kind}, {queued:,} queued"
+                ratios = {f"{QUEUES[0]:,} queued (goal 1.2)": cost / small[limit]} if small else {}
+                name = f"claim {limit} of {queued:,}, {kind}"
                 figures.append(Figure(name, cost * 1e3, "ms", ratios))
             small = small or costs
     return figures
@@ -359,8 +383,8 @@ def run_sizes(yard: Yard) -> list[Figure]:
                 say(f"a job in a run of {size:,} costs {spent.wall / small.wall:.0f} times as much: no larger runs")
                 break
         assert small is not None, "no runs to measure"
-        for name, value, before in (("", spent.wall, small.wall), (": CPU of our process", spent.own, small.own)):
-            ratios = {f"in a run of {min(RUNS)} (goal 1)": value / before}
+        for name, value, before in (("", spent.wall, small.wall), (": CPU here", spent.own, small.own)):
+            ratios = {f"a run of {min(RUNS)} (goal 1)": value / before}
             figures.append(Figure(f"a job in a run of {size:,}, {kind}{name}", value * 1e6, "µs", ratios))
     return figures
 
@@ -413,14 +437,12 @@ def leases(yard: Yard) -> list[Figure]:
     figures = []
     for kind in KINDS:
         beats, back = at_new_place(yard, kind, keep_and_lose, yard)
-        for whose, seconds in (("our process", beats.own), ("PostgreSQL", beats.server)):
-            if whose == POSTGRES != kind:
-                continue
-            percent = seconds / BEAT_SECONDS * 100
-            ratios = {"the goal of 5 %": percent / 5} if whose == "our process" else {}
-            name = f"{LEASES:,} leases, a heartbeat each in {BEAT_SECONDS} s, {kind}: {whose}"
-            figures.append(Figure(name, percent, "% of a core", ratios))
-        figures.append(Figure(f"{LEASES:,} expired leases requeued, {kind}", back, "s", {"the goal of 1 s": back}))
+        name, percent = f"keep {LEASES:,} leases, {kind}: CPU", 100 / BEAT_SECONDS
+        ratios = {"the goal of 5 %": beats.own * percent / 5}
+        figures.append(Figure(f"{name} here", beats.own * percent, "% of a core", ratios))
+        if kind == POSTGRES:
+            figures.append(Figure(f"{name} there", beats.server * percent, "% of a core"))
+        figures.append(Figure(f"requeue {LEASES:,} expired, {kind}", back, "s", {"the goal of 1 s": back}))
         say(f"leases, {kind}: {LEASES} heartbeats in {beats.wall:.2f} s, expired ones back in {back:.2f} s")
     return figures
 

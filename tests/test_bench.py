@@ -36,6 +36,7 @@ def test_the_benchmark_of_the_queue_runs(
     monkeypatch.setattr(peers, "PYTHON", tmp_path / "python")
     for name, value in {
         "JOBS": 40,
+        "ROUNDS": 1,
         "LIFECYCLES": {10: 20},
         "IDLE_JOBS": 1,
         "QUEUES": (30, 60),

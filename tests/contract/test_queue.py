@@ -127,18 +127,19 @@ async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> N
         assert await queue.claim_next("w2") == []
 
 
-@pytest.mark.parametrize("payload", [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, -(2**63)], ids=repr)
 @on_loop
-async def test_a_payload_and_a_result_come_back_as_they_were(place: Place, payload: Any) -> None:
+async def test_a_payload_and_a_result_come_back_as_they_were(place: Place) -> None:
     """Whatever JSON can say."""
+    payloads: list[Any] = [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, -(2**63)]
     async with place.queue() as queue:
-        job = await started(queue, payload)
-        assert job.payload == payload
+        for payload in payloads:
+            job = await started(queue, payload)
+            assert job.payload == payload
 
-        await queue.complete(job.lease_id, payload)
+            await queue.complete(job.lease_id, payload)
 
-        found = await queue.get(job.id)
-        assert (found.payload, found.result) == (payload, {} if payload is None else payload)
+            found = await queue.get(job.id)
+            assert (found.payload, found.result) == (payload, {} if payload is None else payload)
 
 
 # -- dedupe
@@ -182,22 +183,17 @@ async def test_fifty_who_enqueue_one_key_at_once_make_one_job(place: Place) -> N
 
 
 @pytest.mark.proves("QUE-B1")
-@pytest.mark.parametrize(
-    "pair",
-    [("a", "A"), ("a", "a "), ("1", "01"), ("q-x", "x"), ("ä", "a\u0308"), ("a/b", "a.b"), ("%", "_"), ("a,b", "b,a")],
-    ids=repr,
-)
 @on_loop
-async def test_a_dedupe_key_means_nothing_but_itself(place: Place, pair: tuple[str, str]) -> None:
+async def test_a_dedupe_key_means_nothing_but_itself(place: Place) -> None:
     """The key is opaque: nothing is folded, trimmed, parsed or taken for a pattern."""
+    keys = ["a", "A", "a ", " a", "1", "01", "q-x", "x", "ä", "a\u0308", "a/b", "a.b", "a.1", "%", "_", "a,b", "b,a"]
     async with place.queue() as queue:
-        first, second = [await queue.enqueue(key, dedupe_key=key) for key in pair]
+        jobs = [await queue.enqueue(key, dedupe_key=key) for key in keys]
 
-        assert first.id != second.id
-        for key, job in zip(pair, (first, second), strict=True):
+        assert len({job.id for job in jobs}) == len(keys)
+        for key, job in zip(keys, jobs, strict=True):
             assert await queue.enqueue("again", dedupe_key=key) == job
-            assert key not in job.id.removeprefix("q-") or len(key) == 1
-        assert len(await queue.claim_next("w1", limit=9)) == 2
+        assert sorted(job.payload for job in await queue.claim_next("w1", limit=99)) == sorted(keys)
 
 
 @on_loop

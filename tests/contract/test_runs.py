@@ -253,7 +253,7 @@ async def test_a_lost_worker_loses_its_leases_and_nobody_starts_before_they_end(
         await server.verified()
 
 
-@pytest.mark.parametrize("size", [150])
+@pytest.mark.parametrize("size", [60])
 @on_loop
 async def test_a_wide_run_is_canceled_in_one_decision(place: Place, size: int) -> None:
     """Fan-out must be one transaction however wide it is, and readers must see none or all of it."""

@@ -14,7 +14,7 @@ from tests.mutations import Mutant, mutants, simple_mutants
 
 GOAL = 0.99
 SEEDS = range(12)
-SHARE = 0.12  # Of all mutants: enough for some thousands of each kind, in seconds.
+SHARE = 0.08  # Of all mutants: enough for some thousands of each kind, in seconds.
 
 STATES_003 = ("pending", "queued", "running", "completed", "idle", "busy", "executing", "ready", "failed")
 FIELDS_003 = {

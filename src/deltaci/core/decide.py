@@ -275,6 +275,7 @@ def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
         raise Refused("bad_request", "two jobs of the plan have the same name; name each once")
     waiting = graph.dependents(needs)
     graph.check_acyclic(needs)
+    world.need([job_id(plan.id, name) for name in needs])
     births = [
         Birth(
             id=job_id(plan.id, spec.name),

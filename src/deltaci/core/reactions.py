@@ -14,6 +14,7 @@ import msgspec
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
+from deltaci.core.ids import attempt_id
 from deltaci.core.machine import Command, Record
 from deltaci.core.world import World
 
@@ -118,7 +119,7 @@ def _pass_trivial_job_validation(world: World, event: Event) -> Iterable[Command
 def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
     """Count down for everyone who waits for this job, or tell them that it will never be met."""
     ended = world.job(event.entity_id)
-    world.need(ended.dependents)
+    world.need((*ended.dependents, *(attempt_id(id, 1) for id in ended.dependents)))
     is_met = job.satisfies(ended)
     for id in ended.dependents:
         waiting = world.job(id)
@@ -162,9 +163,10 @@ def _start_jobs(world: World, event: Event) -> Iterable[Command]:
     if planned.cancel_reason:
         yield run.Cancel(id=planned.id, reason=planned.cancel_reason)
         return
-    for each in world.live_jobs(planned.id):
-        if not each.unmet:
-            yield open_job(each)
+    ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
+    world.need(attempt_id(each.id, 1) for each in ready)
+    for each in ready:
+        yield open_job(each)
 
 
 def _fail_unplanned(_world: World, event: Event) -> Iterable[Command]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from deltaci.core.attempt import Attempt
@@ -25,7 +25,7 @@ class World:
         self.is_complete = is_complete
         self.latest = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
         self.draft: dict[str, Record] = {}
-        self.draft_jobs: dict[str, tuple[str, ...]] = {}
+        self.draft_jobs: dict[str, list[str]] = {}
         self.events: list[Event] = []
 
     def find(self, id: str) -> Record | None:
@@ -77,7 +77,7 @@ class World:
 
     def live_jobs(self, run_id: str) -> list[Job]:
         """The jobs of the run that are not over."""
-        ids = self.draft_jobs.get(run_id) or self.jobs.get(run_id)
+        ids: Sequence[str] | None = self.draft_jobs.get(run_id) or self.jobs.get(run_id)
         if ids is None:
             if not self.is_complete:
                 raise NotLoaded(jobs_of=run_id)
@@ -95,8 +95,9 @@ class World:
             raise InvariantBroken(f"{record.id} is born twice")
         self.put(record)
         if isinstance(record, Job):
-            known = self.draft_jobs.get(record.run_id) or self.jobs.get(record.run_id, ())
-            self.draft_jobs[record.run_id] = (*known, record.id)
+            if record.run_id not in self.draft_jobs:
+                self.draft_jobs[record.run_id] = list(self.jobs.get(record.run_id, ()))
+            self.draft_jobs[record.run_id].append(record.id)
 
     def keep(self) -> tuple[dict[str, Record], list[Event]]:
         """The decision stands: make the draft the truth, and hand it out."""
@@ -104,7 +105,7 @@ class World:
         self.records.update(draft)
         if events:
             self.latest = max(self.latest, events[-1].at)
-        self.jobs.update(self.draft_jobs)
+        self.jobs.update((run_id, tuple(ids)) for run_id, ids in self.draft_jobs.items())
         self.drop()
         return draft, events
 

@@ -21,7 +21,7 @@ from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
-from deltaci.core.events import Event, worker_actor
+from deltaci.core.events import RUNNER, Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
@@ -188,7 +188,7 @@ class _Lane:
         if len(self._stored) > MAX_CACHED:
             self._forget()
         self._fresh.clear()
-        wanted = {item.id for item in items if isinstance(item, Command)}
+        wanted = {id for item in items if isinstance(item, Command) for id in _related(item)}
         stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
         self._take(held, wanted)
         now = self._clock.read(stored)
@@ -360,6 +360,18 @@ class _Lane:
             self._stored[id] = (put.version + 1, put.due_at)
 
 
+def _related(command: Command) -> Iterable[str]:
+    """What a command will need, by its id alone: an attempt's job and run, and the worker that speaks."""
+    yield command.id
+    run_id, separator, rest = command.id.partition("/")
+    if separator:
+        yield run_id
+        yield f"{run_id}/{rest.rpartition('.')[0] or rest}"
+        kind, _, name = command.actor.partition(":")
+        if kind == RUNNER:
+            yield name
+
+
 def _is_lone(record: Record | None) -> bool:
     return isinstance(record, Attempt) and not record.job_id
 
@@ -368,7 +380,8 @@ class Applier:
     """Commands in, decisions out, everything durable. Start it before use, stop it after."""
 
     def __init__(self, store: Store) -> None:
-        self._lanes = [_Lane(store, ForwardClock()) for _ in range(store.lanes)]
+        clock = ForwardClock()  # One for all lanes: none may lag behind what another has seen.
+        self._lanes = [_Lane(store, clock) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 
@@ -383,6 +396,7 @@ class Applier:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for lane in self._lanes:
             lane.stop()
+        self._tasks = []
 
     async def do(self, command: Command) -> Decision:
         """Apply one command; returns when it is durable. Raises `Refused`."""
@@ -421,8 +435,9 @@ class Applier:
         assert isinstance(answer, int)
         return answer
 
-    @staticmethod
-    def _submit(items: Sequence[Item], lane: _Lane) -> asyncio.Future[list[Answer]]:
+    def _submit(self, items: Sequence[Item], lane: _Lane) -> asyncio.Future[list[Answer]]:
+        if not self._tasks:
+            raise Unavailable("the applier does not run; start it first")
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         lane.put(_Waiting(items, answer))
         return answer

@@ -36,6 +36,7 @@ MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 MAX_TEXT: Final = 200
 MAX_LABELS: Final = 32
 MAX_CLAIM: Final = 1000
+MAX_SECONDS: Final = 30 * 86400
 MAX_EVENTS: Final = 10_000
 MAX_ERROR_LINES: Final = 50
 
@@ -237,10 +238,9 @@ class AsyncQueue:
         """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one."""
         _check_text("worker", worker)
         _check_labels(labels)
-        if not 1 <= limit <= MAX_CLAIM:
-            raise Refused("bad_request", f"limit is {limit}; expected 1 to {MAX_CLAIM}")
-        if ttl_seconds < 1 or accept_seconds < 1:
-            raise Refused("bad_request", "a lease needs at least one second, and so does its accept window")
+        _check_number("limit", limit, MAX_CLAIM)
+        _check_number("ttl_seconds", ttl_seconds, MAX_SECONDS)
+        _check_number("accept_seconds", accept_seconds, MAX_SECONDS)
         claim = Claim(
             worker_id=worker,
             labels=tuple(labels),
@@ -319,6 +319,7 @@ class AsyncQueue:
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
+        _check_text("reason", reason)
         return await self._order(attempt.Cancel(id=_checked(id), reason=reason, **_options(options)))
 
     # -- looking
@@ -401,6 +402,11 @@ def _checked(id: object) -> str:
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise Refused("bad_request", f"{name} must be a printable text of 1 to {MAX_TEXT} characters")
+
+
+def _check_number(name: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise Refused("bad_request", f"{name} is {value!r}; expected a whole number from 1 to {most}")
 
 
 def _check_labels(labels: Sequence[str]) -> None:

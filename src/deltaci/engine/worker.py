@@ -33,6 +33,7 @@ MIN_TTL_SECONDS: Final = 2
 DRAIN_SECONDS: Final = 30.0
 CLAIM_WAIT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
+STOP_SECONDS: Final = 1.0
 CLAIMS_UNDER_WAY: Final = 4  # Claims, starts and ends of different jobs overlap instead of waiting for each other.
 
 Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]
@@ -367,10 +368,25 @@ class Worker:
             self._has_room.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_room.wait(), max(0.0, give_up - time.monotonic()))
-        for task in list(self._tasks.values()):
+        late = list(self._tasks.values())
+        for task in late:
             task.fence()
-            with suppress(Refused, Unavailable, Conflict):
-                await self._queue.hand_back(task.job.id)
+        give_up = time.monotonic() + STOP_SECONDS
+        while self._tasks and time.monotonic() < give_up:
+            self._has_room.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_room.wait(), max(0.0, give_up - time.monotonic()))
+        for task in late:
+            # A handler that did not stop may still be at work: its lease has to run out by itself.
+            if task.job.id not in self._tasks:
+                await self._hand_back(task)
+
+    async def _hand_back(self, task: Task) -> None:
+        """Give the job back, unless by now it is somebody else's."""
+        with suppress(Refused, Unavailable, Conflict):
+            now = await self._queue.get(task.job.id)
+            if now.owner == self.name and now.attempt == task.job.attempt:
+                await self._queue.hand_back(now.id, expected_rev=now.rev)
 
 
 def _told(ended: _Ended) -> End:

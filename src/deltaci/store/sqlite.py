@@ -250,7 +250,11 @@ class SqliteStore:
                 "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?)",
                 (finished_before, limit),
             ),
-            ("DELETE FROM chunk_scopes WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ?)", (events_before,)),
+            (
+                "DELETE FROM chunk_scopes WHERE last_seq IN "
+                "(SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)",
+                (events_before, limit),
+            ),
             (
                 "DELETE FROM chunks WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)",
                 (events_before, limit),
