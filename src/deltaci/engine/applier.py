@@ -46,6 +46,7 @@ MAX_BATCH: Final = 1000
 MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
 MAX_TRIES: Final = 50
+MAX_BROKEN: Final = 3
 SECRET_BYTES: Final = 16
 STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
 
@@ -169,11 +170,18 @@ class _Lane:
 
     async def apply(self, items: Sequence[Item]) -> list[Answer]:
         """One batch, decided again from what is stored whenever somebody else was faster."""
+        broken = 0
         for _ in range(MAX_TRIES):
             try:
                 return await self._store.transact(lambda: self._batch(items))
             except Conflict:
                 self._forget()
+            except InvariantBroken:
+                # Two records may have been read at different times, with another server's commit in between.
+                self._forget()
+                broken += 1
+                if broken == MAX_BROKEN:
+                    raise
             except BaseException:
                 self._forget()  # Whether it was written is unknown: believe only what is stored.
                 raise

@@ -16,7 +16,7 @@ import asyncpg
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack, select
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
     Conflict,
@@ -34,7 +34,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS
+from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
 from deltaci.store.wake import Wakers
 
 LANES: Final = 2
@@ -191,7 +191,7 @@ class PostgresStore:
         old = [put for put in write.puts if put.version and not put.is_over]
         over = [put for put in write.puts if put.is_over]
         if new:
-            await self._guarded(connection, _INSERT, new, zip(*map(_new_row, new), strict=True))
+            await self._guarded(connection, _INSERT, new, zip(*map(new_row, new), strict=True))
         if old:
             rows = [(put.record.id, put.version, put.ready_at, put.due_at, encode(put.record)) for put in old]
             await self._guarded(connection, _UPDATE, old, zip(*rows, strict=True))
@@ -226,23 +226,13 @@ class PostgresStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        found: list[Event] = []
-        seen, scope = after, run_id or await self._scope(entity_id)
-        while len(found) < limit:
-            if scope:
-                rows = await self._fetch(CHUNKS_OF.format(scope="$1", after="$2", limit="$3"), scope, seen, PAGE)
-            else:
-                rows = await self._fetch(CHUNKS.format(after="$1", limit="$2"), seen, PAGE)
-            found += select(((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id)
-            if len(rows) < PAGE:
-                break
-            seen = rows[-1][0]
-        return found
-
-    async def _scope(self, entity_id: str) -> str:
-        """Under which name the events of an entity are found: its run's, or its own."""
-        record = await self.find(entity_id) if entity_id else None
-        return (record.run_id or entity_id) if record is not None else entity_id
+        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
+        values: tuple[str, ...] = ()
+        if scope:
+            sql, values = CHUNKS_OF.format(scope="$1", after="$2", limit="$3"), (scope,)
+        else:
+            sql = CHUNKS.format(after="$1", limit="$2")
+        return await read_events(lambda seen: self._fetch(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -277,12 +267,6 @@ def _claim_order(held: Held) -> tuple[int, int, str]:
     record = held.record
     assert isinstance(record, Attempt)
     return -record.priority, max(record.run_at, record.fence_until), record.id
-
-
-def _new_row(put: Put) -> tuple[Any, ...]:
-    record = put.record
-    key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
-    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:

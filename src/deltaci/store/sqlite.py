@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack, select
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack
 from deltaci.store.memory import drive, wall_clock
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
@@ -36,7 +35,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS
+from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
@@ -183,7 +182,7 @@ class SqliteStore:
         new = [put for put in write.puts if put.version == 0 and not put.is_over]
         old = [put for put in write.puts if put.version and not put.is_over]
         over = [put for put in write.puts if put.is_over]
-        self._guarded(connection, _INSERT, [_row(put) for put in new], new)
+        self._guarded(connection, _INSERT, [new_row(put) for put in new], new)
         updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
         self._guarded(connection, _UPDATE, updates, old)
         leaving = [put for put in over if put.version]
@@ -216,23 +215,13 @@ class SqliteStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        found: list[Event] = []
-        seen, scope = after, run_id or await self._scope(entity_id)
-        while len(found) < limit:
-            if scope:
-                rows = await self._read(CHUNKS_OF.format(scope="?", after="?", limit="?"), scope, seen, PAGE)
-            else:
-                rows = await self._read(CHUNKS.format(after="?", limit="?"), seen, PAGE)
-            found += select(rows, after, limit - len(found), entity_id, run_id)
-            if len(rows) < PAGE:
-                break
-            seen = rows[-1][0]
-        return found
-
-    async def _scope(self, entity_id: str) -> str:
-        """Under which name the events of an entity are found: its run's, or its own."""
-        record = await self.find(entity_id) if entity_id else None
-        return (record.run_id or entity_id) if record is not None else entity_id
+        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
+        values: tuple[str, ...] = ()
+        if scope:
+            sql, values = CHUNKS_OF.format(scope="?", after="?", limit="?"), (scope,)
+        else:
+            sql = CHUNKS.format(after="?", limit="?")
+        return await read_events(lambda seen: self._read(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -273,12 +262,6 @@ class SqliteStore:
 _COLUMNS: Final = "kind, version, due_at, body"
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM history"
-
-
-def _row(put: Put) -> tuple[Any, ...]:
-    record = put.record
-    key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
-    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:
