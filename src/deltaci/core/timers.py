@@ -58,9 +58,9 @@ def _run_due(record: Run) -> Due | None:
 
 
 def ready_at(record: Record) -> int | None:
-    """From when on a worker may claim it; None: it is not there to be claimed."""
+    """From when on a worker may claim it; None: it is not there to be claimed. Who came first is claimed first."""
     if isinstance(record, Attempt) and record.state == attempt.QUEUED:
-        return max(record.run_at, record.fence_until)
+        return max(record.run_at, record.fence_until, record.created_at)
     return None
 
 

@@ -16,6 +16,7 @@ import asyncpg
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.core.timers import ready_at
 from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
@@ -266,7 +267,7 @@ def _held(rows: list[Any]) -> list[Held]:
 def _claim_order(held: Held) -> tuple[int, int, str]:
     record = held.record
     assert isinstance(record, Attempt)
-    return -record.priority, max(record.run_at, record.fence_until), record.id
+    return -record.priority, ready_at(record) or 0, record.id
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:
