@@ -140,7 +140,7 @@ def _with_lease(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[s
         "from": before.state,
         "to": after.state,
     }
-    if lease.is_live(after):
+    if after.state in lease.LIVE:
         told["expires_at"] = after.expires_at
         return {"lease": after}, {"lease": told}
     return {"lease": None, "ended_lease": after}, {"lease": told}
@@ -462,9 +462,9 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
     """Apply one command. A message under any lease but the live one is refused as stale, or recognised as a repeat."""
     if isinstance(command, Leased):
         worker_id = command.actor.partition(":")[2]
-        if is_repeat(attempt, command):
+        if command.request_id and is_repeat(attempt, command):
             return attempt
-        if _is_applied(attempt, command, worker_id):
+        if attempt.ended_lease is not None and _is_applied(attempt, command, worker_id):
             return attempt
         lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, max(at, attempt.updated_at))
     return MACHINE.decide(attempt, command, at, events)

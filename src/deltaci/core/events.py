@@ -31,7 +31,7 @@ USER: Final = "user"
 ACTOR_KINDS: Final = (ORCHESTRATOR, REPORTER, RUNNER, USER)
 
 
-class Event(msgspec.Struct, frozen=True, gc=False, rename={"from_": "from"}):
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A fact. `seq` is 0 until the store numbers it; `from_` is None for a birth."""
 
     seq: int

@@ -167,13 +167,18 @@ MACHINE: Final[Machine[Lease]] = Machine(
 )
 
 
+_DO: Final = {(rule.source, rule.command): rule.do for rule in MACHINE.rules}
+
+
 def change(lease: Lease, order: type[Command], at: int) -> Lease:
     """The lease after the order, which carries nothing but its kind. A repeat gives the same lease back."""
-    rule = MACHINE.rule(lease.state, order)
-    if rule is None:
+    do = _DO.get((lease.state, order))
+    if do is None:
         raise MACHINE.refusal(lease, order)
-    move = rule.do(lease, order, at)
-    return lease if move is None else msgspec.structs.replace(lease, state=move[0], **move[1])
+    move = do(lease, order, at)
+    if move is None:
+        return lease
+    return msgspec.structs.replace(lease, state=move[0], expires_at=move[1].get("expires_at", lease.expires_at))
 
 
 def is_live(lease: Lease | None) -> bool:

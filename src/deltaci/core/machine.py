@@ -13,6 +13,8 @@ from hashlib import blake2b
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr as put
+from msgspec.structs import replace
 
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import INFO, ORCHESTRATOR, Event, actor_kind
@@ -32,7 +34,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expected_rev: int | None = None
 
 
-class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """Anything with an identity and a state."""
 
     id: str
@@ -49,6 +51,8 @@ class Record(Stateful, frozen=True, kw_only=True):
     updated_at: int = 0
     requests: tuple[str, ...] = ()
 
+
+copy: Final = Record.__copy__  # type: ignore[attr-defined]  # In C, and four times as fast as the copy module.
 
 S = TypeVar("S", bound=Stateful)
 R = TypeVar("R", bound=Record)
@@ -91,6 +95,18 @@ class Through(msgspec.Struct, frozen=True):
     when: Callable[[Any], bool] | None = None
 
 
+class _Row:
+    """What applies to one state and one command: a step to take before, a rule, or both."""
+
+    __slots__ = ("do", "rule", "targets", "through")
+
+    def __init__(self, through: Through | None, rule: Rule | None) -> None:
+        self.through = through
+        self.rule = rule
+        self.do = rule.do if rule is not None else nothing
+        self.targets = {to.state: (to.trigger, to.severity) for to in rule.targets} if rule is not None else {}
+
+
 def check_actor(command: Command) -> None:
     """Refuse an order from somebody who may not give it."""
     if actor_kind(command.actor) not in command.by:
@@ -106,7 +122,7 @@ def is_repeat(record: Record, command: Command) -> bool:
 def remembering(record: R, command: Command) -> R:
     """The record, knowing that this request was applied to it."""
     kept = (*record.requests, _request(command))[-REQUESTS_REMEMBERED:]
-    return msgspec.structs.replace(record, requests=kept)
+    return replace(record, requests=kept)
 
 
 def nothing(_record: Any, _command: Any, _at: int) -> None:
@@ -123,7 +139,10 @@ class Machine(Generic[S]):
         self.throughs = tuple(row for row in rows if isinstance(row, Through))
         self._rule = _unique(name, self.rules)
         self._through = _unique(name, self.throughs)
-        self._target = {(rule.source, rule.command, to.state): to for rule in self.rules for to in rule.targets}
+        # All that one step needs, found at once: the hot path of the whole system.
+        self._row = {
+            pair: _Row(self._through.get(pair), self._rule.get(pair)) for pair in (*self._rule, *self._through)
+        }
         self.states = _ordered(
             state for rule in self.rules for state in (rule.source, *(to.state for to in rule.targets)) if state
         )
@@ -183,43 +202,55 @@ class Machine(Generic[S]):
 
     def _follow(self, record: R, kind: type[Command], command: Command, at: int, events: list[Event]) -> R:
         """The rule for this state and this kind of command, on the word of the command that is carried out."""
-        pair = (record.state, kind)
-        through = self._through.get(pair)
-        if through is not None and (through.when is None or through.when(record)):
-            record = self._follow(record, through.first, command, at, events)
-            return self._follow(record, kind, command, at, events)
-        rule = self._rule.get(pair)
-        if rule is None:
-            raise self.refusal(record, kind)
-        move = rule.do(record, command, at)
-        if move is None:
-            return record
-        state, changes, metadata = move
-        to = self._target.get((rule.source, kind, state))
-        if to is None:
-            raise InvariantBroken(
-                f"{self.name}: {kind.__name__} in {rule.source} landed in {state}, outside its targets"
+        draft, orders = record, [kind]
+        while orders:
+            row = self._row.get((draft.state, orders[-1]))
+            if row is None:
+                raise self.refusal(draft, orders[-1])
+            through = row.through
+            if through is not None and (through.when is None or through.when(draft)):
+                orders.append(through.first)
+                continue
+            order = orders.pop()
+            if row.rule is None:
+                raise self.refusal(draft, order)
+            move = row.do(draft, command, at)
+            if move is None:
+                continue
+            state, changes, metadata = move
+            told = row.targets.get(state)
+            if told is None:
+                raise InvariantBroken(
+                    f"{self.name}: {order.__name__} in {draft.state} landed in {state}, outside its targets"
+                )
+            rev = draft.rev + 1
+            events.append(
+                Event(
+                    0,
+                    at,
+                    draft.tenant,
+                    self.name,
+                    draft.id,
+                    draft.run_id,
+                    draft.state or None,
+                    state,
+                    told[0],
+                    command.actor,
+                    told[1],
+                    command.request_id,
+                    rev,
+                    metadata,
+                )
             )
-        rev = record.rev + 1
-        events.append(
-            Event(
-                0,
-                at,
-                record.tenant,
-                self.name,
-                record.id,
-                record.run_id,
-                record.state or None,
-                state,
-                to.trigger,
-                command.actor,
-                to.severity,
-                command.request_id,
-                rev,
-                metadata,
-            )
-        )
-        return msgspec.structs.replace(record, state=state, rev=rev, updated_at=at, **changes)
+            # A copy that nobody has seen yet may be written on: one copy for all steps of a command.
+            if draft is record:
+                draft = copy(record)
+            put(draft, "state", state)
+            put(draft, "rev", rev)
+            put(draft, "updated_at", at)
+            for name, value in changes.items():
+                put(draft, name, value)
+        return draft
 
     def refusal(self, record: Stateful, order: type[Command]) -> Refused:
         """Say what was found, what was expected and what to do."""
@@ -250,6 +281,6 @@ def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
 
 def _request(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
-    plain = msgspec.structs.replace(command, expected_rev=None)
+    plain = replace(command, expected_rev=None)
     content = blake2b(msgspec.json.encode(plain), digest_size=8, person=command.__class__.__name__[:16].encode())
     return f"{command.request_id} {content.hexdigest()}"

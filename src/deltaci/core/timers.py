@@ -18,7 +18,7 @@ _TIMED: Final = (attempt.RUNNING, attempt.UPLOADING)
 
 def next_due(record: Record) -> Due | None:
     """The record's next deadline and the command that is due then. None: nothing happens by itself."""
-    if isinstance(record, Attempt):
+    if type(record) is Attempt:
         return _attempt_due(record)
     if isinstance(record, Job):
         return _job_due(record)
@@ -28,17 +28,18 @@ def next_due(record: Record) -> Due | None:
 
 
 def _attempt_due(record: Attempt) -> Due | None:
-    held, found = record.lease, list[Due]()
+    held = record.lease
     if held is None:
         return None
-    if held.state == lease.GRANTED:
-        found.append((held.accept_by, attempt.RevokeUnaccepted))
-    found.append((held.expires_at, attempt.Expire))
-    if record.state in _TIMED:
-        found.append((record.times_out_at, attempt.TimeOut))
-    elif record.state == attempt.CANCEL_REQUESTED:
-        found.append((record.cancel_by, attempt.ForceCancel))
-    return min(found, key=lambda due: due[0])
+    at: int = held.expires_at
+    order: type[Command] = attempt.Expire
+    if held.state == lease.GRANTED and held.accept_by <= at:
+        at, order = held.accept_by, attempt.RevokeUnaccepted
+    if record.state in _TIMED and record.times_out_at < at:
+        at, order = record.times_out_at, attempt.TimeOut
+    elif record.state == attempt.CANCEL_REQUESTED and record.cancel_by < at:
+        at, order = record.cancel_by, attempt.ForceCancel
+    return at, order
 
 
 def _job_due(record: Job) -> Due | None:
@@ -59,7 +60,7 @@ def _run_due(record: Run) -> Due | None:
 
 def ready_at(record: Record) -> int | None:
     """From when on a worker may claim it; None: it is not there to be claimed. Who came first is claimed first."""
-    if isinstance(record, Attempt) and record.state == attempt.QUEUED:
+    if type(record) is Attempt and record.state == attempt.QUEUED:
         return max(record.run_at, record.fence_until, record.created_at)
     return None
 

@@ -58,7 +58,10 @@ class Overloaded(Exception):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker asks for work: so many of the best attempts that fit its labels."""
+    """A worker asks for work: so many of the best attempts that fit its labels.
+
+    One that is sure to begin at once may say so: then each is claimed and started in one go.
+    """
 
     worker_id: str
     labels: tuple[str, ...]
@@ -66,6 +69,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: int
     accept_seconds: int
     request_id: str = ""
+    starts: bool = False
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -105,6 +109,10 @@ class _Lane:
         self._inbox: deque[_Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
+
+    def keeps(self, id: str) -> bool:
+        """Whether this lane has the record in its memory: then it is the one to decide about it."""
+        return id in self._stored
 
     def put(self, waiting: _Waiting) -> None:
         if self._size >= MAX_WAITING:
@@ -210,7 +218,8 @@ class _Lane:
             elif isinstance(item, Tick):
                 answers.append((yield from self._tick(item, now, changed, events, rearmed)))
             else:
-                answers.append((yield from self._decide(item, now, changed, events)))
+                decision = self._decide_at_once(item, now, changed, events)
+                answers.append(decision or (yield from self._decide(item, now, changed, events)))
         puts = [self._put(record, rearmed) for record in changed.values()]
         puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
         if puts:
@@ -235,13 +244,27 @@ class _Lane:
                 self._absent.append(id)
 
     def _tidy(self) -> None:
-        """Keep only what nobody else is likely to change: attempts without a run. What did not exist may by now."""
+        """Keep only what nobody else is likely to change. What did not exist may by now."""
         for id in (*self._absent, *self._fresh):
-            if not _is_lone(self._world.records.get(id)):
+            if not _is_kept(self._world.records.get(id)):
                 self._world.records.pop(id, None)
                 self._stored.pop(id, None)
         self._absent.clear()
         self._world.jobs.clear()
+
+    def _decide_at_once(
+        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Decision | None:
+        """The common case, without a detour: everything is loaded, and something changes. None: look closer."""
+        try:
+            decision = decide(self._world, command, now)
+        except (NotLoaded, Refused, InvariantBroken):
+            return None
+        if not decision.changed:
+            return None
+        changed.update(decision.changed)
+        events += decision.events
+        return decision
 
     def _decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
@@ -299,24 +322,35 @@ class _Lane:
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
         held = yield FindReady(claim.labels, now, claim.limit + taken)
         self._take(held)
+        actor = worker_actor(claim.worker_id)
+        secret = secrets.token_hex(SECRET_BYTES * len(held))
         found: list[Claimed] = []
-        for each in held:
+        for place, each in enumerate(held):
             if len(found) == claim.limit:
                 break
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or ready_at(current) is None:
                 continue
-            token = ids.lease_id(current.id, current.claims + 1, secrets.token_urlsafe(SECRET_BYTES))
+            own = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2]
+            token = ids.lease_id(current.id, current.claims + 1, own)
+            ref = ids.lease_ref(token)
             grant = attempt.Grant(
                 id=current.id,
-                actor=worker_actor(claim.worker_id),
+                actor=actor,
                 request_id=claim.request_id,
-                fingerprint=ids.lease_fingerprint(token),
+                fingerprint=ref.fingerprint,
                 labels=claim.labels,
                 ttl_seconds=claim.ttl_seconds,
                 accept_seconds=claim.accept_seconds,
             )
-            decision = yield from self._decide(grant, now, changed, events)
+            decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
+            if decision is None:
+                decision = yield from self._decide(grant, now, changed, events)
+            if claim.starts and isinstance(decision, Decision):
+                start = attempt.Start(id=current.id, actor=actor, lease=ref)
+                decision = self._decide_at_once(start, now, changed, events)
+                if decision is None:
+                    decision = yield from self._decide(start, now, changed, events)
             if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
                 found.append(Claimed(decision.record, token))
         return found
@@ -361,7 +395,7 @@ class _Lane:
 
     def _written(self, put: Put) -> None:
         id = put.record.id
-        if put.is_over or not _is_lone(put.record):
+        if put.is_over or not _is_kept(put.record):
             self._world.records.pop(id, None)
             self._stored.pop(id, None)
         else:
@@ -381,7 +415,12 @@ def _related(command: Command) -> Iterable[str]:
 
 
 def _is_lone(record: Record | None) -> bool:
-    return isinstance(record, Attempt) and not record.job_id
+    return type(record) is Attempt and not record.job_id
+
+
+def _is_kept(record: Record | None) -> bool:
+    """Whether it is worth remembering: its worker will speak soon, and nobody else is likely to change it."""
+    return type(record) is Attempt and not record.job_id and record.lease is not None
 
 
 class Applier:
@@ -451,7 +490,10 @@ class Applier:
         return answer
 
     def _lane_of(self, id: str) -> _Lane:
-        """Everything about one run goes one way, so that lanes seldom meet."""
+        """Whoever keeps it; else everything about one run goes one way, so that lanes seldom meet."""
+        for lane in self._lanes:
+            if lane.keeps(id):
+                return lane
         return self._lanes[hash(id.partition("/")[0]) % len(self._lanes)]
 
     def _any_lane(self) -> _Lane:

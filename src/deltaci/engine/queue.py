@@ -234,8 +234,12 @@ class AsyncQueue:
         wait_seconds: float = 0.0,
         ttl_seconds: int = lease.TTL_SECONDS,
         accept_seconds: int = lease.ACCEPT_SECONDS,
+        starts: bool = False,
     ) -> list[ClaimedJob]:
-        """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one."""
+        """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one.
+
+        With `starts`, each is started in the same transaction: for a worker that begins as soon as it hears.
+        """
         _check_text("worker", worker)
         _check_labels(labels)
         _check_number("limit", limit, MAX_CLAIM)
@@ -247,6 +251,7 @@ class AsyncQueue:
             limit=limit,
             ttl_seconds=ttl_seconds,
             accept_seconds=accept_seconds,
+            starts=starts,
         )
         loop = asyncio.get_running_loop()
         give_up = loop.time() + wait_seconds

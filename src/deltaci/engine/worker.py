@@ -202,7 +202,6 @@ class Worker:
         self._drain_seconds = drain_seconds
         self._margin = min(5.0, ttl_seconds / 5)  # So much before its lease ends a handler is stopped.
         self._tasks: dict[str, Task] = {}
-        self._beginning: set[asyncio.Task[None]] = set()
         self._claim_at_once = min(MAX_CLAIM, max(1, concurrency // CLAIMS_UNDER_WAY))
         self._is_stopping = asyncio.Event()
         self._has_ended = asyncio.Event()
@@ -225,7 +224,6 @@ class Worker:
         finally:
             for task in self._tasks.values():
                 task.fence()
-            helpers += self._beginning
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -247,10 +245,7 @@ class Worker:
             if claimed:
                 tasks = [Task(job, self._proved(asked_at)) for job in claimed]
                 self._tasks.update((task.job.id, task) for task in tasks)
-                # Not waited for: while these start, the next ones are claimed.
-                beginning = asyncio.create_task(self._begin(tasks, handlers))
-                self._beginning.add(beginning)
-                beginning.add_done_callback(self._beginning.discard)
+                handlers.begin(tasks)
             elif until_empty and not self._tasks:
                 return
             elif until_empty:
@@ -265,6 +260,7 @@ class Worker:
                 limit=min(free, self._claim_at_once),
                 wait_seconds=wait,
                 ttl_seconds=self._ttl_seconds,
+                starts=True,
             )
         )
         stopping = asyncio.ensure_future(self._is_stopping.wait())
@@ -280,17 +276,6 @@ class Worker:
     async def _pause(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
-
-    async def _begin(self, tasks: list[Task], handlers: _Handlers) -> None:
-        lease_ids = [task.job.lease_id for task in tasks]
-        answers = await self._insist(tasks, partial(self._queue.start_all, lease_ids, self.name))
-        accepted = []
-        for task, answer in zip(tasks, answers, strict=True):
-            if answer is None or isinstance(answer, Refused):
-                self._forget(task)
-            else:
-                accepted.append(task)
-        handlers.begin(accepted)
 
     async def _insist(
         self, tasks: Sequence[Task], say: Callable[[], Awaitable[list[QueueJob | Refused]]]

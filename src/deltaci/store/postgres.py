@@ -8,7 +8,7 @@ who saw one seq has seen all before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -17,7 +17,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack
+from deltaci.store.codec import JOB_KIND, KIND_OF, Chunk, decode_record, encode, pack
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
     Conflict,
@@ -27,7 +27,6 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
-    Put,
     Request,
     T,
     Transaction,
@@ -43,7 +42,13 @@ READERS: Final = 4
 COMMAND_SECONDS: Final = 30.0
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
-PLANS: Final = {"enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+PLANS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _COLUMNS: Final = "kind, version, due_at, body"
@@ -61,28 +66,41 @@ _READY: Final = (
     "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-_INSERT: Final = (
-    "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body FROM "
-    "unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], $8::bytea[]) "
-    "AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body) ON CONFLICT DO NOTHING"
+# One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
+# once the rows are ours, and held until the commit: whoever reads a seq has every smaller one before its eyes.
+_WRITE: Final = """
+    WITH new AS (
+        INSERT INTO records
+        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body
+        FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[],
+                    $8::bytea[]) AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body)
+        ON CONFLICT DO NOTHING RETURNING 1
+    ), old AS (
+        UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body
+        FROM unnest($9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+            AS u (id, version, ready_at, due_at, body)
+        WHERE r.id = u.id AND r.version = u.version RETURNING 1
+    ), gone AS (
+        DELETE FROM records r USING unnest($14::text[], $15::bigint[], $16::bytea[]) AS u (id, version, body)
+        WHERE r.id = u.id AND r.version = u.version RETURNING r.id, r.kind, r.run_id, u.body
+    ), over AS (
+        INSERT INTO history SELECT id, kind, run_id, $17, body FROM gone RETURNING 1
+    ), found AS (
+        SELECT (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) AS count
+    ), head AS (
+        UPDATE log_head SET seq = seq + $18 WHERE $18 > 0 AND (SELECT count FROM found) >= 0 RETURNING seq
+    ), scoped AS (
+        INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($21::text[]) AS s, head
+    ), logged AS (
+        INSERT INTO chunks SELECT head.seq, $18, $19, $20 FROM head RETURNING last_seq
+    )
+    SELECT (SELECT count FROM found), (SELECT last_seq FROM logged)
+"""
+# A record that was born and ended in the same batch was never among the live ones.
+_BORN_OVER: Final = (
+    "INSERT INTO history SELECT * FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[])"
 )
-_UPDATE: Final = (
-    "UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body "
-    "FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])"
-    " AS u (id, version, ready_at, due_at, body) WHERE r.id = u.id AND r.version = u.version"
-)
-_FINISH: Final = (
-    "WITH u AS (SELECT * FROM unnest($1::text[], $2::bigint[], $3::smallint[], $4::text[], $5::bigint[], $6::bytea[])"
-    " AS t (id, version, kind, run_id, ended_at, body)), "
-    "gone AS (DELETE FROM records r USING u WHERE r.id = u.id AND r.version = u.version RETURNING r.id) "
-    "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM u "
-    "WHERE u.version = 0 OR u.id IN (SELECT id FROM gone)"
-)
-_APPEND: Final = (
-    "WITH head AS (UPDATE log_head SET seq = seq + $1 RETURNING seq), "
-    "scoped AS (INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($4::text[]) AS s, head) "
-    "INSERT INTO chunks SELECT head.seq, $1, $2, $3 FROM head RETURNING last_seq"
-)
+_NO_CHUNK: Final = Chunk(0, 0, b"", frozenset())
 
 
 class PostgresStore:
@@ -100,7 +118,12 @@ class PostgresStore:
         """Connect, and bring the tables up to date; one server does it, the others wait for it."""
         try:
             self._pool = await asyncpg.create_pool(
-                self._dsn, min_size=1, max_size=LANES + READERS, command_timeout=COMMAND_SECONDS, server_settings=PLANS
+                self._dsn,
+                min_size=1,
+                max_size=LANES + READERS,
+                command_timeout=COMMAND_SECONDS,
+                server_settings=PLANS,
+                reset=_stays_as_it_is,
             )
             async with self._pool.acquire() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATE_LOCK)
@@ -187,29 +210,36 @@ class PostgresStore:
         wanted = [id for id in ids if id not in known]
         return _held(await connection.fetch(_LOAD_OVER, wanted)) if wanted else []
 
-    async def _write(self, connection: Any, write: Write) -> int:
-        new = [put for put in write.puts if put.version == 0 and not put.is_over]
-        old = [put for put in write.puts if put.version and not put.is_over]
-        over = [put for put in write.puts if put.is_over]
-        if new:
-            await self._guarded(connection, _INSERT, new, zip(*map(new_row, new), strict=True))
-        if old:
-            rows = [(put.record.id, put.version, put.ready_at, put.due_at, encode(put.record)) for put in old]
-            await self._guarded(connection, _UPDATE, old, zip(*rows, strict=True))
-        if over:
-            await self._guarded(connection, _FINISH, over, zip(*map(_over_row, over), strict=True))
-        if not write.events:
-            return 0
-        chunk = pack(write.events)
-        # The head of the log is held until the commit: whoever reads a seq has every smaller one before its eyes.
-        last = await connection.fetchval(_APPEND, chunk.count, chunk.at, chunk.body, list(chunk.scopes))
-        return int(last)
-
     @staticmethod
-    async def _guarded(connection: Any, sql: str, puts: list[Put], columns: Any) -> None:
-        status: str = await connection.execute(sql, *columns)
-        if int(status.rpartition(" ")[2]) != len(puts):
+    async def _write(connection: Any, write: Write) -> int:
+        puts = write.puts
+        new = [new_row(put) for put in puts if put.version == 0 and not put.is_over]
+        old = [
+            (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
+            for put in puts
+            if put.version and not put.is_over
+        ]
+        over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_over]
+        born_over = [put.record for put in puts if put.version == 0 and put.is_over]
+        if born_over:
+            rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
+            await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
+        chunk = pack(write.events) if write.events else _NO_CHUNK
+        ended_at = max((put.record.updated_at for put in puts), default=0)
+        count, last_seq = await connection.fetchrow(
+            _WRITE,
+            *(_columns(new, 8)),
+            *(_columns(old, 5)),
+            *(_columns(over, 3)),
+            ended_at,
+            chunk.count,
+            chunk.at,
+            chunk.body,
+            list(chunk.scopes),
+        )
+        if count != len(puts) - len(born_over):
             raise Conflict(tuple(put.record.id for put in puts))
+        return int(last_seq or 0)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
@@ -270,6 +300,9 @@ def _claim_order(held: Held) -> tuple[int, int, str]:
     return -record.priority, ready_at(record) or 0, record.id
 
 
-def _over_row(put: Put) -> tuple[Any, ...]:
-    record = put.record
-    return record.id, put.version, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record)
+def _columns(rows: list[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:
+    return zip(*rows, strict=True) if rows else ((),) * width
+
+
+async def _stays_as_it_is(_connection: object) -> None:
+    """Our sessions change nothing that the next user of the connection would have to undo."""
