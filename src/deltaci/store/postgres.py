@@ -35,7 +35,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
+from deltaci.store.sql import QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 LANES: Final = 2
@@ -64,7 +64,8 @@ _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_a
 _INSERT: Final = (
     "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body FROM "
     "unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], $8::bytea[]) "
-    "AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body) ON CONFLICT DO NOTHING"
+    "AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body) "
+    "WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id) ON CONFLICT DO NOTHING"
 )
 _UPDATE: Final = (
     "UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body "
@@ -76,7 +77,14 @@ _FINISH: Final = (
     " AS t (id, version, kind, run_id, ended_at, body)), "
     "gone AS (DELETE FROM records r USING u WHERE r.id = u.id AND r.version = u.version RETURNING r.id) "
     "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM u "
-    "WHERE u.version = 0 OR u.id IN (SELECT id FROM gone)"
+    "WHERE u.id IN (SELECT id FROM gone)"
+)
+# Born and over in one transaction.
+_PASS: Final = (
+    "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM "
+    "unnest($1::text[], $2::bigint[], $3::smallint[], $4::text[], $5::bigint[], $6::bytea[])"
+    " AS u (id, version, kind, run_id, ended_at, body) "
+    "WHERE NOT EXISTS (SELECT FROM records r WHERE r.id = u.id) ON CONFLICT DO NOTHING"
 )
 _APPEND: Final = (
     "WITH head AS (UPDATE log_head SET seq = seq + $1 RETURNING seq), "
@@ -94,6 +102,7 @@ class PostgresStore:
         self._dsn = dsn
         self._shift = shift  # Microseconds that tests move the database's clock by.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -190,7 +199,8 @@ class PostgresStore:
     async def _write(self, connection: Any, write: Write) -> int:
         new = [put for put in write.puts if put.version == 0 and not put.is_over]
         old = [put for put in write.puts if put.version and not put.is_over]
-        over = [put for put in write.puts if put.is_over]
+        over = [put for put in write.puts if put.version and put.is_over]
+        passing = [put for put in write.puts if put.version == 0 and put.is_over]
         if new:
             await self._guarded(connection, _INSERT, new, zip(*map(new_row, new), strict=True))
         if old:
@@ -198,6 +208,8 @@ class PostgresStore:
             await self._guarded(connection, _UPDATE, old, zip(*rows, strict=True))
         if over:
             await self._guarded(connection, _FINISH, over, zip(*map(_over_row, over), strict=True))
+        if passing:
+            await self._guarded(connection, _PASS, passing, zip(*map(_over_row, passing), strict=True))
         if not write.events:
             return 0
         chunk = pack(write.events)
@@ -227,13 +239,7 @@ class PostgresStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
-        values: tuple[str, ...] = ()
-        if scope:
-            sql, values = CHUNKS_OF.format(scope="$1", after="$2", limit="$3"), (scope,)
-        else:
-            sql = CHUNKS.format(after="$1", limit="$2")
-        return await read_events(lambda seen: self._fetch(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
+        return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def last_seq(self) -> int:
         """The newest seq."""

@@ -35,18 +35,25 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
+from deltaci.store.sql import QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
 MAX_VARIABLES: Final = 500
 
-_INSERT: Final = "INSERT INTO records VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+# An id is given once: what is over keeps its own.
+_INSERT: Final = (
+    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ? "
+    "WHERE NOT EXISTS (SELECT 1 FROM history WHERE id = ?) ON CONFLICT DO NOTHING"
+)
 _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
-_FINISH: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?)"
+_FINISH: Final = (
+    "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
+    "ON CONFLICT DO NOTHING"
+)
 _CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
 _SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
 
@@ -63,6 +70,7 @@ class SqliteStore:
         self._reader = ThreadPoolExecutor(1, "sqlite-reader")
         self._write_to: sqlite3.Connection | None = None
         self._read_from: sqlite3.Connection | None = None
+        self._log = LogReader(self._read, ("?", "?", "?"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -163,31 +171,31 @@ class SqliteStore:
 
     def _find_ready(self, request: FindReady) -> list[Held]:
         """The best of each queue, then the best of those: each is a short walk along the index."""
-        found: list[tuple[int, int, Held]] = []
+        found: list[tuple[int, int, str, Held]] = []
         connection = self._connected(self._write_to)
         keys = [row[0] for row in connection.execute(QUEUE_KEYS)] if request.labels else [""]
         for key in fitting(keys, request.labels):
             rows = connection.execute(
-                f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE queue_key = ? AND ready_at <= ? "
+                f"SELECT priority, ready_at, id, {_COLUMNS} FROM records WHERE queue_key = ? AND ready_at <= ? "
                 "ORDER BY priority DESC, ready_at, id LIMIT ?",
                 [key, request.now, request.limit],
             )
-            for priority, ready_at, kind, version, due_at, body in rows:
-                found.append((-priority, ready_at, Held(decode_record(kind, body), version, due_at)))
-        found.sort(key=lambda entry: entry[:2])
-        return [held for _, _, held in found[: request.limit]]
+            for priority, ready_at, id, kind, version, due_at, body in rows:
+                found.append((-priority, ready_at, id, Held(decode_record(kind, body), version, due_at)))
+        found.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in found[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._connected(self._write_to)
         new = [put for put in write.puts if put.version == 0 and not put.is_over]
         old = [put for put in write.puts if put.version and not put.is_over]
         over = [put for put in write.puts if put.is_over]
-        self._guarded(connection, _INSERT, [new_row(put) for put in new], new)
+        self._guarded(connection, _INSERT, [(*new_row(put), put.record.id) for put in new], new)
         updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
         self._guarded(connection, _UPDATE, updates, old)
         leaving = [put for put in over if put.version]
         self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
-        connection.executemany(_FINISH, [_over_row(put) for put in over])
+        self._guarded(connection, _FINISH, [_over_row(put) for put in over], over)
         if not write.events:
             return 0
         chunk = pack(write.events)
@@ -215,13 +223,7 @@ class SqliteStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
-        values: tuple[str, ...] = ()
-        if scope:
-            sql, values = CHUNKS_OF.format(scope="?", after="?", limit="?"), (scope,)
-        else:
-            sql = CHUNKS.format(after="?", limit="?")
-        return await read_events(lambda seen: self._read(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
+        return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -266,4 +268,4 @@ _SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM hist
 
 def _over_row(put: Put) -> tuple[Any, ...]:
     record = put.record
-    return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record)
+    return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record), record.id
