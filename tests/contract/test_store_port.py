@@ -27,18 +27,18 @@ from deltaci.store.port import (
     Write,
 )
 from tests.contract.places import EVERYTHING, Place, ask, fact, on_loop, put, write
-from tests.lab import START
+from tests.lab import START, TENANT
 
 
-def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "") -> Put:
+def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "", tenant: str = TENANT) -> Put:
     """A new attempt that waits to be claimed."""
-    record = Attempt(id=id, state=QUEUED, priority=priority, queue_key=labels, run_at=ready_at)
+    record = Attempt(id=id, tenant=tenant, state=QUEUED, priority=priority, queue_key=labels, run_at=ready_at)
     return put(record, ready_at=ready_at)
 
 
-async def ready(store: Store, *labels: str, now: int = START, limit: int = 100) -> list[str]:
+async def ready(store: Store, *labels: str, now: int = START, limit: int = 100, tenant: str = TENANT) -> list[str]:
     """The ids that a worker with these labels finds, in order."""
-    [found] = await ask(store, FindReady(labels, now, limit))
+    [found] = await ask(store, FindReady(tenant, labels, now, limit))
     return [held.record.id for held in found]
 
 
@@ -365,6 +365,24 @@ async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
 
 
 @on_loop
+async def test_only_what_is_the_tenants_own_is_found(place: Place) -> None:
+    """A worker of one tenant never gets another's work, however urgent that is and whatever its labels."""
+    async with place.opened() as store:
+        await write(
+            store,
+            waiting("theirs", 1, priority=9, tenant="b"),
+            waiting("theirs too", 1, labels="arm", tenant="b"),
+            waiting("mine", 2, tenant="a"),
+            waiting("mine too", 3, labels="linux", tenant="a"),
+        )
+
+        assert await ready(store, tenant="a", limit=1) == ["mine"]
+        assert await ready(store, "arm", "linux", tenant="a") == ["mine", "mine too"]
+        assert await ready(store, "arm", "linux", tenant="b") == ["theirs", "theirs too"]
+        assert await ready(store, "arm", "linux", tenant="") == []
+
+
+@on_loop
 async def test_what_is_not_ready_yet_is_not_found(place: Place) -> None:
     """`run_at` is a promise."""
     async with place.opened() as store:
@@ -380,11 +398,11 @@ async def test_what_was_claimed_is_not_found(place: Place) -> None:
     """The next write says whether the record is still there to be claimed."""
     async with place.opened() as store:
         await write(store, waiting("a"), waiting("b"))
-        await write(store, put(Attempt(id="a", state="LEASED"), 1))
+        await write(store, put(Attempt(id="a", tenant=TENANT, state="LEASED"), 1))
 
         assert await ready(store) == ["b"]
 
-        await write(store, put(Attempt(id="a", state=QUEUED), 2, ready_at=0))
+        await write(store, put(Attempt(id="a", tenant=TENANT, state=QUEUED), 2, ready_at=0))
         assert await ready(store) == ["a", "b"]
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, graph, job, run, worker
-from deltaci.core.errors import InvariantBroken, Refused, StaleLease
+from deltaci.core import attempt, graph, job, lease, run, worker
+from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command, Machine, Record, check_actor, is_repeat, remembering
@@ -245,7 +245,7 @@ def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
     """A runner that was given up for silent and still has to stop an attempt has, by speaking, recovered."""
     known = world.find(command.id)
     if not isinstance(known, attempt.Attempt):
-        raise StaleLease("UNKNOWN_LEASE", f"there is no attempt {command.id!r}; stop this attempt")
+        raise lease.unknown_attempt(command.id)
     if known.state == attempt.CANCEL_REQUESTED and not is_repeat(known, command):
         sender = world.worker(command.actor.partition(":")[2])
         if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):

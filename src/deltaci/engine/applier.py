@@ -58,8 +58,9 @@ class Overloaded(Exception):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker asks for work: so many of the best attempts that fit its labels."""
+    """A worker asks for work: so many of its tenant's best attempts that fit its labels."""
 
+    tenant: str
     worker_id: str
     labels: tuple[str, ...]
     limit: int
@@ -297,7 +298,7 @@ class _Lane:
     ) -> Transaction[list[Claimed]]:
         # What this batch already gave away is still ready in the store: ask for that many more.
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        held = yield FindReady(claim.labels, now, claim.limit + taken)
+        held = yield FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
         self._take(held)
         found: list[Claimed] = []
         for each in held:

@@ -28,6 +28,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.views.job_events import job_events
 from deltaci.core.views.queue import job_status
 from deltaci.core.worker import queue_key
+from deltaci.engine import feed
 from deltaci.engine.applier import Applier, Claim
 from deltaci.engine.timers import Timers
 from deltaci.store.port import Store
@@ -242,6 +243,7 @@ class AsyncQueue:
         _check_number("ttl_seconds", ttl_seconds, MAX_SECONDS)
         _check_number("accept_seconds", accept_seconds, MAX_SECONDS)
         claim = Claim(
+            tenant=self._tenant,
             worker_id=worker,
             labels=tuple(labels),
             limit=limit,
@@ -277,11 +279,11 @@ class AsyncQueue:
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
         """Many executions begin: one transaction for all, each accepted or refused on its own."""
-        return await self._say_all([_message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
+        return await self._say_all([self._message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
 
     async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
         """Keep many leases."""
-        return await self._say_all([_message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
+        return await self._say_all([self._message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
 
     async def finish_all(self, ends: Iterable[End], worker: str) -> list[QueueJob | Refused]:
         """Many jobs ended, each in its own way."""
@@ -291,8 +293,12 @@ class AsyncQueue:
                 fields: dict[str, Any] = {"is_success": True, "result": end.result}
             else:
                 fields = {"is_success": False, "facts": _failed(end.error)}
-            found.append(_message(attempt.Finish, end.lease_id, worker, **fields))
+            found.append(self._message(attempt.Finish, end.lease_id, worker, **fields))
         return await self._say_all(found)
+
+    def _message(self, kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> attempt.Leased:
+        ref = ids.lease_ref(_checked(lease_id))
+        return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, tenant=self._tenant, **fields)
 
     async def _say_all(self, messages: Sequence[Command]) -> list[QueueJob | Refused]:
         found: list[QueueJob | Refused] = []
@@ -306,21 +312,21 @@ class AsyncQueue:
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
         """Its worker is no longer trusted: take the lease away."""
-        return await self._order(attempt.Stall(id=_checked(id), **_options(options)))
+        return await self._order(attempt.Stall(id=await self._own(id), **_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._order(attempt.Requeue(id=_checked(id), **_options(options)))
+        return await self._order(attempt.Requeue(id=await self._own(id), **_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
-        await self._order(attempt.Stall(id=_checked(id), reason=attempt.HANDED_BACK, **_options(options)))
+        await self._order(attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **_options(options)))
         return await self._order(attempt.Requeue(id=id))
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
         _check_text("reason", reason)
-        return await self._order(attempt.Cancel(id=_checked(id), reason=reason, **_options(options)))
+        return await self._order(attempt.Cancel(id=await self._own(id), reason=reason, **_options(options)))
 
     # -- looking
 
@@ -331,21 +337,26 @@ class AsyncQueue:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
         return QueueJob(record)
 
+    async def _own(self, id: str) -> str:
+        """The id of a job of this tenant: another's does not exist here. A record never changes its tenant."""
+        return (await self.get(id)).id
+
     async def events(self, id: str) -> list[dict[str, Any]]:
         """Everything that happened to the job, as document 004's events."""
         await self.get(id)
         return list(job_events(await self.log(id)))
 
     async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
-        """The log itself, of one job or of everything."""
-        return await self._store.events(after, limit, entity_id=id)
+        """The log itself, of one job or of everything that is this tenant's."""
+        return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id)
 
     async def _say(
         self, message: type[attempt.Leased], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
         ref = ids.lease_ref(_checked(lease_id))
         known = await self._owner(ref.attempt_id, options)
-        return await self._order(message(id=ref.attempt_id, actor=known, lease=ref, **_options(options), **fields))
+        said = message(id=ref.attempt_id, actor=known, lease=ref, tenant=self._tenant, **_options(options), **fields)
+        return await self._order(said)
 
     async def _owner(self, id: str, options: dict[str, Any]) -> str:
         """Who speaks: the worker that the caller names, or the one that the lease was granted to."""
@@ -374,11 +385,6 @@ class AsyncQueue:
 
 def _failed(error: str) -> Facts:
     return Facts(error_code="FAILED", log_tail=tuple(str(error).splitlines()[-MAX_ERROR_LINES:]))
-
-
-def _message(kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> attempt.Leased:
-    ref = ids.lease_ref(_checked(lease_id))
-    return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, **fields)
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

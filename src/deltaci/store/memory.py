@@ -34,7 +34,7 @@ from deltaci.store.port import (
 from deltaci.store.wake import Wakers
 
 ReadyKey = tuple[int, int, str]
-QueueName = str
+QueueName = tuple[str, str]  # The tenant and the labels that it takes.
 
 
 def wall_clock() -> int:
@@ -113,9 +113,10 @@ class MemoryStore:
 
     def _find_ready(self, request: FindReady) -> list[Held]:
         best: list[ReadyKey] = []
-        for key in fitting(self._ready, request.labels):
+        keys = [key for tenant, key in self._ready if tenant == request.tenant]
+        for key in fitting(keys, request.labels):
             taken = 0
-            for entry in self._ready[key]:
+            for entry in self._ready[request.tenant, key]:
                 if entry[1] <= request.now:
                     best.append(entry)
                     taken += 1
@@ -212,7 +213,7 @@ class MemoryStore:
 def _row(put: Put) -> _Row:
     record, ready = put.record, None
     if put.ready_at is not None and isinstance(record, Attempt) and not put.is_over:
-        ready = (record.queue_key, (-record.priority, put.ready_at, record.id))
+        ready = ((record.tenant, record.queue_key), (-record.priority, put.ready_at, record.id))
     return _Row(
         record.id,
         KIND_OF[type(record)],

@@ -47,8 +47,12 @@ class LoadJobs(msgspec.Struct, frozen=True):
 
 
 class FindReady(msgspec.Struct, frozen=True):
-    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`."""
+    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
 
+    Only this tenant's: what another one has waiting is neither found nor walked past.
+    """
+
+    tenant: str
     labels: tuple[str, ...]
     now: int
     limit: int

@@ -56,15 +56,16 @@ _LOAD_JOBS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE run_id = $1 AND kind = $2 "
     "UNION ALL SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
 )
+_KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
-    f"SELECT {_COLUMNS} FROM records WHERE queue_key = $1 AND ready_at <= $2 "
-    "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED"
+    f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
+    "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 _INSERT: Final = (
-    "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body FROM "
-    "unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], $8::bytea[]) "
-    "AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body) "
+    "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, "
+    "u.tenant FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], "
+    "$8::bytea[], $9::text[]) AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant) "
     "WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id) ON CONFLICT DO NOTHING"
 )
 _UPDATE: Final = (
@@ -177,10 +178,10 @@ class PostgresStore:
             return _held(await connection.fetch(_DUE, request.now, request.limit))
         assert isinstance(request, FindReady)
         best: list[Held] = []
-        keys = [row[0] for row in await connection.fetch(QUEUE_KEYS)] if request.labels else [""]
+        keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         chosen = fitting(keys, request.labels)
         for key in chosen:
-            best += _held(await connection.fetch(_READY, key, request.now, request.limit))
+            best += _held(await connection.fetch(_READY, request.tenant, key, request.now, request.limit))
         if len(chosen) > 1:
             best.sort(key=_claim_order)
         return best[: request.limit]

@@ -11,12 +11,12 @@ from deltaci.core.machine import Record
 from deltaci.store.codec import KIND_OF, encode, select
 from deltaci.store.port import Put
 
-# The queues that hold something, one probe of the index for each, however long they are.
+# The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """
     WITH RECURSIVE keys (key) AS (
-        SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL
+        SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND tenant = {0}
         UNION ALL
-        SELECT (SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND queue_key > key)
+        SELECT (SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND tenant = {0} AND queue_key > key)
         FROM keys WHERE key IS NOT NULL
     )
     SELECT key FROM keys WHERE key IS NOT NULL
@@ -69,4 +69,7 @@ def new_row(put: Put) -> tuple[Any, ...]:
     """The columns of a record that is new."""
     record = put.record
     key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
-    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
+    return (
+        *(record.id, KIND_OF[type(record)], record.run_id, key, priority),
+        *(put.ready_at, put.due_at, encode(record), record.tenant),
+    )

@@ -43,12 +43,13 @@ MAX_VARIABLES: Final = 500
 
 # An id is given once: what is over keeps its own.
 _INSERT: Final = (
-    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ? "
+    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ?, ? "
     "WHERE NOT EXISTS (SELECT 1 FROM history WHERE id = ?) ON CONFLICT DO NOTHING"
 )
 _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
+_KEYS: Final = QUEUE_KEYS.format("?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _FINISH: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
@@ -173,12 +174,11 @@ class SqliteStore:
         """The best of each queue, then the best of those: each is a short walk along the index."""
         found: list[tuple[int, int, str, Held]] = []
         connection = self._connected(self._write_to)
-        keys = [row[0] for row in connection.execute(QUEUE_KEYS)] if request.labels else [""]
+        keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in fitting(keys, request.labels):
             rows = connection.execute(
-                f"SELECT priority, ready_at, id, {_COLUMNS} FROM records WHERE queue_key = ? AND ready_at <= ? "
-                "ORDER BY priority DESC, ready_at, id LIMIT ?",
-                [key, request.now, request.limit],
+                _READY,
+                [request.tenant, key, request.now, request.limit],
             )
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 found.append((-priority, ready_at, id, Held(decode_record(kind, body), version, due_at)))
@@ -262,6 +262,10 @@ class SqliteStore:
 
 
 _COLUMNS: Final = "kind, version, due_at, body"
+_READY: Final = (
+    f"SELECT priority, ready_at, id, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
+    "ORDER BY priority DESC, ready_at, id LIMIT ?"
+)
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM history"
 
