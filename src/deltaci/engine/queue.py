@@ -31,6 +31,7 @@ from deltaci.core.worker import queue_key
 from deltaci.engine import feed
 from deltaci.engine.applier import Applier, Claim
 from deltaci.engine.timers import Timers
+from deltaci.engine.unreadable import refusal
 from deltaci.store.port import Store
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
@@ -333,6 +334,8 @@ class AsyncQueue:
     async def get(self, id: str) -> QueueJob:
         """The job as it is now."""
         record = await self._store.find(_checked(id))
+        if (unread := refusal(record)) is not None:
+            raise unread
         if not isinstance(record, Attempt) or record.tenant != self._tenant:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
         return QueueJob(record)

@@ -25,6 +25,7 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     Put,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -105,6 +106,8 @@ class MemoryStore:
             return self._find_ready(request)
         if isinstance(request, FindDue):
             return self._find_due(request)
+        if isinstance(request, PutAside):
+            return self._put_aside(request)
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[Held]:
@@ -133,14 +136,20 @@ class MemoryStore:
             found.append(_held(self._rows[id]))
         return found
 
+    def _put_aside(self, request: PutAside) -> None:
+        for id in request.ids:
+            row = self._rows[id]
+            ready = row.ready and (row.ready[0], (row.ready[1][0], request.until, id))
+            due_at = None if row.due_at is None else request.until
+            self._set(id, msgspec.structs.replace(row, ready=ready, due_at=due_at), None)
+
     def _write(self, write: Write) -> int:
         stale = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
         if stale:
             raise Conflict(stale)
         for put in write.puts:
             row = _row(put)
-            self._undo.append((row.id, self._rows.get(row.id), self._finished.get(row.id)))
-            self._replace(row.id, None if put.is_over else row, row if put.is_over else None)
+            self._set(row.id, None if put.is_over else row, row if put.is_over else None)
         for event in write.events:
             self._events.append(numbered(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
@@ -149,6 +158,10 @@ class MemoryStore:
         """The version that a write must have been decided by; none fits a record that is over."""
         row = self._rows.get(id)
         return row.version if row else -1 if id in self._finished else 0
+
+    def _set(self, id: str, row: _Row | None, finished: _Row | None) -> None:
+        self._undo.append((id, self._rows.get(id), self._finished.get(id)))
+        self._replace(id, row, finished)
 
     def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
         """Make this all that is known of the record, and keep the indexes true."""
@@ -227,7 +240,7 @@ def _row(put: Put) -> _Row:
 
 
 def _held(row: _Row) -> Held:
-    return Held(decode_record(row.kind, row.body), row.version, row.due_at)
+    return Held(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
 
 
 def drive(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, bool]:

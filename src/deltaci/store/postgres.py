@@ -28,6 +28,7 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     Put,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -35,7 +36,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import QUEUE_KEYS, LogReader, new_row
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 LANES: Final = 2
@@ -46,15 +47,16 @@ MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to 
 PLANS: Final = {"enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_COLUMNS: Final = "kind, version, due_at, body"
+_COLUMNS: Final = "id, kind, version, due_at, body"
 _OPEN: Final = (
-    f"SELECT {_CLOCK}, r.kind, r.version, r.due_at, r.body FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
+    f"SELECT {_CLOCK}, r.id, r.kind, r.version, r.due_at, r.body "
+    "FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
 )
 _LOAD: Final = f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1)"
-_LOAD_OVER: Final = "SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
+_LOAD_OVER: Final = "SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 _LOAD_JOBS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE run_id = $1 AND kind = $2 "
-    "UNION ALL SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
+    "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
 )
 _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
@@ -62,6 +64,7 @@ _READY: Final = (
     "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
+_PUT_ASIDE: Final = PUT_ASIDE.format("$1::bigint", "$2")
 _INSERT: Final = (
     "INSERT INTO records SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, "
     "u.tenant FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[], "
@@ -176,6 +179,8 @@ class PostgresStore:
             return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
             return _held(await connection.fetch(_DUE, request.now, request.limit))
+        if isinstance(request, PutAside):
+            return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
         assert isinstance(request, FindReady)
         best: list[Held] = []
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
@@ -268,12 +273,13 @@ class PostgresStore:
 
 
 def _held(rows: list[Any]) -> list[Held]:
-    return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+    return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
 
 def _claim_order(held: Held) -> tuple[int, int, str]:
     record = held.record
-    assert isinstance(record, Attempt)
+    if not isinstance(record, Attempt):
+        return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
     return -record.priority, ready_at(record) or 0, record.id
 
 

@@ -9,7 +9,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.codec import KIND_OF, encode, select
-from deltaci.store.port import Put
+from deltaci.store.port import Put, Unreadable
 
 # The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """
@@ -21,6 +21,11 @@ QUEUE_KEYS: Final = """
     )
     SELECT key FROM keys WHERE key IS NOT NULL
 """
+
+PUT_ASIDE: Final = (
+    "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
+    "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"
+)
 
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
 PAGE: Final = 200
@@ -46,9 +51,9 @@ class LogReader:
         if run_id or not entity_id:
             return await self._read(run_id, after, limit, entity_id, run_id)
         record = await find(entity_id)
-        if record is not None:
+        if record is not None and not isinstance(record, Unreadable):
             return await self._read(record.run_id or entity_id, after, limit, entity_id, "")
-        # The record was dropped already, but the log may still know it. What belongs to a run is named after it.
+        # Dropped already, or unreadable; the log may know it all the same. What belongs to a run is named after it.
         found = await self._read(entity_id, after, limit, entity_id, "")
         owner, separator, _ = entity_id.partition("/")
         return found if found or not separator else await self._read(owner, after, limit, entity_id, "")

@@ -28,6 +28,7 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     Put,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -35,7 +36,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import QUEUE_KEYS, LogReader, new_row
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
@@ -50,6 +51,7 @@ _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
 _KEYS: Final = QUEUE_KEYS.format("?")
+_PUT_ASIDE: Final = PUT_ASIDE.format("?", "?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _FINISH: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
@@ -153,12 +155,16 @@ class SqliteStore:
             return found + self._held(f"{_SELECT_OVER} WHERE {where}", values)
         if isinstance(request, FindReady):
             return self._find_ready(request)
+        if isinstance(request, PutAside):
+            rows = [(request.until, request.until, id) for id in request.ids]
+            self._connected(self._write_to).executemany(_PUT_ASIDE, rows)
+            return None
         assert isinstance(request, FindDue)
         return self._held(f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?", [request.now, request.limit])
 
     def _held(self, sql: str, values: list[Any]) -> list[Held]:
         rows = self._connected(self._write_to).execute(sql, values)
-        return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+        return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
     def _load(self, ids: Iterable[str]) -> list[Held]:
         wanted, found = list(ids), list[Held]()
@@ -181,7 +187,7 @@ class SqliteStore:
                 [request.tenant, key, request.now, request.limit],
             )
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                found.append((-priority, ready_at, id, Held(decode_record(kind, body), version, due_at)))
+                found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found[: request.limit]]
 
@@ -217,8 +223,8 @@ class SqliteStore:
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
         for table in (_SELECT, _SELECT_OVER):
-            for kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
-                return decode_record(kind, body)
+            for _, kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
+                return decode_record(id, kind, body)
         return None
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
@@ -261,13 +267,13 @@ class SqliteStore:
         return counts[0] + counts[-1]
 
 
-_COLUMNS: Final = "kind, version, due_at, body"
+_COLUMNS: Final = "id, kind, version, due_at, body"
 _READY: Final = (
-    f"SELECT priority, ready_at, id, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
+    f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
     "ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
-_SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM history"
+_SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:
