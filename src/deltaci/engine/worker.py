@@ -25,7 +25,8 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.engine.queue import MAX_CLAIM, AsyncQueue, ClaimedJob, End, QueueJob, check_json
+from deltaci.engine.checks import MAX_CLAIM, as_json
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
 from deltaci.store.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30
@@ -393,7 +394,7 @@ def _told(ended: _Ended) -> End:
     lease_id = ended.task.job.lease_id
     if ended.error is None:
         try:
-            check_json("result", ended.result)
+            as_json("result", ended.result)
         except Refused as refused:
             return End(lease_id=lease_id, error=f"the handler's result cannot be kept: {refused.message}")
         return End(lease_id=lease_id, result=ended.result)
