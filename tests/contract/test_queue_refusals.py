@@ -13,7 +13,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.checks import MAX_CLAIM, MAX_DEPTH, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_SECONDS, MAX_TEXT
 from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
 from deltaci.store.memory import MemoryStore
-from tests.contract.places import EVERYTHING, Place, legal, on_loop, refused
+from tests.contract.places import EVERYTHING, Place, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
 Ask = Callable[[AsyncQueue], Awaitable[Any]]
@@ -398,77 +398,3 @@ async def test_a_revision_that_is_not_the_current_one_is_refused(place: Place) -
 
         assert (await queue.heartbeat(job.lease_id, expected_rev=rev)).rev == rev + 1
         assert (await queue.stall(job.id, expected_rev=rev + 1)).status == "stalled"
-
-
-# -- repeats
-
-
-@pytest.mark.proves("QUE-C5", "QUE-R2")
-@on_loop
-async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(place: Place) -> None:
-    """An answer that was lost is asked for again: that must be safe for every order."""
-    async with place.queue() as queue:
-
-        async def twice(ask: Callable[[], Awaitable[QueueJob]]) -> QueueJob:
-            first = await ask()
-            before = await queue.log("", 0, EVERYTHING)
-            assert await ask() == first
-            assert await queue.log("", 0, EVERYTHING) == before
-            return first
-
-        new = await twice(lambda: queue.enqueue({"n": 1}, request_id="enqueue"))
-        job = await claimed(queue)
-        await twice(lambda: queue.heartbeat(job.lease_id, request_id="beat"))
-        await twice(lambda: queue.start(job.lease_id, request_id="start"))
-        await twice(lambda: queue.stall(new.id, request_id="stall"))
-        await twice(lambda: queue.requeue_stalled(new.id, request_id="requeue"))
-        place.after(121)
-        job = await claimed(queue, "w2")
-        await queue.start(job.lease_id)
-        done = await twice(lambda: queue.complete(job.lease_id, {"n": 2}, request_id="complete"))
-
-        assert (done.attempt, done.result) == (2, {"n": 2})
-        legal(await queue.log("", 0, EVERYTHING))
-
-
-@on_loop
-async def test_a_cancel_and_a_failure_may_be_repeated_too(place: Place) -> None:
-    """The orders that end a job leave the hot table with it; their repeats must still be known."""
-    async with place.queue() as queue:
-        waiting = await queue.enqueue(1)
-        first = await queue.cancel(waiting.id, request_id="c")
-        assert await queue.cancel(waiting.id, request_id="c") == first
-        job = await started(queue, 2)
-        failed = await queue.fail(job.lease_id, "boom", request_id="f")
-
-        assert await queue.fail(job.lease_id, "boom", request_id="f") == failed
-        legal(await queue.log("", 0, EVERYTHING))
-
-
-@pytest.mark.parametrize(
-    "other", [{"payload": 2}, {"payload": 1, "priority": 1}, {"payload": 1, "labels": ["x"]}], ids=repr
-)
-@on_loop
-async def test_a_request_id_with_another_job_is_refused(place: Place, other: dict[str, Any]) -> None:
-    """Two different wishes under one name: one of them would be lost."""
-    async with place.queue() as queue:
-        await queue.enqueue(1, request_id="r")
-
-        refusal = await refused(queue.enqueue(**other, request_id="r"))
-
-        assert refusal.code in ("request_id_reused", "bad_request")
-        assert len(await queue.claim_next("w1", limit=9, labels=["x"])) == 1
-
-
-@on_loop
-async def test_a_request_id_with_another_order_is_refused(place: Place) -> None:
-    """The id names one request, not one client."""
-    async with place.queue() as queue:
-        job = await started(queue)
-        await queue.heartbeat(job.lease_id, request_id="r")
-
-        await unchanged(queue, queue.stall(job.id, request_id="r"), "request_id_reused")
-        await unchanged(queue, queue.complete(job.lease_id, 1, request_id="r"), "request_id_reused")
-
-        await queue.stall(job.id, request_id="s")
-        await unchanged(queue, queue.cancel(job.id, request_id="s"), "request_id_reused")

@@ -24,7 +24,7 @@ from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
+from deltaci.core.reactions import BearAll, Birth
 from deltaci.core.views.job_events import job_events
 from deltaci.core.views.queue import job_status
 from deltaci.core.worker import queue_key
@@ -213,9 +213,26 @@ class AsyncQueue:
         return (await self.enqueue_all([new]))[0]
 
     async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
-        """Add many jobs in one go. If one of them is not acceptable, none is added."""
+        """Add many jobs in one go. If one of them is refused, none is added.
+
+        That holds for refusals. When the store fails on the way, some may have been added: jobs with a `dedupe_key`
+        or a `request_id` can simply be enqueued again.
+        """
         births = [self._birth(new) for new in jobs]
+        # What passed the checks can only be refused for a request_id that was used for something else. Jobs that
+        # have one are decided together; all others take the short way, in as many transactions as they need.
+        if len(births) > 1 and any(birth.request_id and not birth.or_existing for birth in births):
+            return await self._bear_all(births)
         return [QueueJob(each) for each in await self._all(births)]
+
+    async def _bear_all(self, births: Sequence[Birth]) -> list[QueueJob]:
+        decision = await self._applier.do(BearAll(id=births[0].id, births=tuple(births)))
+        found: list[QueueJob] = []
+        for birth in births:
+            record = decision.changed.get(birth.id)
+            # What was there already is shown as it is now.
+            found.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(birth.id))
+        return found
 
     def _birth(self, new: NewJob) -> Birth:
         _check_new(new)
