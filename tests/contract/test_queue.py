@@ -75,6 +75,7 @@ async def test_a_failed_job_says_why(place: Place) -> None:
         assert failed.error is not None
         assert (failed.error.code, failed.error.failure_class) == ("FAILED", "INFRA")
         assert "Could not resolve host" in failed.error.line
+        assert failed.error.message == "first line"
         assert await queue.get(job.id) == failed
 
 

@@ -306,7 +306,7 @@ class AsyncQueue:
         return await self._say(attempt.Finish, lease_id, options, is_success=True, result=kept)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """The job failed; `error` is what it said."""
+        """The job failed; `error` is what it said: the first line is kept for people, the end is classified."""
         return await self._say(attempt.Finish, lease_id, options, is_success=False, facts=_failed(error))
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
@@ -430,7 +430,10 @@ class AsyncQueue:
 
 
 def _failed(error: str) -> Facts:
-    return Facts(error_code="FAILED", log_tail=tuple(as_text(error).splitlines()[-MAX_ERROR_LINES:]))
+    """What is known of a job that failed by its own word. Its first line is for people, its end for the rules."""
+    lines = as_text(error).splitlines()
+    first = next((line.strip() for line in lines if line.strip()), "")
+    return Facts(error_code="FAILED", message=first, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
 
 
 def _outcome(end: object) -> dict[str, Any]:

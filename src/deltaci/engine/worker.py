@@ -400,4 +400,14 @@ def _told(ended: _Ended) -> End:
         return End(lease_id=lease_id, result=ended.result)
     if isinstance(ended.error, asyncio.CancelledError):
         return End(lease_id=lease_id, error="the handler was cancelled")
-    return End(lease_id=lease_id, error="".join(traceback.format_exception(ended.error)))
+    return End(lease_id=lease_id, error="".join((_first_line(ended.error), *traceback.format_exception(ended.error))))
+
+
+def _first_line(error: BaseException) -> str:
+    """What a person wants to know first: the type and the message."""
+    name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "its message cannot be shown"
+    return f"{name}: {text}\n" if text else f"{name}\n"
