@@ -81,7 +81,7 @@ _FINISH: Final = (
     " AS t (id, version, kind, run_id, ended_at, body)), "
     "gone AS (DELETE FROM records r USING u WHERE r.id = u.id AND r.version = u.version RETURNING r.id) "
     "INSERT INTO history SELECT u.id, u.kind, u.run_id, u.ended_at, u.body FROM u "
-    "WHERE u.id IN (SELECT id FROM gone)"
+    "WHERE u.version = 0 OR u.id IN (SELECT id FROM gone)"  # An OR, so that it is looked up and not joined.
 )
 # Born and over in one transaction.
 _PASS: Final = (
