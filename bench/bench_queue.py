@@ -415,7 +415,8 @@ async def run_cost(place: Place, yard: Yard, size: int, jobs: int) -> Spent:
 
 async def work_through(applier: Applier, jobs: int) -> None:
     """Claim and complete everything."""
-    claim = Claim(worker_id=WORKER, labels=(), limit=BEAT_BATCH, ttl_seconds=TTL_SECONDS, accept_seconds=TTL_SECONDS)
+    ttl = TTL_SECONDS
+    claim = Claim(tenant="bench", worker_id=WORKER, labels=(), limit=BEAT_BATCH, ttl_seconds=ttl, accept_seconds=ttl)
     while jobs > 0:
         ends: list[Command] = [
             attempt.Complete(

@@ -136,7 +136,7 @@ class Server:
 
     async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[Claimed]:
         """Ask for work."""
-        given = {"labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
+        given = {"tenant": TENANT, "labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
         return await self.applier.claim(Claim(worker_id=by, limit=limit, **given))
 
     async def take(self, by: str = "w1", **fields: Any) -> Lease:

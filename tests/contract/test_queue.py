@@ -75,6 +75,7 @@ async def test_a_failed_job_says_why(place: Place) -> None:
         assert failed.error is not None
         assert (failed.error.code, failed.error.failure_class) == ("FAILED", "INFRA")
         assert "Could not resolve host" in failed.error.line
+        assert failed.error.message == "first line"
         assert await queue.get(job.id) == failed
 
 
@@ -130,7 +131,8 @@ async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> N
 @on_loop
 async def test_a_payload_and_a_result_come_back_as_they_were(place: Place) -> None:
     """Whatever JSON can say."""
-    payloads: list[Any] = [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, -(2**63)]
+    payloads: list[Any] = [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, False]
+    payloads += [-(2**63), 2**64 - 1, "a\0b", 1e308, {"": 0}, [[1, 2]] * 300]
     async with place.queue() as queue:
         for payload in payloads:
             job = await started(queue, payload)
@@ -140,6 +142,48 @@ async def test_a_payload_and_a_result_come_back_as_they_were(place: Place) -> No
 
             found = await queue.get(job.id)
             assert (found.payload, found.result) == (payload, {} if payload is None else payload)
+
+
+@on_loop
+async def test_a_tuple_comes_back_as_a_list(place: Place) -> None:
+    """JSON knows one kind of list, and everybody sees the same from the first answer on."""
+    async with place.queue() as queue:
+        job = await queue.enqueue({"n": (1, (2,))})
+
+        assert job.payload == {"n": [1, [2]]}
+        assert (await queue.get(job.id)).payload == {"n": [1, [2]]}
+
+
+@on_loop
+async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(place: Place) -> None:
+    """Handlers take payloads apart, and callers reuse theirs: the job stays what was enqueued."""
+    async with place.queue() as queue:
+        given = {"n": [1]}
+        job = await queue.enqueue(given)
+        given["n"].append(2)
+        job.payload["n"].append(3)
+        mine = await claimed(queue)
+        mine.payload["n"].append(4)
+        await queue.start(mine.lease_id)
+        result = {"r": [1]}
+        done = await queue.complete(mine.lease_id, result)
+        result["r"].append(2)
+        done.result["r"].append(3)
+
+        found = await queue.get(job.id)
+
+        assert (found.payload, found.result) == ({"n": [1]}, {"r": [1]})
+
+
+@on_loop
+async def test_an_error_of_any_text_fails_its_job(place: Place) -> None:
+    """What a program prints is not always Unicode; its job has failed all the same."""
+    async with place.queue() as queue:
+        for error in ("No space left on device \udc80", "\ud800", "a\0b", ""):
+            job = await started(queue)
+
+            assert (await queue.fail(job.lease_id, error, request_id="f")).status == "failed"
+            assert (await queue.get(job.id)).status == "failed"
 
 
 # -- dedupe

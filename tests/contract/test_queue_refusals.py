@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from deltaci.core.errors import StaleLease
-from deltaci.engine.queue import MAX_CLAIM, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_TEXT, AsyncQueue, NewJob, QueueJob
-from tests.contract.places import EVERYTHING, Place, legal, on_loop, refused
+from deltaci.core.errors import Refused, StaleLease
+from deltaci.engine.checks import MAX_CLAIM, MAX_DEPTH, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_SECONDS, MAX_TEXT
+from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
+from deltaci.store.memory import MemoryStore
+from tests.contract.places import EVERYTHING, Place, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
 Ask = Callable[[AsyncQueue], Awaitable[Any]]
@@ -40,23 +43,51 @@ def endless() -> list[Any]:
     return found
 
 
+def deep(levels: int) -> list[Any]:
+    """Lists in lists."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 JOBS: list[dict[str, Any]] = [
     {"payload": NotJson()},
     {"payload": {"deep": [NotJson()]}},
     {"payload": endless()},
+    {"payload": deep(MAX_DEPTH + 1)},
     {"payload": "\ud800"},
+    {"payload": {"\udc80": 1}},
+    {"payload": 2**64},
+    {"payload": [-(2**63) - 1]},
+    {"payload": 10**5000},
+    {"payload": float("nan")},
+    {"payload": {"a": [float("inf")]}},
+    {"payload": {1, 2}},
+    {"payload": {1: 2}},
+    {"payload": b"bytes"},
+    {"payload": datetime(2026, 1, 4)},
+    {"payload": ({"a": {"b"}},)},
     {"payload": "x" * MAX_PAYLOAD_BYTES},
     {"labels": "linux"},
+    {"labels": None},
+    {"labels": 5},
+    {"labels": {"linux": True}},
     {"labels": [""]},
     {"labels": ["a,b"]},
     {"labels": ["a\nb"]},
+    {"labels": ["\ud800"]},
     {"labels": [7]},
     {"labels": ["x" * (MAX_TEXT + 1)]},
     {"labels": [str(n) for n in range(MAX_LABELS + 1)]},
     {"dedupe_key": "x" * (MAX_TEXT + 1)},
     {"dedupe_key": "a\0b"},
+    {"dedupe_key": "\ud800"},
     {"dedupe_key": 7},
+    {"dedupe_key": 0},
     {"request_id": "x" * (MAX_TEXT + 1)},
+    {"request_id": "\ud800"},
+    {"request_id": None},
     {"priority": "high"},
     {"priority": 1.5},
     {"priority": True},
@@ -66,6 +97,8 @@ JOBS: list[dict[str, Any]] = [
     {"run_at": "tomorrow"},
     {"run_at": 1767513600},
     {"run_at": datetime(2026, 1, 4)},
+    {"run_at": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12)))},
+    {"run_at": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12)))},
     {"prority": 1},
 ]
 
@@ -77,6 +110,7 @@ async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place) -> None:
         for fields in JOBS:
             message = await unchanged(queue, queue.enqueue(**fields), "bad_request")
             assert len(message) < 500
+            assert re.search("; give|; see|; use|: store it elsewhere", message), message
 
         assert await queue.claim_next("w1", limit=9) == []
 
@@ -100,9 +134,24 @@ CLAIMS: list[dict[str, Any]] = [
     {"labels": "linux"},
     {"labels": ["a,b"]},
     {"labels": [None]},
+    {"labels": None},
+    {"labels": 5},
+    {"limit": "1"},
+    {"limit": 1.5},
+    {"limit": True},
     {"ttl_seconds": 0},
     {"ttl_seconds": -5},
+    {"ttl_seconds": 31.5},
+    {"ttl_seconds": 10**30},
     {"accept_seconds": 0},
+    {"accept_seconds": "x"},
+    {"wait_seconds": "x"},
+    {"wait_seconds": None},
+    {"wait_seconds": True},
+    {"wait_seconds": -1},
+    {"wait_seconds": float("nan")},
+    {"wait_seconds": float("inf")},
+    {"wait_seconds": MAX_SECONDS + 1},
 ]
 
 
@@ -134,6 +183,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"request": "x"},
     {"request_id": 7},
     {"request_id": "x" * (MAX_TEXT + 1)},
+    {"request_id": "\ud800"},
+    {"request_id": "a\0b"},
+    {"request_id": None},
     {"expected_rev": "1"},
     {"expected_rev": True},
 ]
@@ -145,8 +197,12 @@ async def test_a_result_that_makes_no_sense_leaves_the_job_running(place: Place)
     async with place.queue() as queue:
         job = await started(queue)
 
-        for result in (NotJson(), "x" * MAX_PAYLOAD_BYTES):
+        for result in (NotJson(), "x" * MAX_PAYLOAD_BYTES, 2**64, float("nan"), "\ud800"):
             await unchanged(queue, queue.complete(job.lease_id, result), "bad_request")
+        nameless: list[Any] = ["", "a\0b", "\ud800", 7]
+        for worker in nameless:
+            await unchanged(queue, queue.complete(job.lease_id, worker=worker), "bad_request")
+            await unchanged(queue, queue.start_all([job.lease_id], worker), "bad_request")
 
         assert (await queue.complete(job.lease_id, 1)).status == "succeeded"
 
@@ -154,7 +210,14 @@ async def test_a_result_that_makes_no_sense_leaves_the_job_running(place: Place)
 # -- who is not there, and who is not the owner
 
 
-UNKNOWN: list[Any] = ["", "nobody", "q-" + "0" * 32, "x" * 1000, "a/b.1", None, 7]
+@pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "x" * (MAX_TEXT + 1), None])
+def test_a_tenant_without_a_name_is_refused(tenant: Any) -> None:
+    """Its name is part of what keeps it apart from others."""
+    with pytest.raises(Refused, match=r"tenant is .*; give"):
+        AsyncQueue(MemoryStore(), tenant=tenant)
+
+
+UNKNOWN: list[Any] = ["", "nobody", "q-" + "0" * 32, "x" * 1000, "a/b.1", None, 7, "a\0b", "\ud800"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +240,7 @@ async def test_an_unknown_job_is_not_found(place: Place, ask: Callable[[AsyncQue
             await unchanged(queue, ask(queue, id), "not_found")
 
 
-GARBAGE = [
+GARBAGE: list[Any] = [
     "x",
     "a.1",
     "..",
@@ -187,6 +250,12 @@ GARBAGE = [
     f".1.{SECRET}",
     "a.1.short",
     f"a.9999999999.{SECRET}",
+    f"a\0b.1.{SECRET}",
+    f"a.1.\ud800{SECRET}",
+    "x" * 1000,
+    "",
+    None,
+    7,
 ]
 
 
@@ -198,6 +267,26 @@ async def test_a_lease_id_that_is_garbage_is_stale(place: Place, name: str) -> N
         for lease_id in GARBAGE:
             await unchanged(queue, getattr(queue, name)(lease_id), "stale_lease")
             await unchanged(queue, getattr(queue, name)(lease_id, worker="w1"), "stale_lease")
+
+
+@on_loop
+async def test_garbage_among_many_is_refused_in_its_place(place: Place) -> None:
+    """One message that makes no sense must not cost the others their leases."""
+    async with place.queue() as queue:
+        job = await claimed_one(queue)
+        no_end: Any = "no end"
+
+        for say in (queue.start_all, queue.heartbeat_all):
+            *garbage, good = await say([*GARBAGE, job.lease_id], "w1")
+            assert [answer.code for answer in garbage if isinstance(answer, Refused)] == ["stale_lease"] * len(GARBAGE)
+            assert isinstance(good, QueueJob)
+        ends = [End(lease_id=lease_id) for lease_id in GARBAGE]
+        ends += [End(lease_id=job.lease_id, result=result) for result in (NotJson(), 2**64, "x" * MAX_PAYLOAD_BYTES)]
+        *bad, good = await queue.finish_all([*ends, no_end, End(lease_id=job.lease_id, result=1)], "w1")
+
+        codes = ["stale_lease"] * len(GARBAGE) + ["bad_request"] * 4
+        assert [answer.code for answer in bad if isinstance(answer, Refused)] == codes
+        assert (await queue.get(job.id)).result == 1
 
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
@@ -309,77 +398,3 @@ async def test_a_revision_that_is_not_the_current_one_is_refused(place: Place) -
 
         assert (await queue.heartbeat(job.lease_id, expected_rev=rev)).rev == rev + 1
         assert (await queue.stall(job.id, expected_rev=rev + 1)).status == "stalled"
-
-
-# -- repeats
-
-
-@pytest.mark.proves("QUE-C5", "QUE-R2")
-@on_loop
-async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(place: Place) -> None:
-    """An answer that was lost is asked for again: that must be safe for every order."""
-    async with place.queue() as queue:
-
-        async def twice(ask: Callable[[], Awaitable[QueueJob]]) -> QueueJob:
-            first = await ask()
-            before = await queue.log("", 0, EVERYTHING)
-            assert await ask() == first
-            assert await queue.log("", 0, EVERYTHING) == before
-            return first
-
-        new = await twice(lambda: queue.enqueue({"n": 1}, request_id="enqueue"))
-        job = await claimed(queue)
-        await twice(lambda: queue.heartbeat(job.lease_id, request_id="beat"))
-        await twice(lambda: queue.start(job.lease_id, request_id="start"))
-        await twice(lambda: queue.stall(new.id, request_id="stall"))
-        await twice(lambda: queue.requeue_stalled(new.id, request_id="requeue"))
-        place.after(121)
-        job = await claimed(queue, "w2")
-        await queue.start(job.lease_id)
-        done = await twice(lambda: queue.complete(job.lease_id, {"n": 2}, request_id="complete"))
-
-        assert (done.attempt, done.result) == (2, {"n": 2})
-        legal(await queue.log("", 0, EVERYTHING))
-
-
-@on_loop
-async def test_a_cancel_and_a_failure_may_be_repeated_too(place: Place) -> None:
-    """The orders that end a job leave the hot table with it; their repeats must still be known."""
-    async with place.queue() as queue:
-        waiting = await queue.enqueue(1)
-        first = await queue.cancel(waiting.id, request_id="c")
-        assert await queue.cancel(waiting.id, request_id="c") == first
-        job = await started(queue, 2)
-        failed = await queue.fail(job.lease_id, "boom", request_id="f")
-
-        assert await queue.fail(job.lease_id, "boom", request_id="f") == failed
-        legal(await queue.log("", 0, EVERYTHING))
-
-
-@pytest.mark.parametrize(
-    "other", [{"payload": 2}, {"payload": 1, "priority": 1}, {"payload": 1, "labels": ["x"]}], ids=repr
-)
-@on_loop
-async def test_a_request_id_with_another_job_is_refused(place: Place, other: dict[str, Any]) -> None:
-    """Two different wishes under one name: one of them would be lost."""
-    async with place.queue() as queue:
-        await queue.enqueue(1, request_id="r")
-
-        refusal = await refused(queue.enqueue(**other, request_id="r"))
-
-        assert refusal.code in ("request_id_reused", "bad_request")
-        assert len(await queue.claim_next("w1", limit=9, labels=["x"])) == 1
-
-
-@on_loop
-async def test_a_request_id_with_another_order_is_refused(place: Place) -> None:
-    """The id names one request, not one client."""
-    async with place.queue() as queue:
-        job = await started(queue)
-        await queue.heartbeat(job.lease_id, request_id="r")
-
-        await unchanged(queue, queue.stall(job.id, request_id="r"), "request_id_reused")
-        await unchanged(queue, queue.complete(job.lease_id, 1, request_id="r"), "request_id_reused")
-
-        await queue.stall(job.id, request_id="s")
-        await unchanged(queue, queue.cancel(job.id, request_id="s"), "request_id_reused")

@@ -126,6 +126,23 @@ async def test_prune_drops_only_what_is_older(place: Place) -> None:
         assert await told(store) == [("x", 3), ("x", 4)]
 
 
+@on_loop
+async def test_the_log_of_a_record_outlives_the_record(place: Place) -> None:
+    """Records and events have retentions of their own: what happened can be read while it is kept."""
+    events = [fact("r1/a.1", run_id="r1"), fact("r1/b.1", run_id="r1"), fact("q"), fact("host/1")]
+    async with place.opened() as store:
+        for id, run_id in (("r1/a.1", "r1"), ("r1/b.1", "r1"), ("q", ""), ("host/1", "")):
+            await write(store, put(Attempt(id=id, run_id=run_id, state=SUCCEEDED), is_over=True))
+        await append(store, *events)
+
+        assert await store.prune(finished_before=START, events_before=0, limit=100) == 4
+
+        for event in events:
+            assert await store.find(event.entity_id) is None
+            assert await told(store, entity_id=event.entity_id) == [(event.entity_id, 1)]
+            assert await told(store, await store.last_seq(), entity_id=event.entity_id) == []
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 @on_loop
 async def test_prune_takes_no_more_than_its_limit(place: Place, limit: int) -> None:

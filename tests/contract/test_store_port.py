@@ -27,18 +27,18 @@ from deltaci.store.port import (
     Write,
 )
 from tests.contract.places import EVERYTHING, Place, ask, fact, on_loop, put, write
-from tests.lab import START
+from tests.lab import START, TENANT
 
 
-def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "") -> Put:
+def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "", tenant: str = TENANT) -> Put:
     """A new attempt that waits to be claimed."""
-    record = Attempt(id=id, state=QUEUED, priority=priority, queue_key=labels, run_at=ready_at)
+    record = Attempt(id=id, tenant=tenant, state=QUEUED, priority=priority, queue_key=labels, run_at=ready_at)
     return put(record, ready_at=ready_at)
 
 
-async def ready(store: Store, *labels: str, now: int = START, limit: int = 100) -> list[str]:
+async def ready(store: Store, *labels: str, now: int = START, limit: int = 100, tenant: str = TENANT) -> list[str]:
     """The ids that a worker with these labels finds, in order."""
-    [found] = await ask(store, FindReady(labels, now, limit))
+    [found] = await ask(store, FindReady(tenant, labels, now, limit))
     return [held.record.id for held in found]
 
 
@@ -139,6 +139,50 @@ async def test_a_transaction_that_raises_before_its_write_leaves_nothing(place: 
         assert await store.find("a") == Attempt(id="a")
 
 
+@on_loop
+async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(place: Place) -> None:
+    """A write counts when its transaction has ended, and not before."""
+    async with place.opened() as store:
+        await write(
+            store, waiting("old", 7), put(Job(id="r/a", run_id="r", spec=JobSpec(name="a"))), events=[fact("a")]
+        )
+
+        def broken() -> Transaction[None]:
+            over = put(Attempt(id="old", state=SUCCEEDED), 1, is_over=True)
+            new = put(Job(id="r/b", run_id="r", spec=JobSpec(name="b")), due_at=START)
+            yield Write([waiting("new", 8), new, over], [fact("b")])
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await store.transact(broken)
+
+        assert await store.find("new") is None
+        assert await ready(store) == ["old"]
+        assert await due(store, START) == []
+        assert [held.record.id for held in (await ask(store, LoadJobs("r")))[0]] == ["r/a"]
+        assert [event.entity_id for event in await store.events(0, EVERYTHING)] == ["a"]
+        await write(store, put(Attempt(id="old", state="LEASED"), 1), events=[fact("old", 2)])
+        assert await store.last_seq() == 2
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["live", "over at once"])
+@pytest.mark.parametrize("was_over", [False, True], ids=["of a live one", "of one that is over"])
+@on_loop
+async def test_an_id_is_given_once(place: Place, was_over: bool, is_over: bool) -> None:
+    """Two records with one id would be two truths, whether or not the first is over."""
+    async with place.opened() as store:
+        first = Attempt(id="a", state=SUCCEEDED if was_over else QUEUED)
+        await write(store, put(first, is_over=was_over), events=[fact("a")])
+
+        second = Attempt(id="a", state=SUCCEEDED if is_over else QUEUED, priority=1)
+        with pytest.raises(Conflict):
+            await write(store, put(Attempt(id="b")), put(second, is_over=is_over), events=[fact("a")])
+
+        assert await store.find("a") == first
+        assert await store.find("b") is None
+        assert await store.last_seq() == 1
+
+
 # -- loading
 
 
@@ -160,6 +204,21 @@ async def test_a_record_comes_back_as_it_was_written(place: Place, record: Recor
 
         assert await held(store, record.id) == Held(record, 1, START)
         assert await store.find(record.id) == record
+
+
+@on_loop
+async def test_a_record_is_kept_as_it_was_when_it_was_written(place: Place) -> None:
+    """What a caller does later with what it wrote or read changes nothing that is stored."""
+    async with place.opened() as store:
+        mine = {"n": [1]}
+        await write(store, put(Attempt(id="a", spec=mine)))
+
+        mine["n"].append(2)
+        for found in (await store.find("a"), (await held(store, "a")).record):
+            assert isinstance(found, Attempt)
+            found.spec["n"].append(3)
+
+        assert await store.find("a") == Attempt(id="a", spec={"n": [1]})
 
 
 @on_loop
@@ -284,6 +343,16 @@ async def test_the_order_goes_across_queues(place: Place) -> None:
 
 
 @on_loop
+async def test_a_tie_across_queues_is_decided_by_the_id(place: Place) -> None:
+    """The order is one order, however many queues it goes across."""
+    async with place.opened() as store:
+        await write(store, waiting("b", 1), waiting("a", 1, labels="arm"), waiting("c", 1, labels="arm"))
+
+        assert await ready(store, "arm") == ["a", "b", "c"]
+        assert await ready(store, "arm", limit=2) == ["a", "b"]
+
+
+@on_loop
 async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
     """A job on a machine that lacks what it needs fails for no fault of its own."""
     async with place.opened() as store:
@@ -293,6 +362,24 @@ async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
         assert await ready(store, "linux") == ["any"]
         assert await ready(store, "arm") == ["any", "arm"]
         assert await ready(store, "gpu", "linux", "arm") == ["any", "arm", "both"]
+
+
+@on_loop
+async def test_only_what_is_the_tenants_own_is_found(place: Place) -> None:
+    """A worker of one tenant never gets another's work, however urgent that is and whatever its labels."""
+    async with place.opened() as store:
+        await write(
+            store,
+            waiting("theirs", 1, priority=9, tenant="b"),
+            waiting("theirs too", 1, labels="arm", tenant="b"),
+            waiting("mine", 2, tenant="a"),
+            waiting("mine too", 3, labels="linux", tenant="a"),
+        )
+
+        assert await ready(store, tenant="a", limit=1) == ["mine"]
+        assert await ready(store, "arm", "linux", tenant="a") == ["mine", "mine too"]
+        assert await ready(store, "arm", "linux", tenant="b") == ["theirs", "theirs too"]
+        assert await ready(store, "arm", "linux", tenant="") == []
 
 
 @on_loop
@@ -311,11 +398,11 @@ async def test_what_was_claimed_is_not_found(place: Place) -> None:
     """The next write says whether the record is still there to be claimed."""
     async with place.opened() as store:
         await write(store, waiting("a"), waiting("b"))
-        await write(store, put(Attempt(id="a", state="LEASED"), 1))
+        await write(store, put(Attempt(id="a", tenant=TENANT, state="LEASED"), 1))
 
         assert await ready(store) == ["b"]
 
-        await write(store, put(Attempt(id="a", state=QUEUED), 2, ready_at=0))
+        await write(store, put(Attempt(id="a", tenant=TENANT, state=QUEUED), 2, ready_at=0))
         assert await ready(store) == ["a", "b"]
 
 
@@ -356,6 +443,18 @@ async def test_a_record_is_due_when_its_last_write_says(
         await write(store, change())
 
         assert await due(store, START) == expected
+
+
+@on_loop
+async def test_a_record_that_was_written_again_is_due_once(place: Place) -> None:
+    """A deadline that is carried out twice would be refused the second time, and take the place of another."""
+    async with place.opened() as store:
+        await write(store, put(Attempt(id="a"), due_at=START), put(Attempt(id="b"), due_at=START + 1))
+        for version in (1, 2):
+            await write(store, put(Attempt(id="a"), version, due_at=START))
+
+        assert await due(store, START + 1) == ["a", "b"]
+        assert await due(store, START + 1, limit=2) == ["a", "b"]
 
 
 @on_loop

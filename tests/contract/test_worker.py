@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.core.failures import MAX_LINE_CHARS
 from deltaci.engine import worker as engine
 from deltaci.engine.queue import NewJob
 from deltaci.engine.worker import Handler, Task, Worker
@@ -116,6 +117,48 @@ async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(plac
         assert (second.failure_class, second.code, second.rule) == ("USER", "FAILED", "failed")
         assert {(await queue.get(job.id)).status for job in (infra, user)} == {"failed"}
         legal(await queue.log())
+
+
+class Speechless(Exception):
+    """An error that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("the answer is 41"), "ValueError: the answer is 41"),
+        (KeyError("name"), "KeyError: 'name'"),
+        (RuntimeError(), "RuntimeError"),
+        (OSError("\n  first of two\nlines"), "OSError: first of two"),
+        (ValueError("x" * 5000), f"ValueError: {'x' * 5000}"[:MAX_LINE_CHARS]),
+        (ValueError("lone \udc80"), "ValueError: lone ?"),
+        (Speechless(), "Speechless: its message cannot be shown"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+@on_loop
+async def test_people_see_what_an_exception_said(place: Place, error: Exception, message: str) -> None:
+    """The type and the first line of the message, and never more than one line can hold."""
+
+    def breaks(task: Task) -> None:
+        try:
+            raise KeyError("what came before")
+        except KeyError:
+            raise error from None
+
+    async with place.queue() as queue:
+        job = await queue.enqueue(1)
+
+        await Worker(queue, breaks).run(until_empty=True)
+
+        found = await queue.get(job.id)
+        assert found.error is not None
+        assert found.error.message == message
+        assert found.to_dict()["error"]["message"] == message
+        assert (await queue.log(job.id))[-1].metadata["error"]["message"] == message
 
 
 @on_loop

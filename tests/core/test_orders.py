@@ -82,4 +82,4 @@ def test_the_same_request_with_another_record_is_refused() -> None:
 
     refusal = lab.refused(Birth(id="q1", record=Attempt(id="q1", tenant=TENANT, priority=3), request_id="b"))
 
-    assert refusal.code == "bad_request"
+    assert refusal.code == "request_id_reused"

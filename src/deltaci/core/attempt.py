@@ -461,6 +461,8 @@ _APPLIED: Final = {
 def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> Attempt:
     """Apply one command. A message under any lease but the live one is refused as stale, or recognised as a repeat."""
     if isinstance(command, Leased):
+        if command.tenant and command.tenant != attempt.tenant:
+            raise lease.unknown_attempt(command.id)
         worker_id = command.actor.partition(":")[2]
         if command.request_id and is_repeat(attempt, command):
             return attempt

@@ -32,11 +32,15 @@ class Grant(Command, frozen=True, kw_only=True):
 
 
 class Leased(Command, frozen=True, kw_only=True):
-    """Whatever a runner says about its attempt: it must prove which lease it speaks for."""
+    """Whatever a runner says about its attempt: it must prove which lease it speaks for.
+
+    With a `tenant`, another tenant's attempts do not exist for it.
+    """
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
     lease: LeaseRef
+    tenant: str = ""
 
 
 class Ack(Leased, frozen=True, kw_only=True):

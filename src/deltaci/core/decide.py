@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, graph, job, run, worker
-from deltaci.core.errors import InvariantBroken, Refused, StaleLease
+from deltaci.core import attempt, graph, job, lease, run, worker
+from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.machine import Command, Machine, Record, check_actor, is_repeat, remembering
-from deltaci.core.reactions import REACTIONS, Birth, Follow, cancel_job
+from deltaci.core.machine import Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
+from deltaci.core.reactions import REACTIONS, BearAll, Birth, Follow, cancel_job
 from deltaci.core.world import World
 
 MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
@@ -245,7 +245,7 @@ def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
     """A runner that was given up for silent and still has to stop an attempt has, by speaking, recovered."""
     known = world.find(command.id)
     if not isinstance(known, attempt.Attempt):
-        raise StaleLease("UNKNOWN_LEASE", f"there is no attempt {command.id!r}; stop this attempt")
+        raise lease.unknown_attempt(command.id)
     if known.state == attempt.CANCEL_REQUESTED and not is_repeat(known, command):
         sender = world.worker(command.actor.partition(":")[2])
         if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):
@@ -254,13 +254,36 @@ def _expand_message(world: World, command: attempt.Leased) -> Iterable[Command]:
 
 
 def _expand_birth(world: World, birth: Birth) -> Iterable[Command]:
-    if world.find(birth.id) is not None:
+    known = world.find(birth.id)
+    if known is not None:
         if birth.or_existing:
             return ()
+        if birth.request_id:
+            check_unused(known, birth)
         raise Refused("bad_request", f"{birth.id!r} exists already; choose another id")
     if isinstance(birth.record, worker.Worker):
         return birth, worker.CompleteRegistration(id=birth.id, actor=birth.actor)
     return (birth,)
+
+
+def _expand_births(world: World, command: BearAll) -> Iterable[Command]:
+    """Each as it would be on its own; one that is refused keeps out all."""
+    world.need(birth.id for birth in command.births)
+    found: list[Command] = []
+    born: dict[str, Record] = {}
+    for birth in command.births:
+        known = born.get(birth.id) or world.find(birth.id)
+        if known is not None and is_repeat(known, birth):
+            continue
+        if birth.id in born and birth.or_existing:
+            continue
+        if birth.id in born:
+            check_unused(born[birth.id], birth)
+        # Each record remembers the request that it was made by, not the one for all of them.
+        record = remembering(birth.record, birth) if birth.request_id else birth.record
+        born[birth.id] = record
+        found += _expand_birth(world, msgspec.structs.replace(birth, record=record))
+    return found
 
 
 def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
@@ -305,6 +328,7 @@ def job_id(run_id: str, name: str) -> str:
 
 _ORDERS: Final[dict[type[Command], Callable[[World, Any], Iterable[Command]]]] = {
     Birth: _expand_birth,
+    BearAll: _expand_births,
     Plan: _expand_plan,
     CancelJob: _expand_cancel_job,
 }

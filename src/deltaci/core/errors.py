@@ -18,6 +18,7 @@ CODES = frozenset(
         "request_id_reused",
         "stale_lease",
         "stale_rev",
+        "unreadable",
         "worker_full",
         "wrong_actor",
         "wrong_state",

@@ -35,19 +35,24 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     error_code: str = ""
+    message: str = ""
     log_tail: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()
     flaky_tests: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict: the class, whether it may be retried, and the evidence."""
+    """The verdict: the class, whether it may be retried, and the evidence.
+
+    `line` is what the rule matched; `message` is for people: what the failure said of itself, in one line.
+    """
 
     code: str
     failure_class: str
     is_retryable: bool
     rule: str
     line: str = ""
+    message: str = ""
 
 
 class FailureRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +116,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
 def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
     """The first rule that matches decides; the last rule of the table matches everything."""
     code = facts.error_code or ("SIGNAL" if facts.signal else "EXIT" if facts.exit_code else "FAILED")
+    message = facts.message.partition("\n")[0][:MAX_LINE_CHARS]
     for rule in rules:
         matched, line = _matches(rule, facts)
         if matched:
@@ -120,8 +126,9 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
                 is_retryable=rule.is_retryable and rule.failure_class != USER,
                 rule=rule.name,
                 line=line,
+                message=message,
             )
-    return Failure(code=code, failure_class=USER, is_retryable=False, rule="none")
+    return Failure(code=code, failure_class=USER, is_retryable=False, rule="none", message=message)
 
 
 def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:

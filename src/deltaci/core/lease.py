@@ -199,6 +199,11 @@ _REASONS: Final = {
 }
 
 
+def unknown_attempt(id: str) -> StaleLease:
+    """The answer to a lease of an attempt that does not exist, or not for whoever asks: the two look the same."""
+    return StaleLease("UNKNOWN_LEASE", f"there is no attempt {id!r}; stop this attempt")
+
+
 def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
     """The live lease that this message speaks for; otherwise `StaleLease` with the reason."""
     if lease is not None and is_held_by(lease, ref, worker_id):

@@ -42,7 +42,7 @@ class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
 
 
 class Record(Stateful, frozen=True, kw_only=True):
-    """What every record of the store has. `rev` counts its events; `requests` are the last ones applied."""
+    """What every record of the store has. `rev` counts its events; `requests` are the first and the last applied."""
 
     tenant: str = ""
     run_id: str = ""
@@ -119,10 +119,25 @@ def is_repeat(record: Record, command: Command) -> bool:
     return bool(command.request_id) and _request(command) in record.requests
 
 
+def check_unused(record: Record, command: Command) -> None:
+    """Refuse a request id that this record knows from something else."""
+    if any(known.rpartition(" ")[0] == command.request_id for known in record.requests):
+        raise Refused(
+            "request_id_reused",
+            f"request {command.request_id!r} was already used on {record.id} for something else; "
+            "send a new request_id for a new request",
+        )
+
+
 def remembering(record: R, command: Command) -> R:
-    """The record, knowing that this request was applied to it."""
-    kept = (*record.requests, _request(command))[-REQUESTS_REMEMBERED:]
-    return replace(record, requests=kept)
+    """The record, knowing that this request was applied to it.
+
+    The first one is never forgotten: it may be the one that the record was made by, and follow from its id.
+    """
+    known = record.requests
+    if len(known) >= REQUESTS_REMEMBERED:
+        known = (known[0], *known[2:])
+    return replace(record, requests=(*known, _request(command)))
 
 
 def nothing(_record: Any, _command: Any, _at: int) -> None:
@@ -179,12 +194,7 @@ class Machine(Generic[S]):
             request = _request(command)
             if request in record.requests:
                 return record
-            if any(known.rpartition(" ")[0] == command.request_id for known in record.requests):
-                raise Refused(
-                    "request_id_reused",
-                    f"request {command.request_id!r} was already used on {record.id} for something else; "
-                    "send a new request_id for a new request",
-                )
+            check_unused(record, command)
         if command.expected_rev is not None and command.expected_rev != record.rev:
             raise Refused(
                 "stale_rev",

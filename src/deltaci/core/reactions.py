@@ -26,6 +26,12 @@ class Birth(Command, frozen=True, kw_only=True):
     or_existing: bool = False
 
 
+class BearAll(Command, frozen=True, kw_only=True):
+    """Bring many records into being: all of them, or none. `id` is the first one's."""
+
+    births: tuple[Birth, ...]
+
+
 Follow = Callable[[World, Event], Iterable[Command]]
 
 

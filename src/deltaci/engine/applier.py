@@ -27,6 +27,7 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
+from deltaci.engine.unreadable import Reports, refusal
 from deltaci.store.port import (
     Conflict,
     FindDue,
@@ -39,6 +40,7 @@ from deltaci.store.port import (
     Store,
     Transaction,
     Unavailable,
+    Unreadable,
     Write,
 )
 
@@ -58,11 +60,12 @@ class Overloaded(Exception):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker asks for work: so many of the best attempts that fit its labels.
+    """A worker asks for work: so many of its tenant's best attempts that fit its labels.
 
     One that is sure to begin at once may say so: then each is claimed and started in one go.
     """
 
+    tenant: str
     worker_id: str
     labels: tuple[str, ...]
     limit: int
@@ -99,9 +102,10 @@ class _Waiting(msgspec.Struct):
 class _Lane:
     """One sequence of batches, with the records that it keeps in memory."""
 
-    def __init__(self, store: Store, clock: ForwardClock) -> None:
+    def __init__(self, store: Store, clock: ForwardClock, reports: Reports) -> None:
         self._store = store
         self._clock = clock
+        self._reports = reports
         self._world = World()
         self._stored: dict[str, tuple[int, int | None]] = {}
         self._absent: list[str] = []
@@ -237,6 +241,8 @@ class _Lane:
             if id not in self._stored or self._stored[id][0] < each.version:
                 self._world.records[id] = each.record
                 self._stored[id] = (each.version, each.due_at)
+            if isinstance(each.record, Unreadable):
+                self._reports.tell(each.record)
         for id in wanted:
             if id not in self._world.records:
                 self._fresh.add(id)
@@ -278,14 +284,16 @@ class _Lane:
             except Refused as refused:
                 if self._doubt(command.id, changed):
                     continue
-                return refused
+                return refusal(self._world.records.get(command.id)) or refused
             except InvariantBroken:
                 # Records that another server changed meanwhile do not fit those that were just loaded.
                 if self._doubt("", changed):
                     continue
                 raise
-            if not decision.changed and self._doubt(command.id, changed):
-                continue
+            if not decision.changed:
+                if self._doubt(command.id, changed):
+                    continue
+                return refusal(decision.record) or decision
             changed.update(decision.changed)
             events += decision.events
             return decision
@@ -320,7 +328,8 @@ class _Lane:
     ) -> Transaction[list[Claimed]]:
         # What this batch already gave away is still ready in the store: ask for that many more.
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        held = yield FindReady(claim.labels, now, claim.limit + taken)
+        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
+        held = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
         self._take(held)
         actor = worker_actor(claim.worker_id)
         secret = secrets.token_hex(SECRET_BYTES * len(held))
@@ -358,7 +367,7 @@ class _Lane:
     def _tick(
         self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]
     ) -> Transaction[int]:
-        held = yield FindDue(now, tick.limit)
+        held = yield from self._reports.readable(FindDue(now, tick.limit), now + STUCK_SECONDS * SECOND)
         self._take(held)
         for each in held:
             id = each.record.id
@@ -428,7 +437,8 @@ class Applier:
 
     def __init__(self, store: Store) -> None:
         clock = ForwardClock()  # One for all lanes: none may lag behind what another has seen.
-        self._lanes = [_Lane(store, clock) for _ in range(store.lanes)]
+        reports = Reports()
+        self._lanes = [_Lane(store, clock, reports) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 

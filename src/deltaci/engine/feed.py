@@ -11,10 +11,28 @@ from deltaci.store.port import Store
 PAGE: Final = 1000
 
 
-async def follow(store: Store, after: int, *, entity_id: str = "", run_id: str = "") -> AsyncIterator[Event]:
+async def read(
+    store: Store, after: int, limit: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
+) -> list[Event]:
+    """Committed events with a greater seq; of this tenant alone, unless none is named."""
+    found: list[Event] = []
+    while len(found) < limit:
+        size = min(limit, PAGE)
+        page = await store.events(after, size, entity_id=entity_id, run_id=run_id)
+        found += [event for event in page if tenant in ("", event.tenant)]
+        if len(page) < size:
+            break
+        after = page[-1].seq
+    return found[:limit]
+
+
+async def follow(
+    store: Store, after: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
+) -> AsyncIterator[Event]:
     """Every committed event with a greater seq, first those that are there, then the rest as they come.
 
-    A slow reader costs nobody anything: it reads pages at its own pace and nothing is kept for it.
+    Of this tenant alone, unless none is named. A slow reader costs nobody anything: it reads pages at its own
+    pace and nothing is kept for it.
     """
     seen = after
     with store.wakers.subscribed() as waker:
@@ -22,6 +40,7 @@ async def follow(store: Store, after: int, *, entity_id: str = "", run_id: str =
             page = await store.events(seen, PAGE, entity_id=entity_id, run_id=run_id)
             for event in page:
                 seen = event.seq
-                yield event
+                if tenant in ("", event.tenant):
+                    yield event
             if len(page) < PAGE:
                 await waker.wait()

@@ -16,27 +16,41 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, ids, lease
+from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
-from deltaci.core.instants import instant, rfc3339
+from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
+from deltaci.core.reactions import BearAll, Birth
 from deltaci.core.views.job_events import job_events
 from deltaci.core.views.queue import job_status
 from deltaci.core.worker import queue_key
+from deltaci.engine import feed
 from deltaci.engine.applier import Applier, Claim
+from deltaci.engine.checks import (
+    MAX_CLAIM,
+    MAX_SECONDS,
+    as_json,
+    as_text,
+    bad_request,
+    check_labels,
+    check_number,
+    check_seconds,
+    check_text,
+    checked_options,
+    known_id,
+    known_instant,
+    known_lease,
+    shown,
+)
 from deltaci.engine.timers import Timers
+from deltaci.engine.unreadable import refusal
 from deltaci.store.port import Store
 
-MAX_PAYLOAD_BYTES: Final = 1024 * 1024
-MAX_TEXT: Final = 200
-MAX_LABELS: Final = 32
-MAX_CLAIM: Final = 1000
-MAX_SECONDS: Final = 30 * 86400
+MAX_INT: Final = 2**31 - 1
 MAX_EVENTS: Final = 10_000
 MAX_ERROR_LINES: Final = 50
 
@@ -82,12 +96,12 @@ class QueueJob:
     @property
     def payload(self) -> Any:
         """What it was enqueued with."""
-        return self._record.spec
+        return _copied(self._record.spec)
 
     @property
     def result(self) -> Any:
         """What it succeeded with."""
-        return self._record.result
+        return _copied(self._record.result)
 
     @property
     def error(self) -> Failure | None:
@@ -166,6 +180,7 @@ class AsyncQueue:
     """The queue for programs that use asyncio. Use it as a context manager."""
 
     def __init__(self, store: Store, *, tenant: str = "default", has_timers: bool = True) -> None:
+        check_text("tenant", tenant)
         self._store = store
         self._tenant = tenant
         self._has_timers = has_timers
@@ -194,13 +209,30 @@ class AsyncQueue:
         try:
             new = NewJob(payload=payload, **fields)
         except TypeError as error:
-            raise Refused("bad_request", f"{error}; see NewJob for what can be given") from None
+            raise bad_request(f"{error}; see NewJob for what can be given") from None
         return (await self.enqueue_all([new]))[0]
 
     async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
-        """Add many jobs in one go. If one of them is not acceptable, none is added."""
+        """Add many jobs in one go. If one of them is refused, none is added.
+
+        That holds for refusals. When the store fails on the way, some may have been added: jobs with a `dedupe_key`
+        or a `request_id` can simply be enqueued again.
+        """
         births = [self._birth(new) for new in jobs]
+        # What passed the checks can only be refused for a request_id that was used for something else. Jobs that
+        # have one are decided together; all others take the short way, in as many transactions as they need.
+        if len(births) > 1 and any(birth.request_id and not birth.or_existing for birth in births):
+            return await self._bear_all(births)
         return [QueueJob(each) for each in await self._all(births)]
+
+    async def _bear_all(self, births: Sequence[Birth]) -> list[QueueJob]:
+        decision = await self._applier.do(BearAll(id=births[0].id, births=tuple(births)))
+        found: list[QueueJob] = []
+        for birth in births:
+            record = decision.changed.get(birth.id)
+            # What was there already is shown as it is now.
+            found.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(birth.id))
+        return found
 
     def _birth(self, new: NewJob) -> Birth:
         _check_new(new)
@@ -216,10 +248,10 @@ class AsyncQueue:
             tenant=self._tenant,
             queue_key=queue_key(new.labels),
             priority=new.priority,
-            run_at=instant(new.run_at) if new.run_at else 0,
+            run_at=0 if new.run_at is None else known_instant("run_at", new.run_at),
             timeout_seconds=new.timeout_seconds,
             max_lost_leases=new.max_lost_leases,
-            spec=new.payload,
+            spec=as_json("payload", new.payload),
         )
         return Birth(id=id, record=record, request_id=new.request_id, or_existing=bool(new.dedupe_key))
 
@@ -240,12 +272,14 @@ class AsyncQueue:
 
         With `starts`, each is started in the same transaction: for a worker that begins as soon as it hears.
         """
-        _check_text("worker", worker)
-        _check_labels(labels)
-        _check_number("limit", limit, MAX_CLAIM)
-        _check_number("ttl_seconds", ttl_seconds, MAX_SECONDS)
-        _check_number("accept_seconds", accept_seconds, MAX_SECONDS)
+        check_text("worker", worker)
+        check_labels(labels)
+        check_number("limit", limit, MAX_CLAIM)
+        check_seconds("wait_seconds", wait_seconds)
+        check_number("ttl_seconds", ttl_seconds, MAX_SECONDS)
+        check_number("accept_seconds", accept_seconds, MAX_SECONDS)
         claim = Claim(
+            tenant=self._tenant,
             worker_id=worker,
             labels=tuple(labels),
             limit=limit,
@@ -273,35 +307,48 @@ class AsyncQueue:
 
     async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
         """The job succeeded."""
-        check_json("result", result)
-        return await self._say(attempt.Finish, lease_id, options, is_success=True, result=result)
+        kept = as_json("result", result)
+        return await self._say(attempt.Finish, lease_id, options, is_success=True, result=kept)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """The job failed; `error` is what it said."""
+        """The job failed; `error` is what it said: the first line is kept for people, the end is classified."""
         return await self._say(attempt.Finish, lease_id, options, is_success=False, facts=_failed(error))
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
         """Many executions begin: one transaction for all, each accepted or refused on its own."""
-        return await self._say_all([_message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
+        check_text("worker", worker)
+        return await self._say_all([self._message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
 
     async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
         """Keep many leases."""
-        return await self._say_all([_message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
+        check_text("worker", worker)
+        return await self._say_all([self._message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
 
     async def finish_all(self, ends: Iterable[End], worker: str) -> list[QueueJob | Refused]:
         """Many jobs ended, each in its own way."""
-        found: list[Command] = []
+        check_text("worker", worker)
+        found: list[Command | Refused] = []
         for end in ends:
-            if end.error is None:
-                fields: dict[str, Any] = {"is_success": True, "result": end.result}
-            else:
-                fields = {"is_success": False, "facts": _failed(end.error)}
-            found.append(_message(attempt.Finish, end.lease_id, worker, **fields))
+            try:
+                fields = _outcome(end)
+                found.append(self._message(attempt.Finish, end.lease_id, worker, **fields))
+            except Refused as refused:
+                found.append(refused)
         return await self._say_all(found)
 
-    async def _say_all(self, messages: Sequence[Command]) -> list[QueueJob | Refused]:
+    def _message(self, kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> Command | Refused:
+        try:
+            ref = known_lease(lease_id)
+        except Refused as refused:
+            return refused
+        return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, tenant=self._tenant, **fields)
+
+    async def _say_all(self, messages: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
+        """Say what makes sense; what does not has its refusal already."""
+        answers = iter(await self._applier.do_all(each for each in messages if not isinstance(each, Refused)))
         found: list[QueueJob | Refused] = []
-        for answer in await self._applier.do_all(messages):
+        for each in messages:
+            answer = each if isinstance(each, Refused) else next(answers)
             if isinstance(answer, Refused):
                 found.append(answer)
             else:
@@ -311,30 +358,36 @@ class AsyncQueue:
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
         """Its worker is no longer trusted: take the lease away."""
-        return await self._order(attempt.Stall(id=_checked(id), **_options(options)))
+        return await self._order(attempt.Stall(id=await self._own(id), **checked_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._order(attempt.Requeue(id=_checked(id), **_options(options)))
+        return await self._order(attempt.Requeue(id=await self._own(id), **checked_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
-        await self._order(attempt.Stall(id=_checked(id), reason=attempt.HANDED_BACK, **_options(options)))
+        await self._order(attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **checked_options(options)))
         return await self._order(attempt.Requeue(id=id))
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
-        _check_text("reason", reason)
-        return await self._order(attempt.Cancel(id=_checked(id), reason=reason, **_options(options)))
+        check_text("reason", reason)
+        return await self._order(attempt.Cancel(id=await self._own(id), reason=reason, **checked_options(options)))
 
     # -- looking
 
     async def get(self, id: str) -> QueueJob:
         """The job as it is now."""
-        record = await self._store.find(_checked(id))
+        record = await self._store.find(known_id(id))
+        if (unread := refusal(record)) is not None:
+            raise unread
         if not isinstance(record, Attempt) or record.tenant != self._tenant:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
         return QueueJob(record)
+
+    async def _own(self, id: str) -> str:
+        """The id of a job of this tenant: another's does not exist here. A record never changes its tenant."""
+        return (await self.get(id)).id
 
     async def events(self, id: str) -> list[dict[str, Any]]:
         """Everything that happened to the job, as document 004's events."""
@@ -342,24 +395,28 @@ class AsyncQueue:
         return list(job_events(await self.log(id)))
 
     async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
-        """The log itself, of one job or of everything."""
-        return await self._store.events(after, limit, entity_id=id)
+        """The log itself, of one job or of everything that is this tenant's."""
+        return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and known_id(id))
 
     async def _say(
         self, message: type[attempt.Leased], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
-        ref = ids.lease_ref(_checked(lease_id))
+        ref = known_lease(lease_id)
         known = await self._owner(ref.attempt_id, options)
-        return await self._order(message(id=ref.attempt_id, actor=known, lease=ref, **_options(options), **fields))
+        said = message(
+            id=ref.attempt_id, actor=known, lease=ref, tenant=self._tenant, **checked_options(options), **fields
+        )
+        return await self._order(said)
 
     async def _owner(self, id: str, options: dict[str, Any]) -> str:
         """Who speaks: the worker that the caller names, or the one that the lease was granted to."""
-        worker = options.pop("worker", "")
-        if worker:
-            return f"worker:{worker}"
+        worker = options.pop("worker", None)
+        if worker is not None:
+            check_text("worker", worker)
+            return worker_actor(worker)
         record = await self._store.find(id)
         held = (record.lease or record.ended_lease) if isinstance(record, Attempt) else None
-        return f"worker:{held.worker_id if held else 'unknown'}"
+        return worker_actor(held.worker_id if held else "unknown")
 
     async def _order(self, command: Command) -> QueueJob:
         decision = await self._applier.do(command)
@@ -378,75 +435,37 @@ class AsyncQueue:
 
 
 def _failed(error: str) -> Facts:
-    return Facts(error_code="FAILED", log_tail=tuple(str(error).splitlines()[-MAX_ERROR_LINES:]))
+    """What is known of a job that failed by its own word. Its first line is for people, its end for the rules."""
+    lines = as_text(error).splitlines()
+    first = next((line.strip() for line in lines if line.strip()), "")
+    return Facts(error_code="FAILED", message=first, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
 
 
-def _message(kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> attempt.Leased:
-    ref = ids.lease_ref(_checked(lease_id))
-    return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, **fields)
+def _outcome(end: object) -> dict[str, Any]:
+    if not isinstance(end, End):
+        raise bad_request(f"an end is {shown(end)}; give an End")
+    if end.error is None:
+        return {"is_success": True, "result": as_json("result", end.result)}
+    return {"is_success": False, "facts": _failed(end.error)}
 
 
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(options) - {"request_id", "expected_rev"}
-    if unknown:
-        raise Refused("bad_request", f"unknown option {', '.join(sorted(unknown))}; expected request_id, expected_rev")
-    request_id, rev = options.get("request_id", ""), options.get("expected_rev")
-    if not isinstance(request_id, str) or len(request_id) > MAX_TEXT:
-        raise Refused("bad_request", f"request_id must be a text of at most {MAX_TEXT} characters")
-    if rev is not None and (not isinstance(rev, int) or isinstance(rev, bool)):
-        raise Refused("bad_request", f"expected_rev is {rev!r}; expected a whole number")
-    return options
+def _copied(value: Any) -> Any:
+    """The caller's own: what it does to a list or an object must not reach the record that we keep in memory."""
+    if isinstance(value, list | dict):
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    return value
 
 
-def _checked(id: object) -> str:
-    if not isinstance(id, str) or not id or len(id) > MAX_TEXT:
-        raise Refused("not_found", "that is not an id of ours; check it")
-    return id
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
-        raise Refused("bad_request", f"{name} must be a printable text of 1 to {MAX_TEXT} characters")
-
-
-def _check_number(name: str, value: object, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise Refused("bad_request", f"{name} is {value!r}; expected a whole number from 1 to {most}")
-
-
-def _check_labels(labels: Sequence[str]) -> None:
-    if isinstance(labels, str) or len(labels) > MAX_LABELS:
-        raise Refused("bad_request", f"labels must be a list of at most {MAX_LABELS} texts")
-    for label in labels:
-        _check_text("a label", label)
-        if "," in label:
-            raise Refused("bad_request", f"label {label!r} contains a comma; use several labels")
-
-
-def check_json(name: str, value: Any) -> None:
-    """Refuse what cannot be kept: no JSON, or too much of it."""
-    try:
-        size = len(msgspec.json.encode(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Refused("bad_request", f"{name} is not JSON: {error}; give numbers, texts, lists and objects") from None
-    if size > MAX_PAYLOAD_BYTES:
-        raise Refused(
-            "bad_request", f"{name} has {size} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it"
-        )
-
-
-def _check_new(new: NewJob) -> None:
-    check_json("payload", new.payload)
-    _check_labels(new.labels)
+def _check_new(new: object) -> None:
+    if not isinstance(new, NewJob):
+        raise bad_request(f"a job to enqueue is {shown(new)}; give a NewJob")
+    check_labels(new.labels)
     for name in ("dedupe_key", "request_id"):
-        if getattr(new, name):
-            _check_text(name, getattr(new, name))
+        if getattr(new, name) != "":
+            check_text(name, getattr(new, name))
     for name in ("priority", "timeout_seconds", "max_lost_leases"):
         value = getattr(new, name)
-        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**31 - 1:
-            raise Refused("bad_request", f"{name} is {value!r}; expected a whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT:
+            raise bad_request(f"{name} is {shown(value)}; give a whole number of 32 bits")
     if new.timeout_seconds < 1 or new.max_lost_leases < 0:
-        raise Refused("bad_request", "timeout_seconds must be at least 1 and max_lost_leases at least 0")
-    moment: object = new.run_at
-    if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
-        raise Refused("bad_request", f"run_at is {moment!r}; expected a datetime with a time zone")
+        raise bad_request("timeout_seconds must be at least 1 and max_lost_leases at least 0; give more")

@@ -25,7 +25,8 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.engine.queue import MAX_CLAIM, AsyncQueue, ClaimedJob, End, QueueJob, check_json
+from deltaci.engine.checks import MAX_CLAIM, as_json
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
 from deltaci.store.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30
@@ -378,10 +379,20 @@ def _told(ended: _Ended) -> End:
     lease_id = ended.task.job.lease_id
     if ended.error is None:
         try:
-            check_json("result", ended.result)
+            as_json("result", ended.result)
         except Refused as refused:
             return End(lease_id=lease_id, error=f"the handler's result cannot be kept: {refused.message}")
         return End(lease_id=lease_id, result=ended.result)
     if isinstance(ended.error, asyncio.CancelledError):
         return End(lease_id=lease_id, error="the handler was cancelled")
-    return End(lease_id=lease_id, error="".join(traceback.format_exception(ended.error)))
+    return End(lease_id=lease_id, error="".join((_first_line(ended.error), *traceback.format_exception(ended.error))))
+
+
+def _first_line(error: BaseException) -> str:
+    """What a person wants to know first: the type and the message."""
+    name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "its message cannot be shown"
+    return f"{name}: {text}\n" if text else f"{name}\n"

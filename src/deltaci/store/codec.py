@@ -13,6 +13,7 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
+from deltaci.store.port import Unreadable
 
 KINDS: Final[tuple[type[Record], ...]] = (Run, Job, Attempt, Worker)
 KIND_OF: Final = {kind: number for number, kind in enumerate(KINDS)}
@@ -24,9 +25,12 @@ _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 encode = _ENCODER.encode
 
 
-def decode_record(kind: int, body: bytes) -> Record:
-    """The record that these bytes are."""
-    return _DECODERS[kind].decode(body)
+def decode_record(id: str, kind: int, body: bytes) -> Record:
+    """The record that these bytes are. Bytes that make no sense are one, too: nobody else may suffer from them."""
+    try:
+        return _DECODERS[kind].decode(body)
+    except Exception as error:
+        return Unreadable(id=id, problem=f"{type(error).__name__}: {error}")
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -1,16 +1,21 @@
-"""A store that forgets everything when it is closed: for tests, for the simulator and for trying things out."""
+"""A store that forgets everything when it is closed: for tests, for the simulator and for trying things out.
+
+It keeps bytes like the others do: what a caller changes later in a record that it wrote or read is its own affair.
+"""
 
 from __future__ import annotations
 
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, numbered
-from deltaci.core.job import Job
 from deltaci.core.machine import Record
+from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode
 from deltaci.store.port import (
     Conflict,
     FindDue,
@@ -20,6 +25,7 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     Put,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -29,11 +35,25 @@ from deltaci.store.port import (
 from deltaci.store.wake import Wakers
 
 ReadyKey = tuple[int, int, str]
+QueueName = tuple[str, str]  # The tenant and the labels that it takes.
 
 
 def wall_clock() -> int:
     """Microseconds since the epoch."""
     return time.time_ns() // 1000
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """What a table of a database would hold of a record. `version` is 0 when it is over."""
+
+    id: str
+    kind: int
+    run_id: str
+    version: int
+    due_at: int | None
+    ready: tuple[QueueName, ReadyKey] | None
+    ended_at: int
+    body: bytes
 
 
 class MemoryStore:
@@ -43,14 +63,14 @@ class MemoryStore:
 
     def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
-        self._held: dict[str, Held] = {}
-        self._finished: dict[str, tuple[int, Held]] = {}
+        self._rows: dict[str, _Row] = {}
+        self._finished: dict[str, _Row] = {}
         self._events: list[Event] = []
         self._pruned = 0
-        self._jobs: dict[str, list[str]] = {}
-        self._ready: dict[str, list[ReadyKey]] = {}
-        self._ready_key: dict[str, tuple[str, ReadyKey]] = {}
+        self._jobs: dict[str, dict[str, None]] = {}
+        self._ready: dict[QueueName, list[ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
+        self._undo: list[tuple[str, _Row | None, _Row | None]] = []
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -60,8 +80,17 @@ class MemoryStore:
         """Nothing to do."""
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run it at once. A write is checked as a whole before any of it is made."""
-        result, is_written = drive(work(), self._answer)
+        """Run it at once. Whatever it wrote before it raised is taken back."""
+        count = len(self._events)
+        try:
+            result, is_written = drive(work(), self._answer)
+        except BaseException:
+            del self._events[count:]
+            for id, row, finished in reversed(self._undo):
+                self._replace(id, row, finished)
+            raise
+        finally:
+            self._undo.clear()
         if is_written:
             self.wakers.hint()
         return result
@@ -77,71 +106,90 @@ class MemoryStore:
             return self._find_ready(request)
         if isinstance(request, FindDue):
             return self._find_due(request)
+        if isinstance(request, PutAside):
+            return self._put_aside(request)
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[Held]:
-        found = [self._held.get(id) or self._finished.get(id, (0, None))[1] for id in ids]
-        return [held for held in found if held is not None]
+        found = [self._rows.get(id) or self._finished.get(id) for id in ids]
+        return [_held(row) for row in found if row is not None]
 
     def _find_ready(self, request: FindReady) -> list[Held]:
         best: list[ReadyKey] = []
-        for key in fitting(self._ready, request.labels):
+        keys = [key for tenant, key in self._ready if tenant == request.tenant]
+        for key in fitting(keys, request.labels):
             taken = 0
-            for entry in self._ready.get(key, ()):
+            for entry in self._ready[request.tenant, key]:
                 if entry[1] <= request.now:
                     best.append(entry)
                     taken += 1
                     if taken == request.limit:
                         break
         best.sort()
-        return [self._held[entry[2]] for entry in best[: request.limit]]
+        return [_held(self._rows[entry[2]]) for entry in best[: request.limit]]
 
     def _find_due(self, request: FindDue) -> list[Held]:
-        found, keep = list[Held](), 0
+        found: list[Held] = []
         for due_at, id in self._due:
             if due_at > request.now or len(found) == request.limit:
                 break
-            keep += 1
-            held = self._held.get(id)
-            if held is not None and held.due_at == due_at:
-                found.append(held)
-        # What was taken comes back with the write that follows; what was outdated is gone.
-        self._due = sorted([*((h.due_at or 0, h.record.id) for h in found), *self._due[keep:]])
+            found.append(_held(self._rows[id]))
         return found
+
+    def _put_aside(self, request: PutAside) -> None:
+        for id in request.ids:
+            row = self._rows[id]
+            ready = row.ready and (row.ready[0], (row.ready[1][0], request.until, id))
+            due_at = None if row.due_at is None else request.until
+            self._set(id, msgspec.structs.replace(row, ready=ready, due_at=due_at), None)
 
     def _write(self, write: Write) -> int:
         stale = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
         if stale:
             raise Conflict(stale)
         for put in write.puts:
-            self._put(put)
+            row = _row(put)
+            self._set(row.id, None if put.is_over else row, row if put.is_over else None)
         for event in write.events:
             self._events.append(numbered(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
 
     def _version(self, id: str) -> int:
-        held = self._held.get(id)
-        return held.version if held else 0
+        """The version that a write must have been decided by; none fits a record that is over."""
+        row = self._rows.get(id)
+        return row.version if row else -1 if id in self._finished else 0
 
-    def _put(self, put: Put) -> None:
-        record, id = put.record, put.record.id
-        held = Held(record, put.version + 1, put.due_at)
-        known = self._ready_key.pop(id, None)
-        if known is not None:
-            self._ready[known[0]].remove(known[1])
-        if put.version == 0 and isinstance(record, Job):
-            self._jobs.setdefault(record.run_id, []).append(id)
-        if put.is_over:
-            self._held.pop(id, None)
-            self._finished[id] = (record.updated_at, held)
-            return
-        self._held[id] = held
-        if put.ready_at is not None and isinstance(record, Attempt):
-            entry = (-record.priority, put.ready_at, id)
-            insort(self._ready.setdefault(record.queue_key, []), entry)
-            self._ready_key[id] = (record.queue_key, entry)
-        if put.due_at is not None:
-            insort(self._due, (put.due_at, id))
+    def _set(self, id: str, row: _Row | None, finished: _Row | None) -> None:
+        self._undo.append((id, self._rows.get(id), self._finished.get(id)))
+        self._replace(id, row, finished)
+
+    def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
+        """Make this all that is known of the record, and keep the indexes true."""
+        old = self._rows.pop(id, None)
+        known = old or self._finished.pop(id, None)
+        if old is not None and old.ready is not None:
+            queue, entry = old.ready
+            entries = self._ready[queue]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del self._ready[queue]
+        if old is not None and old.due_at is not None:
+            del self._due[bisect_left(self._due, (old.due_at, id))]
+        if row is not None:
+            self._rows[id] = row
+            if row.ready is not None:
+                insort(self._ready.setdefault(row.ready[0], []), row.ready[1])
+            if row.due_at is not None:
+                insort(self._due, (row.due_at, id))
+        if finished is not None:
+            self._finished[id] = finished
+        self._list_job(id, known, row or finished)
+
+    def _list_job(self, id: str, old: _Row | None, new: _Row | None) -> None:
+        if new is not None and new.kind == JOB_KIND:
+            self._jobs.setdefault(new.run_id, {})[id] = None
+        elif old is not None and old.kind == JOB_KIND:
+            self._jobs[old.run_id].pop(id, None)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
@@ -164,15 +212,35 @@ class MemoryStore:
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
-        old = [id for id, (ended_at, _) in self._finished.items() if ended_at < finished_before][:limit]
+        old = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
         for id in old:
-            del self._finished[id]
+            self._replace(id, None, None)
         count = 0
         while count < min(limit, len(self._events)) and self._events[count].at < events_before:
             count += 1
         del self._events[:count]
         self._pruned += count
         return len(old) + count
+
+
+def _row(put: Put) -> _Row:
+    record, ready = put.record, None
+    if put.ready_at is not None and isinstance(record, Attempt) and not put.is_over:
+        ready = ((record.tenant, record.queue_key), (-record.priority, put.ready_at, record.id))
+    return _Row(
+        record.id,
+        KIND_OF[type(record)],
+        record.run_id,
+        0 if put.is_over else put.version + 1,
+        None if put.is_over else put.due_at,
+        ready,
+        record.updated_at,
+        encode(record),
+    )
+
+
+def _held(row: _Row) -> Held:
+    return Held(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
 
 
 def drive(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, bool]:

@@ -21,11 +21,20 @@ T = TypeVar("T")
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """A record as it is stored: `version` counts its writes, `due_at` is when the timers look at it."""
+    """A record as it is stored: `version` counts its writes, `due_at` is when the timers look at it.
+
+    One that cannot be decoded is `Unreadable`, wherever records are answered.
+    """
 
     record: Record
     version: int
     due_at: int | None
+
+
+class Unreadable(Record, frozen=True, kw_only=True):
+    """Stands for a stored record whose bytes make no sense, so that it troubles only those who ask for it."""
+
+    problem: str
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -47,8 +56,12 @@ class LoadJobs(msgspec.Struct, frozen=True):
 
 
 class FindReady(msgspec.Struct, frozen=True):
-    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`."""
+    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
 
+    Only this tenant's: what another one has waiting is neither found nor walked past.
+    """
+
+    tenant: str
     labels: tuple[str, ...]
     now: int
     limit: int
@@ -65,6 +78,16 @@ class FindDue(msgspec.Struct, frozen=True):
 
     now: int
     limit: int
+
+
+class PutAside(msgspec.Struct, frozen=True):
+    """Neither ready nor due before then, if they are at all; nothing else of them changes. Answered by `None`.
+
+    For records that cannot be read, and so cannot be written: whoever can read them is not disturbed.
+    """
+
+    ids: tuple[str, ...]
+    until: int
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +107,7 @@ class Write(msgspec.Struct, frozen=True):
     events: list[Event]
 
 
-Request = Open | Load | LoadJobs | FindReady | FindDue | Write
+Request = Open | Load | LoadJobs | FindReady | FindDue | PutAside | Write
 Transaction = Generator[Request, Any, T]
 
 
@@ -121,7 +144,7 @@ class Store(Protocol):
         ...
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now, finished ones too."""
+        """The record as it is now, finished ones too; `Unreadable` when its bytes make no sense."""
         ...
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:

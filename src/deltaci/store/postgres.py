@@ -27,6 +27,7 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -34,7 +35,7 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 LANES: Final = 2
@@ -51,19 +52,21 @@ PLANS: Final = {
 }
 
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_COLUMNS: Final = "kind, version, due_at, body"
+_COLUMNS: Final = "id, kind, version, due_at, body"
 _OPEN: Final = (
-    f"SELECT {_CLOCK}, r.kind, r.version, r.due_at, r.body FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
+    f"SELECT {_CLOCK}, r.id, r.kind, r.version, r.due_at, r.body "
+    "FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
 )
 _LOAD: Final = f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1)"
-_LOAD_OVER: Final = "SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
+_LOAD_OVER: Final = "SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 _LOAD_JOBS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE run_id = $1 AND kind = $2 "
-    "UNION ALL SELECT kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
+    "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
 )
+_KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
-    f"SELECT {_COLUMNS} FROM records WHERE queue_key = $1 AND ready_at <= $2 "
-    "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED"
+    f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
+    "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 # One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
@@ -71,35 +74,40 @@ _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_a
 _WRITE: Final = """
     WITH new AS (
         INSERT INTO records
-        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body
+        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant
         FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[],
-                    $8::bytea[]) AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body)
+                    $8::bytea[], $9::text[])
+            AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant)
+        WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id)
         ON CONFLICT DO NOTHING RETURNING 1
     ), old AS (
         UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body
-        FROM unnest($9::text[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+        FROM unnest($10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[])
             AS u (id, version, ready_at, due_at, body)
         WHERE r.id = u.id AND r.version = u.version RETURNING 1
     ), gone AS (
-        DELETE FROM records r USING unnest($14::text[], $15::bigint[], $16::bytea[]) AS u (id, version, body)
+        DELETE FROM records r USING unnest($15::text[], $16::bigint[], $17::bytea[]) AS u (id, version, body)
         WHERE r.id = u.id AND r.version = u.version RETURNING r.id, r.kind, r.run_id, u.body
     ), over AS (
-        INSERT INTO history SELECT id, kind, run_id, $17, body FROM gone RETURNING 1
+        INSERT INTO history SELECT id, kind, run_id, $18, body FROM gone RETURNING 1
     ), found AS (
         SELECT (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) AS count
     ), head AS (
-        UPDATE log_head SET seq = seq + $18 WHERE $18 > 0 AND (SELECT count FROM found) >= 0 RETURNING seq
+        UPDATE log_head SET seq = seq + $19 WHERE $19 > 0 AND (SELECT count FROM found) >= 0 RETURNING seq
     ), scoped AS (
-        INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($21::text[]) AS s, head
+        INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($22::text[]) AS s, head
     ), logged AS (
-        INSERT INTO chunks SELECT head.seq, $18, $19, $20 FROM head RETURNING last_seq
+        INSERT INTO chunks SELECT head.seq, $19, $20, $21 FROM head RETURNING last_seq
     )
     SELECT (SELECT count FROM found), (SELECT last_seq FROM logged)
 """
 # A record that was born and ended in the same batch was never among the live ones.
 _BORN_OVER: Final = (
-    "INSERT INTO history SELECT * FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[])"
+    "INSERT INTO history SELECT u.* FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[]) "
+    "AS u (id, kind, run_id, ended_at, body) "
+    "WHERE NOT EXISTS (SELECT FROM records r WHERE r.id = u.id) ON CONFLICT DO NOTHING"
 )
+_PUT_ASIDE: Final = PUT_ASIDE.format("$1::bigint", "$2")
 _NO_CHUNK: Final = Chunk(0, 0, b"", frozenset())
 
 
@@ -112,6 +120,7 @@ class PostgresStore:
         self._dsn = dsn
         self._shift = shift  # Microseconds that tests move the database's clock by.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -189,12 +198,14 @@ class PostgresStore:
             return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
             return _held(await connection.fetch(_DUE, request.now, request.limit))
+        if isinstance(request, PutAside):
+            return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
         assert isinstance(request, FindReady)
         best: list[Held] = []
-        keys = [row[0] for row in await connection.fetch(QUEUE_KEYS)] if request.labels else [""]
+        keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         chosen = fitting(keys, request.labels)
         for key in chosen:
-            best += _held(await connection.fetch(_READY, key, request.now, request.limit))
+            best += _held(await connection.fetch(_READY, request.tenant, key, request.now, request.limit))
         if len(chosen) > 1:
             best.sort(key=_claim_order)
         return best[: request.limit]
@@ -223,12 +234,14 @@ class PostgresStore:
         born_over = [put.record for put in puts if put.version == 0 and put.is_over]
         if born_over:
             rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
-            await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
+            status: str = await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
+            if int(status.rpartition(" ")[2]) != len(rows):
+                raise Conflict(tuple(record.id for record in born_over))
         chunk = pack(write.events) if write.events else _NO_CHUNK
         ended_at = max((put.record.updated_at for put in puts), default=0)
         count, last_seq = await connection.fetchrow(
             _WRITE,
-            *(_columns(new, 8)),
+            *(_columns(new, 9)),
             *(_columns(old, 5)),
             *(_columns(over, 3)),
             ended_at,
@@ -257,13 +270,7 @@ class PostgresStore:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
-        values: tuple[str, ...] = ()
-        if scope:
-            sql, values = CHUNKS_OF.format(scope="$1", after="$2", limit="$3"), (scope,)
-        else:
-            sql = CHUNKS.format(after="$1", limit="$2")
-        return await read_events(lambda seen: self._fetch(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
+        return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -291,12 +298,13 @@ class PostgresStore:
 
 
 def _held(rows: list[Any]) -> list[Held]:
-    return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+    return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
 
 def _claim_order(held: Held) -> tuple[int, int, str]:
     record = held.record
-    assert isinstance(record, Attempt)
+    if not isinstance(record, Attempt):
+        return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
     return -record.priority, ready_at(record) or 0, record.id
 
 

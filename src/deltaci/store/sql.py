@@ -9,50 +9,72 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.codec import KIND_OF, encode, select
-from deltaci.store.port import Put
+from deltaci.store.port import Put, Unreadable
 
-# The queues that hold something, one probe of the index for each, however long they are.
+# The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """
     WITH RECURSIVE keys (key) AS (
-        SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL
+        SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND tenant = {0}
         UNION ALL
-        SELECT (SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND queue_key > key)
+        SELECT (SELECT min(queue_key) FROM records WHERE ready_at IS NOT NULL AND tenant = {0} AND queue_key > key)
         FROM keys WHERE key IS NOT NULL
     )
     SELECT key FROM keys WHERE key IS NOT NULL
 """
 
+PUT_ASIDE: Final = (
+    "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
+    "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"
+)
+
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
 PAGE: Final = 200
-CHUNKS: Final = "SELECT last_seq, count, body FROM chunks WHERE last_seq > {after} ORDER BY last_seq LIMIT {limit}"
+CHUNKS: Final = "SELECT last_seq, count, body FROM chunks WHERE last_seq > {0} ORDER BY last_seq LIMIT {1}"
 CHUNKS_OF: Final = (
     "SELECT c.last_seq, c.count, c.body FROM chunk_scopes s JOIN chunks c ON c.last_seq = s.last_seq "
-    "WHERE s.scope = {scope} AND s.last_seq > {after} ORDER BY s.last_seq LIMIT {limit}"
+    "WHERE s.scope = {0} AND s.last_seq > {1} ORDER BY s.last_seq LIMIT {2}"
 )
 
 
-async def read_events(
-    page: Callable[[int], Awaitable[Sequence[Any]]], after: int, limit: int, entity_id: str, run_id: str
-) -> list[Event]:
-    """The wanted events, read page by page; `page` gives the rows of the log that end behind a seq."""
-    found: list[Event] = []
-    seen = after
-    while len(found) < limit:
-        rows = await page(seen)
-        found += select(((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id)
-        if len(rows) < PAGE:
-            break
-        seen = rows[-1][0]
-    return found
+class LogReader:
+    """Reads the log with a database's own `fetch` and its own marks for the first, second and third value."""
 
+    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str]) -> None:
+        self._fetch = fetch
+        self._all = CHUNKS.format(*marks)
+        self._of = CHUNKS_OF.format(*marks)
 
-def scope_of(entity_id: str, record: Record | None) -> str:
-    """Under which name the events of an entity are found: its run's, or its own."""
-    return (record.run_id or entity_id) if record is not None else entity_id
+    async def events(
+        self, after: int, limit: int, entity_id: str, run_id: str, find: Callable[[str], Awaitable[Record | None]]
+    ) -> list[Event]:
+        """The wanted events; `find` tells under which name those of an entity are: its run's, or its own."""
+        if run_id or not entity_id:
+            return await self._read(run_id, after, limit, entity_id, run_id)
+        record = await find(entity_id)
+        if record is not None and not isinstance(record, Unreadable):
+            return await self._read(record.run_id or entity_id, after, limit, entity_id, "")
+        # Dropped already, or unreadable; the log may know it all the same. What belongs to a run is named after it.
+        found = await self._read(entity_id, after, limit, entity_id, "")
+        owner, separator, _ = entity_id.partition("/")
+        return found if found or not separator else await self._read(owner, after, limit, entity_id, "")
+
+    async def _read(self, scope: str, after: int, limit: int, entity_id: str, run_id: str) -> list[Event]:
+        found: list[Event] = []
+        seen = after
+        while len(found) < limit:
+            rows = await (self._fetch(self._of, scope, seen, PAGE) if scope else self._fetch(self._all, seen, PAGE))
+            found += select(((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id)
+            if len(rows) < PAGE:
+                break
+            seen = rows[-1][0]
+        return found
 
 
 def new_row(put: Put) -> tuple[Any, ...]:
     """The columns of a record that is new."""
     record = put.record
     key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
-    return record.id, KIND_OF[type(record)], record.run_id, key, priority, put.ready_at, put.due_at, encode(record)
+    return (
+        *(record.id, KIND_OF[type(record)], record.run_id, key, priority),
+        *(put.ready_at, put.due_at, encode(record), record.tenant),
+    )

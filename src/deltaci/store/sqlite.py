@@ -28,6 +28,7 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     Put,
+    PutAside,
     Request,
     T,
     Transaction,
@@ -35,18 +36,27 @@ from deltaci.store.port import (
     Write,
     fitting,
 )
-from deltaci.store.sql import CHUNKS, CHUNKS_OF, PAGE, QUEUE_KEYS, new_row, read_events, scope_of
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
 MAX_VARIABLES: Final = 500
 
-_INSERT: Final = "INSERT INTO records VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+# An id is given once: what is over keeps its own.
+_INSERT: Final = (
+    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ?, ? "
+    "WHERE NOT EXISTS (SELECT 1 FROM history WHERE id = ?) ON CONFLICT DO NOTHING"
+)
 _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
+_KEYS: Final = QUEUE_KEYS.format("?")
+_PUT_ASIDE: Final = PUT_ASIDE.format("?", "?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
-_FINISH: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?)"
+_FINISH: Final = (
+    "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
+    "ON CONFLICT DO NOTHING"
+)
 _CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
 _SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
 
@@ -63,6 +73,7 @@ class SqliteStore:
         self._reader = ThreadPoolExecutor(1, "sqlite-reader")
         self._write_to: sqlite3.Connection | None = None
         self._read_from: sqlite3.Connection | None = None
+        self._log = LogReader(self._read, ("?", "?", "?"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -144,12 +155,16 @@ class SqliteStore:
             return found + self._held(f"{_SELECT_OVER} WHERE {where}", values)
         if isinstance(request, FindReady):
             return self._find_ready(request)
+        if isinstance(request, PutAside):
+            rows = [(request.until, request.until, id) for id in request.ids]
+            self._connected(self._write_to).executemany(_PUT_ASIDE, rows)
+            return None
         assert isinstance(request, FindDue)
         return self._held(f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?", [request.now, request.limit])
 
     def _held(self, sql: str, values: list[Any]) -> list[Held]:
         rows = self._connected(self._write_to).execute(sql, values)
-        return [Held(decode_record(kind, body), version, due_at) for kind, version, due_at, body in rows]
+        return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
     def _load(self, ids: Iterable[str]) -> list[Held]:
         wanted, found = list(ids), list[Held]()
@@ -163,31 +178,30 @@ class SqliteStore:
 
     def _find_ready(self, request: FindReady) -> list[Held]:
         """The best of each queue, then the best of those: each is a short walk along the index."""
-        found: list[tuple[int, int, Held]] = []
+        found: list[tuple[int, int, str, Held]] = []
         connection = self._connected(self._write_to)
-        keys = [row[0] for row in connection.execute(QUEUE_KEYS)] if request.labels else [""]
+        keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in fitting(keys, request.labels):
             rows = connection.execute(
-                f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE queue_key = ? AND ready_at <= ? "
-                "ORDER BY priority DESC, ready_at, id LIMIT ?",
-                [key, request.now, request.limit],
+                _READY,
+                [request.tenant, key, request.now, request.limit],
             )
-            for priority, ready_at, kind, version, due_at, body in rows:
-                found.append((-priority, ready_at, Held(decode_record(kind, body), version, due_at)))
-        found.sort(key=lambda entry: entry[:2])
-        return [held for _, _, held in found[: request.limit]]
+            for priority, ready_at, id, kind, version, due_at, body in rows:
+                found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
+        found.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in found[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._connected(self._write_to)
         new = [put for put in write.puts if put.version == 0 and not put.is_over]
         old = [put for put in write.puts if put.version and not put.is_over]
         over = [put for put in write.puts if put.is_over]
-        self._guarded(connection, _INSERT, [new_row(put) for put in new], new)
+        self._guarded(connection, _INSERT, [(*new_row(put), put.record.id) for put in new], new)
         updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
         self._guarded(connection, _UPDATE, updates, old)
         leaving = [put for put in over if put.version]
         self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
-        connection.executemany(_FINISH, [_over_row(put) for put in over])
+        self._guarded(connection, _FINISH, [_over_row(put) for put in over], over)
         if not write.events:
             return 0
         chunk = pack(write.events)
@@ -209,19 +223,13 @@ class SqliteStore:
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
         for table in (_SELECT, _SELECT_OVER):
-            for kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
-                return decode_record(kind, body)
+            for _, kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
+                return decode_record(id, kind, body)
         return None
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
-        scope = run_id or (scope_of(entity_id, await self.find(entity_id)) if entity_id else "")
-        values: tuple[str, ...] = ()
-        if scope:
-            sql, values = CHUNKS_OF.format(scope="?", after="?", limit="?"), (scope,)
-        else:
-            sql = CHUNKS.format(after="?", limit="?")
-        return await read_events(lambda seen: self._read(sql, *values, seen, PAGE), after, limit, entity_id, run_id)
+        return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -259,11 +267,15 @@ class SqliteStore:
         return counts[0] + counts[-1]
 
 
-_COLUMNS: Final = "kind, version, due_at, body"
+_COLUMNS: Final = "id, kind, version, due_at, body"
+_READY: Final = (
+    f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
+    "ORDER BY priority DESC, ready_at, id LIMIT ?"
+)
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
-_SELECT_OVER: Final = "SELECT kind, 0 AS version, NULL AS due_at, body FROM history"
+_SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:
     record = put.record
-    return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record)
+    return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record), record.id

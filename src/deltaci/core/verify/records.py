@@ -105,6 +105,7 @@ class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     is_retryable: bool
     rule: str
     line: str = ""
+    message: str = ""
 
 
 class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -1,0 +1,75 @@
+"""How the databases find what may be claimed: along the index, in its order, however much waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from deltaci.store import sqlite
+from deltaci.store.port import Store
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.places import on_loop, write
+from tests.contract.test_store_port import waiting
+from tests.lab import START
+
+WAITING = 2000
+
+
+async def fill(store: Store) -> None:
+    """Two tenants with a backlog."""
+    for tenant in ("a", "b"):
+        puts = [
+            waiting(f"{tenant}{n}", n, priority=n % 3, tenant=tenant, labels=("", "arm")[n % 2]) for n in range(WAITING)
+        ]
+        await write(store, *puts)
+
+
+@on_loop
+async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
+    """A sort would cost what the whole backlog is worth, with every claim."""
+    path = tmp_path / "plans.db"
+    store = SqliteStore(str(path))
+    await store.open()
+    await fill(store)
+    await store.close()
+    connection = sqlite3.connect(path)
+
+    for sql, values in ((sqlite._READY, ["a", "arm", START, 1]), (sqlite._KEYS, ["a", "a"])):
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+        on_records = [step for step in plan if "records" in step]
+
+        assert on_records
+        assert all("records_ready (tenant=?" in step and "SEARCH" in step for step in on_records), plan
+        assert not [step for step in plan if "B-TREE" in step], plan
+    connection.close()
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics"])
+def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) -> None:
+    """With statistics and without: right after a restart nobody has any."""
+    import asyncpg
+
+    from deltaci.store import postgres
+
+    async def plans() -> list[str]:
+        store = postgres.PostgresStore(postgres_dsn)
+        await store.open()
+        await fill(store)
+        await store.close()
+        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANS)
+        if is_analyzed:
+            await connection.execute("ANALYZE records")
+        found = []
+        for sql, values in ((postgres._READY, ["a", "arm", START, 1]), (postgres._KEYS, ["a"])):
+            found.append("\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}", *values)))
+        await connection.close()
+        return found
+
+    for plan in asyncio.run(plans()):
+        assert "using records_ready" in plan
+        assert plan.count("(tenant = ") == plan.count("Index Cond"), plan
+        assert "Seq Scan" not in plan, plan
+        assert "Sort" not in plan, plan

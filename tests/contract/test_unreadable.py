@@ -1,0 +1,214 @@
+"""A stored record that cannot be read: its own trouble, nobody else's, and one line in the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.core.attempt import LEASED, QUEUED, Attempt
+from deltaci.core.job import Job
+from deltaci.core.lease import Lease
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.engine.queue import AsyncQueue, NewJob
+from deltaci.engine.worker import Worker
+from deltaci.store.port import Load, PutAside, Store, Unreadable
+from tests.contract.places import Place, Server, ask, birth, on_loop, put, refused, write
+from tests.contract.test_store_port import due, ready, waiting
+from tests.lab import START, TENANT
+
+NONSENSE: Any = "no number"
+SOON = 61  # Seconds after which a record that was put aside is looked at again.
+
+
+def broken(id: str, **fields: Any) -> Attempt:
+    """A record that can be written and never be read again: a field is of the wrong type."""
+    return Attempt(id=id, **{"tenant": TENANT, "claims": NONSENSE, **fields})
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said about records that cannot be read."""
+    return [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+
+
+# -- the port
+
+
+@on_loop
+async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_there(place: Place) -> None:
+    """Whoever loads it together with others gets the others, too."""
+    async with place.opened() as store:
+        await write(store, put(broken("bad")), put(Attempt(id="good")), put(broken("over"), is_over=True))
+
+        [found] = await ask(store, Load(("bad", "good", "over", "nobody")))
+
+        assert {each.record.id: type(each.record) for each in found} == {
+            "bad": Unreadable,
+            "good": Attempt,
+            "over": Unreadable,
+        }
+        record = await store.find("bad")
+        assert isinstance(record, Unreadable)
+        assert "claims" in record.problem
+        assert await store.events(0, 10, entity_id="bad") == []
+
+
+@on_loop
+async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(place: Place) -> None:
+    """It makes room for others, and comes back: another version may be able to read it."""
+    async with place.opened() as store:
+        await write(store, waiting("a", 1), waiting("b", 2), put(Attempt(id="c"), due_at=START), put(Attempt(id="d")))
+
+        await ask(store, PutAside(("a", "c", "d"), START + 10))
+
+        assert await ready(store) == ["b"]
+        assert await due(store, START) == []
+        assert await ready(store, now=START + 10) == ["b", "a"]
+        assert await due(store, START + 10) == ["c"]
+        await write(store, put(Attempt(id="a", state=LEASED), 1))  # Whoever can read it was not disturbed.
+
+
+# -- claims
+
+
+async def poisoned(store: Store, count: int = 3) -> None:
+    """The most urgent of the queue cannot be read."""
+    urgent = {"priority": 9, "state": QUEUED}
+    await write(store, *(put(broken(f"bad{n}", **urgent), ready_at=START) for n in range(count)))
+
+
+@on_loop
+async def test_claims_pass_by_what_cannot_be_read(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """However often they look, each is said once, by its id."""
+    async with place.server() as server:
+        await poisoned(server.store)
+        for n in range(4):
+            await server.enqueue(f"a{n}")
+
+        first = await server.claim(limit=2)
+        second = await server.claim(limit=9)
+        place.after(SOON)
+        assert await server.claim(limit=9) == []
+
+        assert [each.attempt.id for each in (*first, *second)] == ["a0", "a1", "a2", "a3"]
+        assert [text.split()[1] for text in complaints(caplog)] == ["bad0", "bad1", "bad2"]
+        assert all("restore it" in text for text in complaints(caplog))
+
+
+@on_loop
+async def test_a_worker_goes_on_beside_what_cannot_be_read(place: Place) -> None:
+    """One bad record is no reason to stop."""
+    async with place.queue(tenant=TENANT) as queue, place.opened() as store:
+        await poisoned(store)
+        for n in range(3):
+            await queue.enqueue(n)
+        worker = Worker(queue, lambda task: task.payload)
+
+        await worker.run(until_empty=True)
+
+        assert worker.finished == 3
+
+
+# -- timers
+
+
+@on_loop
+async def test_timers_go_on_beside_what_cannot_be_read(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Leases expire whatever else is stored, and a record that comes up first does not fill every batch."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        await server.take()
+        await write(server.store, *(put(broken(f"bad{n}"), due_at=START) for n in range(3)))
+        place.after(200)
+
+        assert await server.applier.tick(limit=2) == 1
+
+        assert await server.state("a") == QUEUED
+        for _ in range(3):
+            place.after(SOON)
+            assert await server.tick() == 0
+        assert sorted(text.split()[1] for text in complaints(caplog)) == ["bad0", "bad1", "bad2"]
+
+
+@on_loop
+async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(place: Place) -> None:
+    """An attempt whose run is damaged cannot go on; everybody else's can."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        await server.take()
+        lease = Lease(id="x", number=1, worker_id="w", fingerprint="f", ttl_seconds=1, accept_by=1, expires_at=1)
+        stuck = Attempt(id="r1/x.1", run_id="r1", job_id="r1/x", state="RUNNING", lease=lease, timeout_seconds=1)
+        bad: Any = {"tally": NONSENSE}
+        await write(
+            server.store,
+            put(stuck, due_at=START),
+            put(Job(id="r1/x", run_id="r1", spec=NONSENSE)),
+            put(Run(id="r1", run_id="r1", **bad)),
+        )
+        place.after(200)
+
+        await server.tick()
+
+        assert await server.state("a") == QUEUED
+        assert await server.state("r1/x.1") == "RUNNING"
+
+
+# -- who asks for it
+
+
+@on_loop
+async def test_whoever_asks_for_what_cannot_be_read_is_told_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It is there, so it is not "not found", and nothing may take its place."""
+    async with place.server() as server:
+        await write(server.store, put(broken("bad")))
+
+        for round in (1, 2):
+            for command in (attempt.Stall(id="bad"), birth("bad"), _or_existing("bad")):
+                refusal = await server.refused(command)
+                assert (refusal.code, "restore it" in refusal.message) == ("unreadable", True)
+            answers = await server.applier.do_all([birth(f"good{round}"), attempt.Stall(id="bad")])
+            assert [type(answer).__name__ for answer in answers] == ["Decision", "Refused"]
+        assert len(complaints(caplog)) == 1
+
+
+def _or_existing(id: str) -> Birth:
+    return Birth(id=id, record=Attempt(id=id, tenant=TENANT), or_existing=True)
+
+
+@on_loop
+async def test_the_queue_tells_so_too(place: Place) -> None:
+    """Looking, ordering and enqueueing under its key: the same answer."""
+    async with place.queue(tenant=TENANT) as queue, place.opened() as store:
+        job = await queue.enqueue(1, dedupe_key="k")
+        await write(store, put(broken(job.id), 1))
+
+    async with place.queue(tenant=TENANT) as queue:
+        await _refused_everywhere(queue, job.id)
+        assert (await queue.enqueue(2, dedupe_key="other")).status == "queued"
+
+
+async def _refused_everywhere(queue: AsyncQueue, id: str) -> None:
+    for asked in (queue.get(id), queue.cancel(id), queue.stall(id), queue.events(id)):
+        await refused(asked, "unreadable")
+    await refused(queue.enqueue(1, dedupe_key="k"), "unreadable")
+    await refused(queue.enqueue_all([NewJob(dedupe_key="k")]), "unreadable")
+
+
+@on_loop
+async def test_the_timers_log_stays_short(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Two servers say it once each: a flood would hide it."""
+    async with place.server() as one, place.server() as two:
+        await write(one.store, put(broken("bad"), due_at=START))
+        for server in (one, two) * 3:
+            place.after(SOON)
+            await _tick(server)
+
+        with caplog.at_level(logging.ERROR):
+            assert 1 <= len(complaints(caplog)) <= 2
+
+
+async def _tick(server: Server) -> None:
+    assert await server.tick() == 0
