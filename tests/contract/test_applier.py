@@ -15,7 +15,7 @@ from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.engine import applier
+from deltaci.engine import applier, lane
 from deltaci.store.port import Conflict, Store, Transaction, Unavailable, Write
 from tests.contract.places import Place, T, Wrapped, birth, legal, on_loop, refused, saying
 from tests.lab import TENANT, task
@@ -201,7 +201,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
 @on_loop
 async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every queue has a limit: what cannot be handled is better refused than kept."""
-    monkeypatch.setattr(applier, "MAX_WAITING", 3)
+    monkeypatch.setattr(lane, "MAX_WAITING", 3)
     async with place.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
@@ -293,6 +293,7 @@ async def test_a_poisonous_command_fails_alone(place: Place) -> None:
 async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a batch bounds a transaction, not what a caller may ask for."""
     monkeypatch.setattr(applier, "MAX_BATCH", 10)
+    monkeypatch.setattr(lane, "MAX_BATCH", 10)
     async with place.server() as server:
         found = await server.applier.do_all([birth(f"x/{n}") for n in range(57)])
         singles = await answers(*(server.do(birth(f"y/{n}")) for n in range(57)))
@@ -305,7 +306,7 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, mo
 @on_loop
 async def test_more_records_than_are_remembered_are_still_right(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in memory is only for speed."""
-    monkeypatch.setattr(applier, "MAX_CACHED", 5)
+    monkeypatch.setattr(lane, "MAX_CACHED", 5)
     async with place.server() as server:
         for n in range(12):
             await server.enqueue(f"x/{n}")
@@ -338,7 +339,7 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> N
 @on_loop
 async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
-    monkeypatch.setattr(applier, "MAX_TRIES", 3)
+    monkeypatch.setattr(lane, "MAX_TRIES", 3)
     async with place.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)

@@ -52,7 +52,7 @@ async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_t
         }
         record = await store.find("bad")
         assert isinstance(record, Unreadable)
-        assert "claims" in record.problem
+        assert "Expected `int`, got `str`" in record.problem
         assert await store.events(0, 10, entity_id="bad") == []
 
 

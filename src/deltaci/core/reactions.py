@@ -20,10 +20,14 @@ from deltaci.core.world import World
 
 
 class Birth(Command, frozen=True, kw_only=True):
-    """Bring a record into being. With `or_existing`, one that has this id already is just as good."""
+    """Bring a record into being. With `or_existing`, one that has this id already is just as good.
+
+    An id that was drawn by lot just now is nobody else's: there is no need to look for it first.
+    """
 
     record: Record
     or_existing: bool = False
+    is_drawn: bool = False
 
 
 class BearAll(Command, frozen=True, kw_only=True):

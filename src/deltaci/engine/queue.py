@@ -253,7 +253,13 @@ class AsyncQueue:
             max_lost_leases=new.max_lost_leases,
             spec=as_json("payload", new.payload),
         )
-        return Birth(id=id, record=record, request_id=new.request_id, or_existing=bool(new.dedupe_key))
+        return Birth(
+            id=id,
+            record=record,
+            request_id=new.request_id,
+            or_existing=bool(new.dedupe_key),
+            is_drawn=not new.dedupe_key and not new.request_id,
+        )
 
     # -- taking work out
 
@@ -295,7 +301,7 @@ class AsyncQueue:
                 left = give_up - loop.time()
                 if claimed or left <= 0:
                     return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
-                await waker.wait(min(left, 0.5))
+                await waker.wait(left)
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
         """Execution begins."""

@@ -101,10 +101,14 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Write the records, each guarded by its version, and append the events. Answered by the last event's seq."""
+    """Write the records, each guarded by its version, and append the events. Answered by the last event's seq.
+
+    After the last one nothing is asked any more: the store may commit together with it.
+    """
 
     puts: list[Put]
     events: list[Event]
+    is_last: bool = False
 
 
 Request = Open | Load | LoadJobs | FindReady | FindDue | PutAside | Write

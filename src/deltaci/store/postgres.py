@@ -8,7 +8,7 @@ who saw one seq has seen all before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -19,6 +19,7 @@ from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
 from deltaci.store.codec import JOB_KIND, KIND_OF, Chunk, decode_record, encode, pack
 from deltaci.store.migrate import migrations, missing
+from deltaci.store.notify import Notifier
 from deltaci.store.port import (
     Conflict,
     FindDue,
@@ -99,7 +100,7 @@ _WRITE: Final = """
     ), logged AS (
         INSERT INTO chunks SELECT head.seq, $19, $20, $21 FROM head RETURNING last_seq
     )
-    SELECT (SELECT count FROM found), (SELECT last_seq FROM logged)
+    SELECT CASE WHEN (SELECT count FROM found) = $23 THEN (SELECT last_seq FROM logged) ELSE deltaci_conflict() END
 """
 # A record that was born and ended in the same batch was never among the live ones.
 _BORN_OVER: Final = (
@@ -122,6 +123,10 @@ class PostgresStore:
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
         self.wakers = Wakers()
+        self._notifier = Notifier(self._connect, self.wakers)
+
+    def _connect(self) -> Awaitable[Any]:
+        return asyncpg.connect(self._dsn, command_timeout=COMMAND_SECONDS)
 
     async def open(self) -> None:
         """Connect, and bring the tables up to date; one server does it, the others wait for it."""
@@ -147,9 +152,11 @@ class PostgresStore:
                     )
         except (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
             raise Unavailable(f"PostgreSQL cannot be reached: {error}") from error
+        self._notifier.start()
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._notifier.stop()
         if self._pool is not None:
             await self._pool.close()
 
@@ -161,7 +168,7 @@ class PostgresStore:
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         """Run it on one connection. A connection that breaks leaves the outcome unknown: `Unavailable`."""
         try:
-            async with self._connected().acquire() as connection, connection.transaction():
+            async with self._connected().acquire() as connection:
                 result, is_written = await self._drive(connection, work())
         except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
@@ -171,18 +178,30 @@ class PostgresStore:
             raise Conflict(()) from error
         if is_written:
             self.wakers.hint()
+            self._notifier.announce()
         return result
 
     async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, bool]:
+        """Ask and answer. What only reads, and then writes with one statement, needs no BEGIN and no COMMIT."""
+        begun: Any = None
         is_written = False
         try:
             request = next(transaction)
             while True:
+                if begun is None and not _stands_alone(request):
+                    begun = connection.transaction()
+                    await begun.start()
                 is_written = is_written or isinstance(request, Write)
                 request = transaction.send(await self._answer(connection, request))
         except StopIteration as end:
+            if begun is not None:
+                await begun.commit()
             result: T = end.value
             return result, is_written
+        except BaseException:
+            if begun is not None and not connection.is_closed():
+                await begun.rollback()
+            raise
         finally:
             transaction.close()
 
@@ -239,19 +258,21 @@ class PostgresStore:
                 raise Conflict(tuple(record.id for record in born_over))
         chunk = pack(write.events) if write.events else _NO_CHUNK
         ended_at = max((put.record.updated_at for put in puts), default=0)
-        count, last_seq = await connection.fetchrow(
-            _WRITE,
-            *(_columns(new, 9)),
-            *(_columns(old, 5)),
-            *(_columns(over, 3)),
-            ended_at,
-            chunk.count,
-            chunk.at,
-            chunk.body,
-            list(chunk.scopes),
-        )
-        if count != len(puts) - len(born_over):
-            raise Conflict(tuple(put.record.id for put in puts))
+        try:
+            last_seq = await connection.fetchval(
+                _WRITE,
+                *_columns(new, 9),
+                *_columns(old, 5),
+                *_columns(over, 3),
+                ended_at,
+                chunk.count,
+                chunk.at,
+                chunk.body,
+                list(chunk.scopes),
+                len(puts) - len(born_over),
+            )
+        except asyncpg.SerializationError as error:
+            raise Conflict(tuple(put.record.id for put in puts)) from error
         return int(last_seq or 0)
 
     async def find(self, id: str) -> Record | None:
@@ -306,6 +327,13 @@ def _claim_order(held: Held) -> tuple[int, int, str]:
     if not isinstance(record, Attempt):
         return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
     return -record.priority, ready_at(record) or 0, record.id
+
+
+def _stands_alone(request: Request) -> bool:
+    """Whether it takes no lock that must be held until later, and is one statement."""
+    if isinstance(request, Write):
+        return request.is_last and all(put.version or not put.is_over for put in request.puts)
+    return isinstance(request, Open | Load | LoadJobs)
 
 
 def _columns(rows: list[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:

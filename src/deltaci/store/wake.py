@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -20,10 +21,10 @@ class Waker:
         """Something was committed."""
         self._is_hinted.set()
 
-    async def wait(self, seconds: float = POLL_SECONDS) -> None:
-        """Until a hint, or until it is time to look anyway."""
+    async def wait(self, most: float = math.inf) -> None:
+        """Until a hint, until it is time to look anyway, or for so many seconds at most."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_hinted.wait(), seconds)
+            await asyncio.wait_for(self._is_hinted.wait(), min(most, POLL_SECONDS))
         self._is_hinted.clear()
 
 

@@ -1,0 +1,440 @@
+"""One lane of the write path: commands are gathered, decided in one go, and written in one transaction.
+
+Deciding is pure; the events are written together with the records. There is no tick: an idle lane takes a
+command at once, a busy one takes whatever has gathered meanwhile. Nobody is answered before the commit. Live
+records are kept in memory between batches; the version guard on every write finds out when somebody else was
+faster, and then everything is loaded and decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from deltaci.core import attempt, ids
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision, decide
+from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
+from deltaci.core.events import RUNNER, Event, worker_actor
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import Command, Record
+from deltaci.core.reactions import Birth
+from deltaci.core.timers import Due, is_over, next_due, ready_at
+from deltaci.core.world import World
+from deltaci.engine.clock import ForwardClock
+from deltaci.engine.unreadable import Reports, refusal
+from deltaci.store.port import (
+    Conflict,
+    FindDue,
+    FindReady,
+    Held,
+    Load,
+    LoadJobs,
+    Open,
+    Put,
+    Store,
+    Transaction,
+    Unavailable,
+    Unreadable,
+    Write,
+)
+
+MAX_BATCH: Final = 1000
+MAX_WAITING: Final = 100_000
+MAX_CACHED: Final = 50_000
+MAX_TRIES: Final = 50
+MAX_BROKEN: Final = 3
+SECRET_BYTES: Final = 16
+STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Overloaded(Exception):
+    """Too many commands wait already. Try again later."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker asks for work: so many of its tenant's best attempts that fit its labels.
+
+    One that is sure to begin at once may say so: then each is claimed and started in one go.
+    """
+
+    tenant: str
+    worker_id: str
+    labels: tuple[str, ...]
+    limit: int
+    ttl_seconds: int
+    accept_seconds: int
+    request_id: str = ""
+    starts: bool = False
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a worker got: the attempt, and the lease id that proves it. Shown once."""
+
+    attempt: Attempt
+    lease_id: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Look for what is due. Answered by how much was found."""
+
+    limit: int = MAX_BATCH
+
+
+Item = Command | Claim | Tick
+Answer = Decision | list[Claimed] | int | Refused
+
+
+class Waiting(msgspec.Struct):
+    """Items that one caller waits for together. Each is applied or refused on its own."""
+
+    items: Sequence[Item]
+    answer: asyncio.Future[list[Answer]]
+
+
+class Lane:
+    """One sequence of batches, with the records that it keeps in memory."""
+
+    def __init__(self, store: Store, clock: ForwardClock, reports: Reports) -> None:
+        self._store = store
+        self._clock = clock
+        self._reports = reports
+        self._world = World()
+        self._stored: dict[str, tuple[int, int | None]] = {}
+        self._absent: list[str] = []
+        self._fresh: set[str] = set()
+        self._inbox: deque[Waiting] = deque()
+        self._size = 0
+        self._is_filled = asyncio.Event()
+
+    def keeps(self, id: str) -> bool:
+        """Whether this lane has the record in its memory: then it is the one to decide about it."""
+        return id in self._stored
+
+    def put(self, waiting: Waiting) -> None:
+        if self._size >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} commands wait already; try again later")
+        self._inbox.append(waiting)
+        self._size += len(waiting.items)
+        self._is_filled.set()
+
+    def _take_batch(self) -> list[Waiting]:
+        """Whoever came first, up to the limit; a caller with more than that goes alone."""
+        batch: list[Waiting] = []
+        size = 0
+        while self._inbox and (not batch or size + len(self._inbox[0].items) <= MAX_BATCH):
+            batch.append(self._inbox.popleft())
+            size += len(batch[-1].items)
+        self._size -= size
+        if not self._inbox:
+            self._is_filled.clear()
+        return batch
+
+    async def run(self) -> None:
+        """Take what has gathered, apply it, answer it; for ever."""
+        while True:
+            await self._is_filled.wait()
+            batch = self._take_batch()
+            try:
+                answers = iter(await self.apply([item for waiting in batch for item in waiting.items]))
+            except asyncio.CancelledError:
+                self._fail(batch, asyncio.CancelledError())
+                raise
+            except Exception as error:
+                await self._isolate(batch, error)
+                continue
+            for waiting in batch:
+                own = list(islice(answers, len(waiting.items)))
+                if not waiting.answer.done():
+                    waiting.answer.set_result(own)
+
+    async def _isolate(self, batch: list[Waiting], error: Exception) -> None:
+        """One poisonous command must not take its neighbours down: try each caller on its own, and go on."""
+        if len(batch) == 1 or isinstance(error, Unavailable):
+            self._fail(batch, error)
+            return
+        for waiting in batch:
+            try:
+                own = await self.apply(waiting.items)
+            except Exception as mine:
+                self._fail([waiting], mine)
+            else:
+                if not waiting.answer.done():
+                    waiting.answer.set_result(own)
+
+    @staticmethod
+    def _fail(batch: Iterable[Waiting], error: BaseException) -> None:
+        for waiting in batch:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)
+
+    def stop(self) -> None:
+        """Whoever still waits is told."""
+        self._fail(self._inbox, asyncio.CancelledError())
+        self._inbox.clear()
+
+    async def apply(self, items: Sequence[Item]) -> list[Answer]:
+        """One batch, decided again from what is stored whenever somebody else was faster."""
+        broken = 0
+        for _ in range(MAX_TRIES):
+            try:
+                return await self._store.transact(lambda: self._batch(items))
+            except Conflict:
+                self._forget()
+            except InvariantBroken:
+                # Two records may have been read at different times, with another server's commit in between.
+                self._forget()
+                broken += 1
+                if broken == MAX_BROKEN:
+                    raise
+            except BaseException:
+                self._forget()  # Whether it was written is unknown: believe only what is stored.
+                raise
+        raise Conflict(tuple(item.id for item in items if isinstance(item, Command)))
+
+    def _forget(self) -> None:
+        latest = self._world.latest
+        self._world, self._stored, self._absent = World(), {}, []
+        self._world.latest = latest
+
+    def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
+        if len(self._stored) > MAX_CACHED:
+            self._forget()
+        self._fresh.clear()
+        wanted: set[str] = set()
+        drawn: set[str] = set()
+        for item in items:
+            if isinstance(item, Birth) and item.is_drawn:
+                drawn.add(item.id)
+            elif isinstance(item, Command):
+                wanted.update(_related(item))
+        stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
+        self._take(held, wanted | drawn)
+        now = self._clock.read(stored)
+        events: list[Event] = []
+        changed: dict[str, Record] = {}
+        rearmed: dict[str, int | None] = {}
+        answers: list[Answer] = []
+        for item in items:
+            if isinstance(item, Claim):
+                answers.append((yield from self._claim(item, now, changed, events)))
+            elif isinstance(item, Tick):
+                answers.append((yield from self._tick(item, now, changed, events, rearmed)))
+            else:
+                decision = self._decide_at_once(item, now, changed, events)
+                answers.append(decision or (yield from self._decide(item, now, changed, events)))
+        puts = [self._put(record, rearmed) for record in changed.values()]
+        puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
+        if puts:
+            yield Write(puts, events, is_last=True)
+            for put in puts:
+                self._written(put)
+        self._tidy()
+        return answers
+
+    def _take(self, held: Iterable[Held], wanted: Iterable[str] = ()) -> None:
+        """Believe what was loaded; what was asked for and is not there does not exist."""
+        for each in held:
+            id = each.record.id
+            self._fresh.add(id)
+            if id not in self._stored or self._stored[id][0] < each.version:
+                self._world.records[id] = each.record
+                self._stored[id] = (each.version, each.due_at)
+            if isinstance(each.record, Unreadable):
+                self._reports.tell(each.record)
+        for id in wanted:
+            if id not in self._world.records:
+                self._fresh.add(id)
+                self._world.records[id] = None
+                self._absent.append(id)
+
+    def _tidy(self) -> None:
+        """Keep only what nobody else is likely to change. What did not exist may by now."""
+        for id in (*self._absent, *self._fresh):
+            if not _is_kept(self._world.records.get(id)):
+                self._world.records.pop(id, None)
+                self._stored.pop(id, None)
+        self._absent.clear()
+        self._world.jobs.clear()
+
+    def _decide_at_once(
+        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Decision | None:
+        """The common case, without a detour: everything is loaded, and something changes. None: look closer."""
+        try:
+            decision = decide(self._world, command, now)
+        except (NotLoaded, Refused, InvariantBroken):
+            return None
+        if not decision.changed:
+            return None
+        changed.update(decision.changed)
+        events += decision.events
+        return decision
+
+    def _decide(
+        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[Decision | Refused]:
+        while True:
+            try:
+                decision = decide(self._world, command, now)
+            except NotLoaded as missing:
+                yield from self._load(missing)
+                continue
+            except Refused as refused:
+                if self._doubt(command.id, changed):
+                    continue
+                return refusal(self._world.records.get(command.id)) or refused
+            except InvariantBroken:
+                # Records that another server changed meanwhile do not fit those that were just loaded.
+                if self._doubt("", changed):
+                    continue
+                raise
+            if not decision.changed:
+                if self._doubt(command.id, changed):
+                    continue
+                return refusal(decision.record) or decision
+            changed.update(decision.changed)
+            events += decision.events
+            return decision
+
+    def _doubt(self, id: str, changed: dict[str, Record]) -> bool:
+        """Whether an answer that writes nothing may rest on what another server has changed since.
+
+        A write is guarded by its version; a refusal and a repeat are not. So what was only remembered is
+        forgotten, and the command is decided once more from what is stored.
+        """
+        record = self._world.records.get(id)
+        if _is_lone(record):
+            remembered = [id] if id not in self._fresh and id not in changed else []
+        else:
+            remembered = [each for each in self._stored if each not in self._fresh and each not in changed]
+        for each in remembered:
+            self._world.records.pop(each, None)
+            self._stored.pop(each, None)
+        return bool(remembered)
+
+    def _load(self, missing: NotLoaded) -> Transaction[None]:
+        if missing.jobs_of:
+            held = yield LoadJobs(missing.jobs_of)
+            self._take(held)
+            self._world.jobs[missing.jobs_of] = tuple(each.record.id for each in held)
+        else:
+            held = yield Load(missing.ids)
+            self._take(held, missing.ids)
+
+    def _claim(
+        self, claim: Claim, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[list[Claimed]]:
+        # What this batch already gave away is still ready in the store: ask for that many more.
+        taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
+        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
+        held = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
+        self._take(held)
+        actor = worker_actor(claim.worker_id)
+        secret = secrets.token_hex(SECRET_BYTES * len(held))
+        found: list[Claimed] = []
+        for place, each in enumerate(held):
+            if len(found) == claim.limit:
+                break
+            current = self._world.records.get(each.record.id)
+            if not isinstance(current, Attempt) or ready_at(current) is None:
+                continue
+            own = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2]
+            token = ids.lease_id(current.id, current.claims + 1, own)
+            ref = ids.lease_ref(token)
+            grant = attempt.Grant(
+                id=current.id,
+                actor=actor,
+                request_id=claim.request_id,
+                fingerprint=ref.fingerprint,
+                labels=claim.labels,
+                ttl_seconds=claim.ttl_seconds,
+                accept_seconds=claim.accept_seconds,
+            )
+            decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
+            if decision is None:
+                decision = yield from self._decide(grant, now, changed, events)
+            if claim.starts and isinstance(decision, Decision):
+                start = attempt.Start(id=current.id, actor=actor, lease=ref)
+                decision = self._decide_at_once(start, now, changed, events)
+                if decision is None:
+                    decision = yield from self._decide(start, now, changed, events)
+            if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
+                found.append(Claimed(decision.record, token))
+        return found
+
+    def _tick(
+        self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]
+    ) -> Transaction[int]:
+        held = yield from self._reports.readable(FindDue(now, tick.limit), now + STUCK_SECONDS * SECOND)
+        self._take(held)
+        for each in held:
+            id = each.record.id
+            due = self._due(id)
+            if due is not None and due[0] <= now:
+                try:
+                    yield from self._decide(due[1](id=id), now, changed, events)
+                except InvariantBroken:
+                    # Our bug, but only this record's: the others' deadlines go on.
+                    LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
+                due = self._due(id)
+            # The stored time was early on purpose: a heartbeat does not move it. Set it right now.
+            due_at = due[0] if due is not None else None
+            rearmed[id] = max(due_at, now + STUCK_SECONDS * SECOND) if due_at is not None and due_at <= now else due_at
+        return len(held)
+
+    def _due(self, id: str) -> Due | None:
+        record = self._world.records.get(id)
+        return next_due(record) if record is not None else None
+
+    def _put(self, record: Record, rearmed: dict[str, int | None]) -> Put:
+        version, old_due = self._stored.get(record.id, (0, None))
+        due = next_due(record)
+        due_at = due[0] if due is not None else None
+        if record.id not in rearmed and due_at is not None and old_due is not None:
+            # Only an earlier deadline is written: a renewed lease then costs no change of the index.
+            due_at = min(due_at, old_due)
+        return Put(record, version, ready_at(record), due_at, is_over(record))
+
+    def _rearm(self, id: str, due_at: int | None) -> Put:
+        record = self._world.records[id]
+        assert record is not None
+        return Put(record, self._stored[id][0], ready_at(record), due_at, is_over(record))
+
+    def _written(self, put: Put) -> None:
+        id = put.record.id
+        if put.is_over or not _is_kept(put.record):
+            self._world.records.pop(id, None)
+            self._stored.pop(id, None)
+        else:
+            self._stored[id] = (put.version + 1, put.due_at)
+
+
+def _related(command: Command) -> Iterable[str]:
+    """What a command will need, by its id alone: an attempt's job and run, and the worker that speaks."""
+    yield command.id
+    run_id, separator, rest = command.id.partition("/")
+    if separator:
+        yield run_id
+        yield f"{run_id}/{rest.rpartition('.')[0] or rest}"
+        kind, _, name = command.actor.partition(":")
+        if kind == RUNNER:
+            yield name
+
+
+def _is_lone(record: Record | None) -> bool:
+    return type(record) is Attempt and not record.job_id
+
+
+def _is_kept(record: Record | None) -> bool:
+    """Whether it is worth remembering: its worker will speak soon, and nobody else is likely to change it."""
+    return type(record) is Attempt and not record.job_id and record.lease is not None

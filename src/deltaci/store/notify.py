@@ -1,0 +1,81 @@
+"""Servers on one PostgreSQL wake each other: who has committed says so, at most every few milliseconds.
+
+Only a hint, sent beside the transactions and not in them: NOTIFY takes a lock that all commits would share. One that
+is lost costs a poll, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import asyncpg
+
+from deltaci.store.wake import Wakers
+
+CHANNEL: Final = "deltaci"
+QUIET_SECONDS: Final = 0.005  # What is committed meanwhile is told together.
+RETRY_SECONDS: Final = 1.0
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Notifier:
+    """One connection that tells and hears."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]], wakers: Wakers) -> None:
+        self._connect = connect
+        self._wakers = wakers
+        self._name = secrets.token_hex(8)
+        self._is_due = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def announce(self) -> None:
+        """Something was committed here."""
+        self._is_due.set()
+
+    def start(self) -> None:
+        """Begin to tell and to hear."""
+        self._task = asyncio.create_task(self._run(), name="notifier")
+
+    async def stop(self) -> None:
+        """Hang up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        is_told = False
+        while True:
+            try:
+                await self._tell_and_hear()
+                is_told = False
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                if not is_told:
+                    LOGGER.warning("other servers cannot be woken: %s; they poll until it goes", error)
+                is_told = True
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _tell_and_hear(self) -> None:
+        """For as long as the connection lives."""
+        connection = await self._connect()
+        try:
+            connection.add_termination_listener(lambda _: self._is_due.set())
+            await connection.add_listener(CHANNEL, self._hear)
+            self._wakers.hint()  # What was told while nobody listened.
+            while not connection.is_closed():
+                await self._is_due.wait()
+                self._is_due.clear()
+                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._name)
+                await asyncio.sleep(QUIET_SECONDS)
+        finally:
+            with suppress(Exception):
+                connection.terminate()
+
+    def _hear(self, _connection: object, _pid: int, _channel: str, name: str) -> None:
+        if name != self._name:
+            self._wakers.hint()

@@ -1,0 +1,68 @@
+"""Servers on one PostgreSQL wake each other, so that nobody has to poll fast."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from deltaci.store import notify, wake
+from tests.contract.conftest import make_place
+from tests.contract.places import Place, on_loop
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A database on which a poll would come too late for any test."""
+    monkeypatch.setattr(wake, "POLL_SECONDS", LONG)
+    return make_place("postgres", tmp_path, request)
+
+
+async def until(asked: asyncpg.Connection[asyncpg.Record], sql: str, wanted: int) -> None:
+    """Wait on the server itself: it says when it is so."""
+    async with asyncio.timeout(20):
+        while await asked.fetchval(sql) != wanted:
+            await asked.execute("SELECT pg_sleep(0.01)")
+
+
+LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+OTHERS = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR query LIKE '%pg_notify%') "
+    "AND pid <> pg_backend_pid()"
+)
+
+
+@on_loop
+async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_another(shared: Place) -> None:
+    """Nobody who has more than one server should wait for a poll."""
+    async with shared.queue() as here, shared.queue() as there:
+        waiting = asyncio.create_task(there.claim_next("w1", wait_seconds=LONG))
+        job = await here.enqueue("work")
+
+        [claimed] = await waiting
+
+        assert claimed.id == job.id
+
+
+@on_loop
+async def test_a_connection_that_is_cut_is_made_again(
+    shared: Place, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hint may be lost, the wire for hints may not: after a cut they go on."""
+    monkeypatch.setattr(notify, "RETRY_SECONDS", 0.0)
+    asking = await asyncpg.connect(contract_dsn)
+    async with shared.queue() as here, shared.queue() as there:
+        await until(asking, LISTENERS, 2)
+        assert await asking.fetchval(OTHERS) == 2
+        await until(asking, LISTENERS, 2)
+        waiting = asyncio.create_task(there.claim_next("w1", wait_seconds=LONG))
+
+        job = await here.enqueue("work")
+
+        assert [each.id for each in await waiting] == [job.id]
+    await asking.close()
