@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.core.attempt import Attempt
+from deltaci.core.attempt import QUEUED, Attempt
 from deltaci.store import migrate, open_store
+from deltaci.store.codec import KIND_OF, encode
 from deltaci.store.memory import MemoryStore
 from deltaci.store.migrate import Migration, SchemaError, migrations, missing
 from deltaci.store.port import Unavailable
 from deltaci.store.sqlite import SqliteStore
+from tests.contract.conftest import execute
 from tests.contract.places import Place, on_loop, put, write
 
 TOO_MANY = 8
@@ -129,6 +131,28 @@ async def test_opening_again_changes_nothing(lasting_place: Place) -> None:
     for _ in range(2):
         async with lasting_place.opened() as store:
             assert await store.find("a") == Attempt(id="a")
+
+
+@on_loop
+async def test_what_is_older_than_tenants_is_the_default_ones(
+    lasting_place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A queue that was never given a tenant finds what it had before."""
+    altered(monkeypatch, lasting_place, migrations(lasting_place.name)[:1])
+    async with lasting_place.opened():
+        pass
+    monkeypatch.undo()
+    body = encode(Attempt(id="a", tenant="default", state=QUEUED))
+    row = f"INSERT INTO records VALUES ('a', {KIND_OF[Attempt]}, 1, '', '', 0, 0, NULL, %s)"
+    if lasting_place.name == "sqlite":
+        connection = sqlite3.connect(tmp_path / "contract.db", isolation_level=None)
+        connection.execute(row % f"x'{body.hex()}'")
+        connection.close()
+    else:
+        await execute(request.getfixturevalue("contract_dsn"), row % f"'\\x{body.hex()}'")
+
+    async with lasting_place.queue() as queue:
+        assert [job.id for job in await queue.claim_next("w1")] == ["a"]
 
 
 @on_loop
