@@ -134,12 +134,7 @@ def _with_lease(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[s
     if before is None:
         raise Refused("wrong_state", f"attempt {attempt.id} has no live lease; there is nothing to change")
     after = lease.change(before, order, at)
-    told: dict[str, Any] = {
-        "number": after.number,
-        "worker_id": after.worker_id,
-        "from": before.state,
-        "to": after.state,
-    }
+    told = {"number": after.number, "worker_id": after.worker_id, "from": before.state, "to": after.state}
     if after.state in lease.LIVE:
         told["expires_at"] = after.expires_at
         return {"lease": after}, {"lease": told}
@@ -167,8 +162,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
         )
-    missing = required_labels(attempt.queue_key) - set(command.labels)
-    if missing:
+    if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
             "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"
         )
@@ -212,7 +206,8 @@ def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Move | None
 
 def _start(attempt: Attempt, command: Start, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Renew, at)
-    return RUNNING, {**changes, "started_at": at}, told
+    changes["started_at"] = at
+    return RUNNING, changes, told
 
 
 def _renew(attempt: Attempt, command: Leased, at: int) -> Move:
@@ -236,8 +231,9 @@ def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
             raise Refused(
                 "bad_request", f"a success has exit code 0, not {exit_code}; report anything else as a failure"
             )
-        result = {} if command.result is None else command.result
-        return SUCCEEDED, {**changes, "result": result, "report": command.report}, told
+        changes["result"] = {} if command.result is None else command.result
+        changes["report"] = command.report
+        return SUCCEEDED, changes, told
     facts = command.facts
     if facts.exit_code is None and command.exit_code is not None:
         facts = msgspec.structs.replace(facts, exit_code=command.exit_code)
@@ -468,7 +464,8 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
             return attempt
         if attempt.ended_lease is not None and _is_applied(attempt, command, worker_id):
             return attempt
-        lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, max(at, attempt.updated_at))
+        at = at if at > attempt.updated_at else attempt.updated_at
+        lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, at)
     return MACHINE.decide(attempt, command, at, events)
 
 

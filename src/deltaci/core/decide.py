@@ -73,7 +73,7 @@ for _row in REACTIONS:
 
 def decide(world: World, command: Command, at: int) -> Decision:
     """Apply a command and all that follows from it, or refuse it and change nothing."""
-    at = world.latest = max(at, world.latest)
+    at = world.latest = at if at > world.latest else world.latest
     known = world.records.get(command.id)
     if type(known) is attempt.Attempt and not known.job_id and type(command) in _ALONE:
         return _decide_alone(world, known, command, at)
@@ -117,7 +117,7 @@ _ALONE: Final = frozenset(
 
 def _decide_alone(world: World, known: attempt.Attempt, command: Command, at: int) -> Decision:
     events: list[Event] = []
-    changed = attempt.decide(known, command, max(at, known.updated_at), events)
+    changed = attempt.decide(known, command, at if at > known.updated_at else known.updated_at, events)
     if changed is known:
         return Decision(known, {}, events)
     world.records[known.id] = changed

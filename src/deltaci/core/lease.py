@@ -167,18 +167,28 @@ MACHINE: Final[Machine[Lease]] = Machine(
 )
 
 
-_DO: Final = {(rule.source, rule.command): rule.do for rule in MACHINE.rules}
+# Where an order looks at nothing first: the state after it, and whether the lease runs anew. Out of the table above.
+_PLAIN: Final = {
+    (rule.source, rule.command): (rule.targets[0].state, rule.do in (_ack, _renew))
+    for rule in MACHINE.rules
+    if rule.do in (_grant, _ack, _renew, _finish, _cancel, _revoke)
+}
 
 
 def change(lease: Lease, order: type[Command], at: int) -> Lease:
     """The lease after the order, which carries nothing but its kind. A repeat gives the same lease back."""
-    do = _DO.get((lease.state, order))
-    if do is None:
+    plain = _PLAIN.get((lease.state, order))
+    if plain is not None:
+        until = lease.expires_at
+        if plain[1]:
+            anew = at + lease.ttl_seconds * SECOND
+            until = anew if anew > until else until
+        return msgspec.structs.replace(lease, state=plain[0], expires_at=until)
+    rule = MACHINE.rule(lease.state, order)
+    if rule is None:
         raise MACHINE.refusal(lease, order)
-    move = do(lease, order, at)
-    if move is None:
-        return lease
-    return msgspec.structs.replace(lease, state=move[0], expires_at=move[1].get("expires_at", lease.expires_at))
+    move = rule.do(lease, order, at)
+    return lease if move is None else msgspec.structs.replace(lease, state=move[0], **move[1])
 
 
 def is_live(lease: Lease | None) -> bool:

@@ -38,6 +38,7 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
+    OpenReady,
     Put,
     Store,
     Transaction,
@@ -217,8 +218,12 @@ class Lane:
                 drawn.add(item.id)
             elif isinstance(item, Command):
                 wanted.update(_related(item))
-        stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
-        self._take(held, wanted | drawn)
+        ready: list[Held] | None = None
+        if len(items) == 1 and isinstance(item := items[0], Claim):
+            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit)
+        else:
+            stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
+            self._take(held, wanted | drawn)
         now = self._clock.read(stored)
         events: list[Event] = []
         changed: dict[str, Record] = {}
@@ -226,7 +231,7 @@ class Lane:
         answers: list[Answer] = []
         for item in items:
             if isinstance(item, Claim):
-                answers.append((yield from self._claim(item, now, changed, events)))
+                answers.append((yield from self._claim(item, now, ready, changed, events)))
             elif isinstance(item, Tick):
                 answers.append((yield from self._tick(item, now, changed, events, rearmed)))
             else:
@@ -331,13 +336,20 @@ class Lane:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
 
-    def _claim(
-        self, claim: Claim, now: int, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[list[Claimed]]:
+    def _find_ready(
+        self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record]
+    ) -> Transaction[list[Held]]:
+        if ready is not None and not any(isinstance(each.record, Unreadable) for each in ready):
+            return ready
         # What this batch already gave away is still ready in the store: ask for that many more.
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
         wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
-        held = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
+        return (yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND))
+
+    def _claim(
+        self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[list[Claimed]]:
+        held = yield from self._find_ready(claim, now, ready, changed)
         self._take(held)
         actor = worker_actor(claim.worker_id)
         secret = secrets.token_hex(SECRET_BYTES * len(held))
@@ -349,8 +361,9 @@ class Lane:
             if not isinstance(current, Attempt) or ready_at(current) is None:
                 continue
             own = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2]
-            token = ids.lease_id(current.id, current.claims + 1, own)
-            ref = ids.lease_ref(token)
+            number = current.claims + 1
+            token = ids.lease_id(current.id, number, own)
+            ref = ids.LeaseRef(current.id, number, ids.lease_fingerprint(token))
             grant = attempt.Grant(
                 id=current.id,
                 actor=actor,

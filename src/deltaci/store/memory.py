@@ -24,6 +24,7 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
+    OpenReady,
     Put,
     PutAside,
     Request,
@@ -98,6 +99,9 @@ class MemoryStore:
     def _answer(self, request: Request) -> Any:
         if isinstance(request, Open):
             return self._clock(), self._load(request.ids)
+        if isinstance(request, OpenReady):
+            now = self._clock()
+            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit))
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, LoadJobs):

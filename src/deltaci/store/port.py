@@ -43,6 +43,14 @@ class Open(msgspec.Struct, frozen=True):
     ids: tuple[str, ...]
 
 
+class OpenReady(msgspec.Struct, frozen=True):
+    """Start what is only a claim: read the store's clock and find what is ready by it. Answered by `(now, [Held])`."""
+
+    tenant: str
+    labels: tuple[str, ...]
+    limit: int
+
+
 class Load(msgspec.Struct, frozen=True):
     """Load these records, finished ones too. Answered by `[Held]`; what does not exist is left out."""
 
@@ -111,7 +119,7 @@ class Write(msgspec.Struct, frozen=True):
     is_last: bool = False
 
 
-Request = Open | Load | LoadJobs | FindReady | FindDue | PutAside | Write
+Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | PutAside | Write
 Transaction = Generator[Request, Any, T]
 
 

@@ -28,6 +28,7 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
+    OpenReady,
     PutAside,
     Request,
     T,
@@ -68,6 +69,12 @@ _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
     "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
+)
+# The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
+_OPEN_READY: Final = (
+    f"SELECT c.now, r.* FROM (SELECT {_CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
+    f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
+    "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 # One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
@@ -219,7 +226,22 @@ class PostgresStore:
             return _held(await connection.fetch(_DUE, request.now, request.limit))
         if isinstance(request, PutAside):
             return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
+        if isinstance(request, OpenReady):
+            return await self._open_ready(connection, request)
         assert isinstance(request, FindReady)
+        return await self._find_ready(connection, request)
+
+    async def _open_ready(self, connection: Any, request: OpenReady) -> tuple[int, list[Held]]:
+        if request.labels:
+            now, _ = await self._open_batch(connection, ())
+            return now, await self._find_ready(
+                connection, FindReady(request.tenant, request.labels, now, request.limit)
+            )
+        rows = await connection.fetch(_OPEN_READY, request.tenant, self._shift(), request.limit)
+        return int(rows[0][0]), _held([row[1:] for row in rows if row[1] is not None])
+
+    @staticmethod
+    async def _find_ready(connection: Any, request: FindReady) -> list[Held]:
         best: list[Held] = []
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         chosen = fitting(keys, request.labels)

@@ -27,6 +27,7 @@ from deltaci.store.port import (
     Load,
     LoadJobs,
     Open,
+    OpenReady,
     Put,
     PutAside,
     Request,
@@ -145,6 +146,9 @@ class SqliteStore:
     def _answer(self, request: Request) -> Any:
         if isinstance(request, Open):
             return self._clock(), self._load(request.ids)
+        if isinstance(request, OpenReady):
+            now = self._clock()
+            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit))
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, Write):

@@ -1,0 +1,1 @@
+-- Nothing to do: here every batch is a transaction, and there is one writer. The steps of all dialects have one count.
