@@ -43,6 +43,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
+from deltaci.engine import loops
 from deltaci.engine.applier import Applier, Claim
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
 from deltaci.engine.worker import Worker
@@ -87,7 +88,7 @@ def at_new_place(
     """Run it on an empty database and drop that."""
     place = yard.new(kind)
     try:
-        return asyncio.run(measure(place, *arguments, **options))
+        return loops.run(measure(place, *arguments, **options))
     finally:
         yard.drop(place)
 
@@ -338,7 +339,7 @@ def claims(yard: Yard) -> list[Figure]:
     figures = []
     for kind in KINDS:
         places = {queued: yard.new(kind) for queued in QUEUES}
-        costs = asyncio.run(claim_costs(places))
+        costs = loops.run(claim_costs(places))
         for limit in CLAIMS:
             few, many = (costs[queued, limit] for queued in QUEUES)
             say(f"claim of {limit}, {kind}: {few * 1e3:.2f} ms of {QUEUES[0]:,}, {many * 1e3:.2f} ms of {QUEUES[1]:,}")

@@ -384,3 +384,15 @@ async def test_a_message_of_a_finished_attempt_still_gets_its_answer(place: Plac
         assert isinstance(await server.store.find("a"), Attempt)
         assert "COMPLETED" in late.message
         await server.verified()
+
+
+@on_loop
+async def test_a_queue_that_closes_in_the_middle_of_a_batch_closes(place: Place) -> None:
+    """Whatever was under way: a cancel that a library swallows must not leave somebody waiting for ever."""
+    for turns in range(30):
+        async with place.queue() as queue:
+            asked = asyncio.create_task(queue.claim_next("w1", wait_seconds=60))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)

@@ -33,11 +33,13 @@ class Applier:
 
     async def stop(self) -> None:
         """Stop; whoever still waits is told so."""
+        for lane in self._lanes:
+            lane.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for lane in self._lanes:
-            lane.stop()
+            lane.dismiss()
         self._tasks = []
 
     async def do(self, command: Command) -> Decision:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from deltaci.engine.loops import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, NewJob, QueueJob
 from deltaci.engine.worker import Handler, Worker
 
@@ -18,7 +19,7 @@ class BlockingQueue:
 
     def __init__(self, queue: AsyncQueue) -> None:
         self._queue = queue
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="deltaci-queue", daemon=True)
 
     def __enter__(self) -> BlockingQueue:

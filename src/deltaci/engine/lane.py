@@ -116,6 +116,7 @@ class Lane:
         self._inbox: deque[Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
+        self._is_stopped = False
 
     def keeps(self, id: str) -> bool:
         """Whether this lane has the record in its memory: then it is the one to decide about it."""
@@ -141,8 +142,8 @@ class Lane:
         return batch
 
     async def run(self) -> None:
-        """Take what has gathered, apply it, answer it; for ever."""
-        while True:
+        """Take what has gathered, apply it, answer it; until it is stopped."""
+        while not self._is_stopped:
             await self._is_filled.wait()
             batch = self._take_batch()
             try:
@@ -179,6 +180,11 @@ class Lane:
                 waiting.answer.set_exception(error)
 
     def stop(self) -> None:
+        """Take nothing more. A cancel alone may get lost in a library that was just about to answer."""
+        self._is_stopped = True
+        self._is_filled.set()
+
+    def dismiss(self) -> None:
         """Whoever still waits is told."""
         self._fail(self._inbox, asyncio.CancelledError())
         self._inbox.clear()

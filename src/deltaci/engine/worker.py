@@ -26,6 +26,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.engine.checks import MAX_CLAIM, as_json
+from deltaci.engine.loops import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
 from deltaci.store.port import Conflict, Unavailable
 
@@ -79,9 +80,12 @@ class _Handlers:
         self._ended: list[_Ended] = []
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
+        is_running = threading.Event()
+        self._loop.call_soon(is_running.set)
         self._thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
         self._thread.start()
+        is_running.wait()  # Not every loop hears a call from another thread before it runs.
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Run the handler for each of them."""

@@ -32,6 +32,7 @@ class Notifier:
         self._wakers = wakers
         self._name = secrets.token_hex(8)
         self._is_due = asyncio.Event()
+        self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
     def announce(self) -> None:
@@ -44,13 +45,15 @@ class Notifier:
 
     async def stop(self) -> None:
         """Hang up."""
+        self._is_stopped = True
+        self._is_due.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         is_told = False
-        while True:
+        while not self._is_stopped:
             try:
                 await self._tell_and_hear()
                 is_told = False
@@ -67,7 +70,7 @@ class Notifier:
             connection.add_termination_listener(lambda _: self._is_due.set())
             await connection.add_listener(CHANNEL, self._hear)
             self._wakers.hint()  # What was told while nobody listened.
-            while not connection.is_closed():
+            while not self._is_stopped and not connection.is_closed():
                 await self._is_due.wait()
                 self._is_due.clear()
                 await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._name)

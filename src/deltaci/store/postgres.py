@@ -8,6 +8,7 @@ who saw one seq has seen all before it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -205,6 +206,9 @@ class PostgresStore:
                 await begun.commit()
             result: T = end.value
             return result, is_written
+        except asyncio.CancelledError:
+            connection.terminate()  # Nobody waits for it any more; asking it to roll back could hide that.
+            raise
         except BaseException:
             if begun is not None and not connection.is_closed():
                 await begun.rollback()

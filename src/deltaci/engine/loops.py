@@ -1,0 +1,24 @@
+"""Event loops: uvloop where it is installed (`pip install deltaci[fast]`), the standard one otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The fastest loop that there is."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Like `asyncio.run`, on the fastest loop that there is."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)
