@@ -393,6 +393,8 @@ async def test_a_queue_that_closes_in_the_middle_of_a_batch_closes(place: Place)
         async with place.queue() as queue:
             asked = asyncio.create_task(queue.claim_next("w1", wait_seconds=60))
             for _ in range(turns):
-                await asyncio.sleep(0)
+                came = asyncio.Event()
+                asyncio.get_running_loop().call_soon(came.set)
+                await came.wait()
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
