@@ -485,3 +485,10 @@ def _is_applied(attempt: Attempt, command: Leased, worker_id: str) -> bool:
 def completion(attempt: Attempt) -> tuple[bool, str]:
     """How a Complete that was not stale is answered: accepted, or the reason why its result does not count."""
     return (False, CANCEL_REQUESTED) if attempt.state == CANCELED else (True, "")
+
+
+def stop_request(attempt: Attempt, at: int) -> tuple[str, int] | None:
+    """Why the runner has to stop, and how many seconds it has left for that; None while it may go on."""
+    if attempt.state != CANCEL_REQUESTED:
+        return None
+    return attempt.cancel_reason, max(0, -(-(attempt.cancel_by - at) // SECOND))

@@ -1,0 +1,1 @@
+"""What is too large for a record: logs, artifacts, caches."""

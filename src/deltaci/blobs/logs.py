@@ -1,0 +1,60 @@
+"""Logs, one file for each lease: bytes are appended at the end that the writer knows, so nothing is lost or doubled.
+
+A writer that lost an answer sends the same bytes again, or asks how far the log is and goes on from there. Every lease
+has a file of its own: whoever lost it can only spoil its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from deltaci.core.errors import Refused
+
+MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
+
+
+class Logs:
+    """A folder of logs."""
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+
+    def _path(self, attempt_id: str, number: int) -> Path:
+        return self._folder / quote(attempt_id, safe="") / f"{number}.log"
+
+    def size(self, attempt_id: str, number: int) -> int:
+        """How many bytes are kept."""
+        try:
+            return self._path(attempt_id, number).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
+        """Keep the bytes that begin at this offset; returns where the log ends now. What is kept already is skipped."""
+        path = self._path(attempt_id, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            end = file.seek(0, os.SEEK_END)
+            if offset > end:
+                raise Refused("log_gap", f"the log ends at byte {end}, not at {offset}; send it from there")
+            if max(end, offset + len(data)) > self._max_bytes:
+                raise Refused("log_full", f"a log has at most {self._max_bytes} bytes; write less, or keep a file")
+            new = data[end - offset :]
+            if new:
+                file.write(new)
+                file.flush()
+                os.fsync(file.fileno())
+            return end + len(new)
+
+    def read(self, attempt_id: str, number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
+        """Some bytes from an offset on."""
+        try:
+            with self._path(attempt_id, number).open("rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+        except FileNotFoundError:
+            return b""

@@ -1,0 +1,1 @@
+"""HTTP: translate and authorise, nothing else."""

@@ -1,0 +1,82 @@
+"""Who a runner is: a registration token, good once, is exchanged for credentials that are short-lived and renewed.
+
+A token is a signed statement, not a secret that is stored: the server keeps one key and nothing else. That a
+registration token is good only once follows from the record of the runner that it names, which can be made only once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from deltaci.core.errors import Refused
+
+KEY_BYTES: Final = 32
+CREDENTIAL_SECONDS: Final = 15 * 60
+REGISTRATION_SECONDS: Final = 24 * 3600
+PREFIX: Final = "dci_"  # So that a scanner for secrets recognises one that got out.
+
+Use = Literal["register", "run"]
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What a token says."""
+
+    use: Use
+    runner_id: str
+    tenant: str
+    expires_at: float
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Claims).decode
+
+
+class Signer:
+    """Makes tokens and knows its own again."""
+
+    def __init__(self, key: bytes, clock: Callable[[], float]) -> None:
+        self._key = key
+        self._clock = clock
+
+    def sign(self, use: Use, runner_id: str, tenant: str, seconds: float) -> str:
+        """A token that is good for so long."""
+        body = _encode(Claims(use, runner_id, tenant, self._clock() + seconds))
+        return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._seal(body)))
+
+    def read(self, token: str, use: Use) -> Claims:
+        """What the token says, if it is ours, for this use, and still good."""
+        try:
+            body, seal = (urlsafe_b64decode(part + "==") for part in token.removeprefix(PREFIX).split("."))
+        except ValueError:
+            body, seal = b"", b""
+        if not hmac.compare_digest(seal, self._seal(body)):
+            raise Refused("bad_credential", "that is no token of this server; register the runner with a new one")
+        claims = _decode(body)
+        if claims.use != use:
+            raise Refused("bad_credential", f"that token is for {claims.use!r}; here one for {use!r} is expected")
+        if claims.expires_at <= self._clock():
+            raise Refused("expired_credential", "the token is too old; renew it in time, or register with a new one")
+        return claims
+
+    def _seal(self, body: bytes) -> bytes:
+        return hmac.new(self._key, body, sha256).digest()
+
+
+def server_key(path: Path) -> bytes:
+    """The server's key: made once, readable by its owner only."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+        key = secrets.token_bytes(KEY_BYTES)
+        path.write_bytes(key)
+        return key

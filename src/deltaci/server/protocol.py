@@ -1,0 +1,204 @@
+"""Document 001 over the engine: each message becomes a command, each decision becomes the answer.
+
+Nothing is decided here. Who speaks was proved before; that a lease is good, and whose it is, the core finds out in the
+same transaction in which it accepts the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core import attempt, ids, lease
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision
+from deltaci.core.errors import Refused, StaleLease
+from deltaci.core.events import worker_actor
+from deltaci.core.failures import Facts
+from deltaci.core.machine import Command
+from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.store.port import Store
+from deltaci.wire import messages as wire
+from deltaci.wire.messages import (
+    AckLease,
+    CancelAck,
+    CancelAcked,
+    Complete,
+    CompleteAck,
+    Heartbeat,
+    HeartbeatAck,
+    JobSpec,
+    LeaseGranted,
+    RunnerMessage,
+    ServerMessage,
+)
+
+SPEC_ADDRESS: Final = "/runner/v1/specs/"
+
+Answer = ServerMessage | Refused
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """Who speaks, as its credential proves it."""
+
+    id: str
+    tenant: str
+
+    def may_speak_for(self, id: str) -> bool:
+        """One machine may carry many runners: `host` speaks for `host` and for `host/1`."""
+        return id == self.id or id.startswith(f"{self.id}/")
+
+
+class Protocol:
+    """The runner's side of the server."""
+
+    def __init__(self, store: Store, applier: Applier, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+        self._store = store
+        self._applier = applier
+        self._ttl_seconds = ttl_seconds
+
+    async def lease(self, who: Runner, asked: wire.Lease) -> list[LeaseGranted]:
+        """Hand out up to `slots` attempts; waits for the first one as long as the runner likes."""
+        self._check_speaker(who, asked.runner_id)
+        claim = Claim(
+            tenant=who.tenant,
+            worker_id=asked.runner_id,
+            labels=tuple(asked.capabilities),
+            limit=asked.slots,
+            ttl_seconds=self._ttl_seconds,
+            accept_seconds=lease.ACCEPT_SECONDS,
+        )
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + asked.wait_seconds
+        with self._store.wakers.subscribed() as waker:
+            while True:
+                claimed = await self._applier.claim(claim)
+                left = give_up - loop.time()
+                if claimed or left <= 0:
+                    return [self._granted(each) for each in claimed]
+                await waker.wait(left)
+
+    def _granted(self, claimed: Claimed) -> LeaseGranted:
+        record = claimed.attempt
+        spec, ref = _spec_of(record)
+        return LeaseGranted(
+            lease_id=claimed.lease_id,
+            job_id=record.job_id or record.id,
+            run_id=record.run_id,
+            lease_ttl_seconds=self._ttl_seconds,
+            heartbeat_interval_seconds=max(1, self._ttl_seconds * lease.HEARTBEAT_SECONDS // lease.TTL_SECONDS),
+            max_runtime_seconds=record.timeout_seconds,
+            job_spec=spec,
+            job_spec_ref=ref,
+        )
+
+    async def spec(self, who: Runner, lease_id: str) -> JobSpec:
+        """The specification of the attempt that this lease is for."""
+        record = await self._store.find(ids.lease_ref(lease_id).attempt_id)
+        if not isinstance(record, Attempt) or record.tenant != who.tenant or record.lease is None:
+            raise StaleLease("UNKNOWN_LEASE", "no such lease is known for this runner; stop this attempt")
+        lease.check_fence(record.lease, None, ids.lease_ref(lease_id), record.lease.worker_id, record.updated_at)
+        self._check_speaker(who, record.lease.worker_id)
+        return job_spec(record)
+
+    async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
+        """Each message is accepted or refused on its own; all that stand are written together."""
+        answers: list[Answer | None] = [None] * len(said)
+        commands: list[Command] = []
+        places: list[int] = []
+        for place, message in enumerate(said):
+            try:
+                self._check_speaker(who, message.runner_id)
+                commands.append(_command(who, message))
+                places.append(place)
+            except Refused as refused:
+                answers[place] = _refusal(message, refused)
+        for place, found in zip(places, await self._applier.do_all(commands), strict=True):
+            message = said[place]
+            answers[place] = _refusal(message, found) if isinstance(found, Refused) else self._heard(message, found)
+        return [answer for answer in answers if answer is not None]
+
+    @staticmethod
+    def _check_speaker(who: Runner, id: str) -> None:
+        if not who.may_speak_for(id):
+            raise Refused("wrong_runner", f"this credential is for runner {who.id}, not for {id}; use that one's own")
+
+    def _heard(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
+        record = decision.record
+        assert isinstance(record, Attempt)
+        if isinstance(message, Complete):
+            is_accepted, reason = attempt.completion(record)
+            return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=reason)
+        if isinstance(message, CancelAck):
+            return CancelAcked(lease_id=message.lease_id, accepted=True)
+        stop = attempt.stop_request(record, record.updated_at)
+        return HeartbeatAck(
+            lease_id=message.lease_id,
+            extend_lease=True,
+            new_lease_ttl_seconds=self._ttl_seconds,
+            cancel_requested=stop is not None,
+            cancel_deadline_seconds=stop[1] if stop is not None else 0,
+            reason=stop[0] if stop is not None else msgspec.UNSET,
+        )
+
+
+def job_spec(record: Attempt) -> JobSpec:
+    """What the attempt's record asks a runner to do. A plain queue job carries it as its payload."""
+    try:
+        return msgspec.convert(record.spec or {}, JobSpec)
+    except msgspec.ValidationError as error:
+        raise Refused("bad_spec", f"the job of attempt {record.id} cannot be executed by a runner: {error}") from None
+
+
+def _spec_of(record: Attempt) -> tuple[JobSpec | None, str | None]:
+    spec = job_spec(record)
+    if len(wire.encode(spec)) <= wire.MAX_SPEC_BYTES:
+        return spec, None
+    return None, f"{SPEC_ADDRESS}{record.id}"
+
+
+def _command(who: Runner, message: RunnerMessage) -> Command:
+    ref = ids.lease_ref(message.lease_id)
+    named: dict[str, Any] = {
+        "id": ref.attempt_id,
+        "actor": worker_actor(message.runner_id),
+        "lease": ref,
+        "tenant": who.tenant,
+    }
+    match message:
+        case AckLease():
+            return attempt.Ack(**named)
+        case Heartbeat():
+            return attempt.Heartbeat(**named)
+        case CancelAck():
+            return attempt.CancelAck(**named, report=_report(message))
+        case Complete():
+            return attempt.Complete(
+                **named,
+                is_success=message.status == "SUCCEEDED",
+                exit_code=message.exit_code,
+                result=message.output,
+                report=_report(message),
+                facts=Facts(
+                    exit_code=message.exit_code,
+                    signal=message.signal,
+                    error_code=message.error_code or "",
+                    message=message.summary,
+                    log_tail=tuple(message.log_tail),
+                ),
+            )
+
+
+def _report(message: Complete | CancelAck) -> dict[str, Any]:
+    """What people will want to look at; not the lease, and nothing that is kept elsewhere."""
+    told: dict[str, Any] = msgspec.to_builtins(message)
+    return {name: told[name] for name in ("timings", "artifacts", "summary", "steps", "cost") if told.get(name)}
+
+
+def _refusal(message: RunnerMessage, refused: Refused) -> Answer:
+    if not isinstance(refused, StaleLease):
+        return refused
+    return wire.StaleLease(lease_id=message.lease_id, reason=refused.reason)  # type: ignore[arg-type]
