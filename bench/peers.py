@@ -6,9 +6,9 @@ line of JSON. Nothing here but the standard library is imported before that.
 
 What each does for one job, from the claim to its end:
 
-- Delta CI: a claim with a start, and an end, each a transition of a record that is fenced by lease and version, each with
-  its event in the log in the same transaction (four transitions: claimed, accepted, started, ended); a heartbeat
-  renews the lease. The finished record moves to its history. One transaction takes up to 1,000 jobs.
+- Delta CI: a claim with a start, and an end, each a transition of a record that is fenced by lease and version, each
+  with its event in the log in the same transaction (five transitions: claimed, accepted, started, uploading, ended); a
+  heartbeat renews the lease. The finished record moves to its history. One transaction takes up to 1,000 jobs.
 - PgQueuer 1.6: one UPDATE that claims a batch and inserts a log row for each job; at the end one DELETE for a batch,
   with one log row for each. No fencing token: whoever finishes a job deletes its row by id. Ends gather for 0.1 s or
   one batch; a crash meanwhile runs them again.
