@@ -12,6 +12,7 @@ CODES = frozenset(
         "bad_request",
         "cancel_not_requested",
         "dependency_cycle",
+        "no_executor",
         "not_due",
         "not_eligible",
         "not_found",
