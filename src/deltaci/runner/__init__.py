@@ -1,0 +1,1 @@
+"""The runner: takes work, proves that it is alive, stops when told."""
