@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store import open_store
@@ -26,20 +28,25 @@ def server_command(
     data: DataOption = Path(".state"),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
+    lease_ttl: Annotated[
+        int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
+    ] = lease.TTL_SECONDS,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     data.mkdir(parents=True, exist_ok=True)
     try:
-        loops.run(_serve(store, data, host, port))
+        loops.run(_serve(store, data, host, port, lease_ttl))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(store: str, data: Path, host: str, port: int) -> None:
-    async with Service(open_store(store), data) as service:
+async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int) -> None:
+    async with Service(open_store(store), data, ttl_seconds=lease_ttl) as service:
         listener = Listener(service, host, port)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(each, listener.stop)
         serving = asyncio.create_task(listener.serve())
         waiting = asyncio.create_task(listener.wait_until_listening())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -39,6 +39,7 @@ class Agent:
     ) -> None:
         self._url = url
         self._client = Client(url, credential.credential)
+        self._asking = Client(url, credential.credential)  # A line of its own, on which it waits.
         self._credential = credential
         self._renew_at = time.monotonic() + credential.expires_in_seconds / 2
         self._labels = list(labels)
@@ -111,7 +112,7 @@ class Agent:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
                 self._renew_at = time.monotonic() + RETRY_SECONDS
                 continue
-            self._client.token = fresh.credential
+            self._client.token = self._asking.token = fresh.credential
             self._tell(NewToken(token=fresh.credential))
             self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
@@ -129,12 +130,15 @@ class Agent:
                 slots=1 if self._once else free,
                 wait_seconds=WAIT_SECONDS,
             )
-            asking = asyncio.create_task(asyncio.to_thread(self._client.lease, asked))
+            asking = asyncio.create_task(asyncio.to_thread(self._asking.lease, asked))
             stopping = asyncio.create_task(self._is_stopping.wait())
             await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             if not asking.done():
-                return  # What it may still be given is not acknowledged, and goes back at once to others.
+                # What it may still be given is never acknowledged, and goes back to others.
+                self._asking.abort()
+                await asyncio.gather(asking, return_exceptions=True)
+                return
             try:
                 granted = asking.result()
             except Unreachable as error:

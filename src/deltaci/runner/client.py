@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -67,6 +69,7 @@ class Client:
         self._is_secure, self._context = parts.scheme == "https", context
         self._root = parts.path.rstrip("/") + ROOT
         self._kept = threading.local()
+        self._open: set[http.client.HTTPConnection] = set()
         self.token = token
 
     def register(self, token: str, capabilities: Sequence[str], slots: int) -> Credential:
@@ -85,7 +88,10 @@ class Client:
 
     def say(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
         """Say one thing."""
-        return wire.decode_answer(self._call("POST", "messages", wire.encode(message), timeout=timeout))
+        answer: ServerMessage = wire.decode_answer(
+            self._call("POST", "messages", wire.encode(message), timeout=timeout)
+        )
+        return answer
 
     def say_all(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Say many things at once; each is answered in its place."""
@@ -109,8 +115,16 @@ class Client:
         """Hang up this thread's connection."""
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
         if kept is not None:
+            self._open.discard(kept)
             kept.close()
             self._kept.connection = None
+
+    def abort(self) -> None:
+        """Hang up in the middle of whatever is said, from any thread: those who wait hear `Unreachable`."""
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _call(
         self,
@@ -156,6 +170,7 @@ class Client:
                 else http.client.HTTPConnection(self._host, self._port, timeout=timeout)
             )
             kept = self._kept.connection = made
+            self._open.add(made)
         kept.timeout = timeout
         if kept.sock is not None:
             kept.sock.settimeout(timeout)
@@ -164,6 +179,7 @@ class Client:
 
 def _answer(raw: bytes) -> ServerMessage | Problem:
     try:
-        return wire.decode_answer(raw)
+        answer: ServerMessage = wire.decode_answer(raw)
     except msgspec.ValidationError:
         return _problem(raw)
+    return answer

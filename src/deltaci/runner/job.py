@@ -18,11 +18,11 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.executors import Cell, Exit, choose
+from deltaci.runner.executors import Cell, CellFailed, Exit, choose
 from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Release
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
-from deltaci.runner.sections import Sections
+from deltaci.runner.sections import Writer, new_nonce
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import (
     AckLease,
@@ -115,19 +115,21 @@ class Job:
 
     async def _execute(self, workspace: Path, log: LogStream) -> Ended:
         try:
-            spec = self._granted.job_spec or await asyncio.to_thread(self._client.spec, self._granted.lease_id)
+            spec = self._granted.job_spec
+            if spec is None:
+                spec = await asyncio.to_thread(self._client.spec, self._granted.lease_id)
             executor = choose(spec.executor, spec.image)
             cell = executor.cell(workspace=workspace, limits=spec.limits, network=spec.network, image=spec.image)
-        except (Refused, Unreachable) as error:
+        except (Refused, Unreachable, CellFailed) as error:
             log.write(f"the job cannot be run here: {error}\n".encode())
             return Ended(
                 exit=Exit(None, None, 0.0), steps=[], error_code="RUNNER_ERROR", summary=f"cannot run here: {error}"
             )
         self._cell = cell
         self._hold(None, log)
-        sections = Sections()
+        sections = Writer(new_nonce())
         mask = Mask(())
-        log.write(sections.note(cell.describe))
+        log.write(sections.header() + sections.output(f"{cell.describe}\n".encode()))
         try:
             return await self._run_steps(spec, cell, workspace, log, sections, mask)
         finally:
@@ -136,7 +138,7 @@ class Job:
             self._is_proved_gone = await cell.close() and self._is_proved_gone
 
     async def _run_steps(
-        self, spec: JobSpec, cell: Cell, workspace: Path, log: LogStream, sections: Sections, mask: Mask
+        self, spec: JobSpec, cell: Cell, workspace: Path, log: LogStream, sections: Writer, mask: Mask
     ) -> Ended:
         results: list[StepResult] = []
         last = Exit(0, None, 0.0)
@@ -155,11 +157,11 @@ class Job:
                     env={**spec.env, **step.env},
                     workdir=_inside(workspace, step.workdir or spec.workdir),
                     timeout_seconds=min(left, step.timeout_seconds or left),
-                    on_output=lambda data: log.write(mask.feed(data)),
+                    on_output=lambda data: log.write(sections.output(mask.feed(data))),
                 )
-            except (Refused, OSError) as error:
+            except (Refused, CellFailed, OSError) as error:
                 return Ended(exit=last, steps=results, error_code="RUNNER_ERROR", summary=f"{name}: {error}")
-            log.write(mask.flush() + sections.end(index, last.exit_code, last.seconds))
+            log.write(sections.output(mask.flush()) + sections.end(index, last.exit_code, last.seconds))
             results.append(
                 StepResult(
                     index=index,
@@ -190,9 +192,8 @@ class Job:
         )
 
     async def _tell(self, ended: Ended, log: LogStream) -> str:
-        if self._is_lost:
-            return "lost"
-        await log.finish(lambda: LOG_SECONDS if not self._is_lost else 0.0)
+        if not self._is_lost:
+            await log.finish(LOG_SECONDS)
         if self._is_lost:
             return "lost"
         uri = f"log:{self._granted.job_id}"

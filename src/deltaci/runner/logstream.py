@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -74,12 +73,12 @@ class LogStream:
                 raise
             return self._client.log_size(self._lease_id)
 
-    async def finish(self, until: Callable[[], float]) -> bool:
-        """No more comes; wait until all is sent, for as many seconds as `until` allows. Whether it was."""
+    async def finish(self, seconds: float) -> bool:
+        """No more comes; wait until all is sent, for so many seconds. Whether it was."""
         self._is_ended = True
         self._has_more.set()
         try:
-            async with asyncio.timeout(until()):
+            async with asyncio.timeout(seconds):
                 await self._is_sent.wait()
         except TimeoutError:
             return False

@@ -59,6 +59,12 @@ class Protocol:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
+        self._is_closing = False
+
+    def stop_waiting(self) -> None:
+        """The server is about to end: whoever waits for work is answered now, with none."""
+        self._is_closing = True
+        self._store.wakers.hint()
 
     async def lease(self, who: Runner, asked: wire.Lease) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes."""
@@ -77,7 +83,7 @@ class Protocol:
             while True:
                 claimed = await self._applier.claim(claim)
                 left = give_up - loop.time()
-                if claimed or left <= 0:
+                if claimed or left <= 0 or self._is_closing:
                     return [self._granted(each) for each in claimed]
                 await waker.wait(left)
 

@@ -20,7 +20,7 @@ class Registration(Strict, frozen=True, kw_only=True):
     """A runner shows its registration token and says what it can do."""
 
     token: Secret
-    capabilities: Annotated[list[Name], Meta(max_length=32)] = []
+    capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)] = ()
     slots: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
@@ -46,7 +46,7 @@ class Registry:
         record = Worker(
             id=claims.runner_id,
             tenant=claims.tenant,
-            labels=tuple(asked.capabilities),
+            labels=asked.capabilities,
             max_concurrent_tasks=asked.slots,
         )
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +40,8 @@ class Service:
         self.applier = Applier(store)
         self.logs = Logs(folder / "logs")
         signer = Signer(server_key(folder / KEY_FILE), time.time)
-        self._runners = RunnerApp(Protocol(store, self.applier, ttl_seconds), Registry(self.applier, signer), self.logs)
+        self.protocol = Protocol(store, self.applier, ttl_seconds)
+        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
@@ -68,6 +69,15 @@ class Service:
             await self._runners(scope, receive, send)
 
 
+class _Server(uvicorn.Server):
+    """Leaves the signals alone: who runs it decides what they mean."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None of them."""
+        yield
+
+
 class Listener:
     """The socket before the service. `url` is known once it listens."""
 
@@ -78,16 +88,18 @@ class Listener:
             port=port,
             log_config=None,
             access_log=False,
+            interface="asgi3",
             lifespan="off",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=3,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
+        self._service = service
         self._host = host
 
     async def serve(self) -> None:
-        """Until `stop` or a signal."""
+        """Until `stop`."""
         await self._server.serve()
 
     async def wait_until_listening(self) -> str:
@@ -99,4 +111,5 @@ class Listener:
 
     def stop(self) -> None:
         """Finish what is under way, and end."""
+        self._service.protocol.stop_waiting()
         self._server.should_exit = True

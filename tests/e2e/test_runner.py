@@ -1,0 +1,166 @@
+"""Server and runner as real processes, through the faults that the protocol is for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deltaci.core.events import Event
+from tests.contract.places import on_loop
+from tests.e2e.deployment import deployed, is_alive
+
+
+def runs(event: Event) -> bool:
+    """A runner has begun."""
+    return event.to == "RUNNING"
+
+
+def read_fifo(path: Path) -> str:
+    """Wait until somebody writes, without polling."""
+    with path.open() as file:
+        return file.read()
+
+
+@pytest.mark.proves("PRO-B2", "PRO-C1", "PRO-C2", "PRO-C4", "PRO-C5")
+@on_loop
+async def test_a_job_runs_and_its_log_arrives(tmp_path: Path) -> None:
+    """The way of every job: lease, acknowledgement, steps, log, completion."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        id = await place.enqueue("echo one; echo two >&2", "echo three")
+
+        record = await place.outcome(id)
+
+        assert record.state == "SUCCEEDED"
+        log = place.log_of(record)
+        assert [line for line in log.splitlines() if line in ("one", "two", "three")] == ["one", "two", "three"]
+        assert [step["exit_code"] for step in record.report["steps"]] == [0, 0]
+        assert record.report["artifacts"][0]["bytes"] == len(log)
+
+
+@on_loop
+async def test_a_step_that_fails_ends_the_job_and_says_why(tmp_path: Path) -> None:
+    """The first failed step is the last one."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        id = await place.enqueue("echo before; exit 7", "echo never")
+
+        record = await place.outcome(id)
+
+        assert record.state == "FAILED"
+        assert record.error is not None
+        assert "exit code 7" in record.error.message
+        log = place.log_of(record)
+        assert "before" in log
+        assert "never" not in log.replace("echo never", "")
+
+
+@pytest.mark.proves("PRO-F1")
+@on_loop
+async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobody(tmp_path: Path) -> None:
+    """No heartbeat, no lease; and none of its processes goes on."""
+    async with deployed(tmp_path) as place:
+        first = place.start_runner("r1")
+        pipe = tmp_path / "pid"
+        os.mkfifo(pipe)
+        id = await place.enqueue(
+            f"test -e {pipe} && echo $$ > {pipe} && rm {pipe} && exec tail -f /dev/null; echo done"
+        )
+        await place.until(id, runs)
+        pid = int(read_fifo(pipe))
+
+        first.kill()
+        first.wait()
+        place.start_runner("r2")
+        record = await place.outcome(id)
+
+        assert record.state == "SUCCEEDED"
+        assert record.lost_leases == 1
+        assert not is_alive(pid)
+
+
+@pytest.mark.proves("PRO-F4")
+@on_loop
+async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_its_log(tmp_path: Path) -> None:
+    """The runner goes on, says again what was not heard, and nothing happens twice."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        os.mkfifo(begun)
+        os.mkfifo(go)
+        id = await place.enqueue(f"echo first; echo > {begun}; cat {go}; seq 1 20000")
+        read_fifo(begun)
+        assert place.server is not None
+
+        place.server.kill()
+        place.server.wait()
+        go.write_text("now\n")
+        place.start_server()
+        record = await place.outcome(id)
+
+        assert record.state == "SUCCEEDED"
+        assert record.claims == 1
+        numbers = [line for line in place.log_of(record).splitlines() if line.isdecimal()]
+        assert numbers == [str(n) for n in range(1, 20001)]
+
+
+@pytest.mark.proves("PRO-C6", "PRO-Q9", "PRO-Q13")
+@on_loop
+async def test_a_cancel_stops_even_who_does_not_want_to_and_only_then_is_it_acknowledged(tmp_path: Path) -> None:
+    """Daemons and deaf ears: canceled means that nothing of it runs."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        pipe = tmp_path / "pids"
+        os.mkfifo(pipe)
+        stubborn = "trap '' TERM INT HUP; while :; do tail -f /dev/null; done"
+        id = await place.enqueue(f'setsid sh -c "{stubborn}" & echo $! $$ > {pipe}; {stubborn}')
+        pids = [int(pid) for pid in read_fifo(pipe).split()]
+        assert all(is_alive(pid) for pid in pids)
+
+        await place.queue.cancel(id)
+        record = await place.outcome(id)
+
+        assert record.state == "CANCELED"
+        assert record.ended_lease is not None
+        assert record.ended_lease.state == "CANCELED"  # By the runner's own word, not by the deadline.
+        assert not [pid for pid in pids if is_alive(pid)]
+
+
+def freeze(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    """A runner and its keeper, which has a session of its own, stop or go on together."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *map(int, children)):
+        os.kill(pid, how)
+
+
+@pytest.mark.proves("PRO-F2", "PRO-F3", "PRO-C7", "PRO-S6")
+@on_loop
+async def test_a_zombie_cannot_finish_what_it_lost(tmp_path: Path) -> None:
+    """It slept, somebody else did its work, it wakes and completes: too late."""
+    async with deployed(tmp_path) as place:
+        first = place.start_runner("r1")
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        os.mkfifo(begun)
+        os.mkfifo(go)
+        id = await place.enqueue(
+            f"if test -e {begun}; then rm {begun}.not 2>/dev/null; echo > {begun}; rm {begun}; cat {go}; echo zombie; fi;"
+            " echo done"
+        )
+        read_fifo(begun)
+
+        freeze(first, signal.SIGSTOP)
+        place.start_runner("r2")
+        record = await place.outcome(id)
+        freeze(first, signal.SIGCONT)
+        first.terminate()
+        first.wait(30)
+
+        assert record.state == "SUCCEEDED"
+        assert record.ended_lease is not None
+        assert record.ended_lease.worker_id == "r2"
+        assert (await place.outcome(id)) == record
+        assert "zombie" not in place.log_of(record).replace("echo zombie", "")
