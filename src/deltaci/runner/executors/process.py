@@ -10,7 +10,7 @@ from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.supervised import SupervisedCell
 from deltaci.wire.messages import Limits
 
-OVERHEAD_PROCESSES = 1  # The supervisor.
+OVERHEAD_PROCESSES = 2  # The supervisor and its guard.
 
 
 class ProcessExecutor:
@@ -32,9 +32,10 @@ class ProcessExecutor:
             title=f"process executor: no isolation{shared}",
             workspace=workspace,
             groups=groups_for(limits, OVERHEAD_PROCESSES) if self._use_cgroups else lambda _: cgroups.Groups(),
-            wrap=lambda command: command,
+            wrap=lambda command: [*command, "guarded"],
             rlimits=partial(memory_rlimit, limits),
             limits=limits,
+            has_walls=False,
         )
 
 

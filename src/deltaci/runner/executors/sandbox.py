@@ -53,6 +53,7 @@ class SandboxExecutor:
             wrap=wrap,
             rlimits=lambda groups: memory_rlimit(limits, groups) | process_rlimit(limits, groups),
             limits=limits,
+            has_walls=True,
         )
 
 

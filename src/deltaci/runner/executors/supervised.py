@@ -100,12 +100,14 @@ class SupervisedCell:
         wrap: Callable[[list[str]], list[str]],
         rlimits: Callable[[cgroups.Groups], dict[str, int]],
         limits: Limits,
+        has_walls: bool,
     ) -> None:
         self._marker = secrets.token_hex(16)
         self._workspace = workspace
         self._groups = groups(cgroups.name_for(self._marker))
         self._rlimits = rlimits(self._groups)
         self._wrap = wrap
+        self._has_walls = has_walls
         self.describe = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
         self._handle = Handle(marker=self._marker, cgroup=self._groups.tracker)
         self._process: asyncio.subprocess.Process | None = None
@@ -116,6 +118,7 @@ class SupervisedCell:
         self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
         self._outputs: list[Output] = []
         self._on_output: Callable[[bytes], None] | None = None
+        self._was_struck = False  # Whether it was us who killed the supervisor.
         self._over = asyncio.Event()  # Nothing more is started.
 
     @property
@@ -189,10 +192,17 @@ class SupervisedCell:
         return is_empty
 
     async def _end(self) -> bool:
+        """Kill everybody. What cannot be proved is not claimed."""
+        roots = set(self._handle.root_pids)
+        if roots & set(await asyncio.to_thread(reaper.members, self._handle)):
+            self._was_struck = True
         left = await asyncio.to_thread(reaper.kill_all, self._handle, KILL_SECONDS)
-        if self._process is not None and not left:
-            await self._process.wait()
-        return not left
+        if self._process is None or left:
+            return not left
+        code = await self._process.wait()
+        # Somebody else killed the guard before us, and neither wall nor cgroup held the job: who knows who left?
+        is_blind = code != 0 and not self._was_struck and not self._has_walls and not self._groups.tracker
+        return not is_blind
 
     # -- the supervisor
 

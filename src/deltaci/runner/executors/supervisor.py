@@ -16,6 +16,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -186,8 +187,29 @@ class Supervisor:
                 return
 
 
+def guard() -> None:
+    """Returns in a child that is to be the supervisor; this process stays behind it, and clears up when it is killed.
+
+    A step's parent is within the step's reach: one careless `kill -9 $PPID` must not set its orphans free.
+    """
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    supervisor = os.fork()
+    if not supervisor:
+        return
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # The supervisor learns of it, and ends everybody.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # Only the supervisor holds the socket: its end is seen at once.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda *_: None)
+    while os.waitpid(-1, 0)[0] != supervisor:
+        continue
+    end_everybody()
+    os._exit(0)  # The proof: nobody is left.
+
+
 def main() -> None:
     """Where the script begins."""
+    if "guarded" in sys.argv:
+        guard()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake, woken = os.pipe()
     os.set_blocking(wake, False)

@@ -1,0 +1,140 @@
+"""Limits hold where the kernel lets us, and the description says where it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.cgroups import Mounts
+from deltaci.runner.executors.supervised import interpreter
+from deltaci.wire.messages import Limits
+from tests.runner.cells import Bench, in_cell
+
+EVERYTHING = Limits(memory_bytes=1 << 28, processes=10, cpus=1.5)
+
+
+def files(folder: Path, **texts: str) -> Path:
+    """A make-believe cgroup; `__` stands for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_a_limit_that_cannot_be_enforced_is_told(tmp_path: Path) -> None:
+    """A limit that is silently ignored is worse than none."""
+
+    async def story(bench: Bench) -> None:
+        assert "10 processes NOT in force" in bench.cell.describe
+        assert "1.5 CPUs NOT in force" in bench.cell.describe
+        assert "memory 268435456 bytes (rlimit, each process)" in bench.cell.describe
+
+    in_cell("process-without-cgroup", tmp_path, story, EVERYTHING)
+
+
+def test_without_a_cgroup_memory_is_bounded_for_each_process(tmp_path: Path) -> None:
+    """Less than what was asked for, but no single process takes all."""
+
+    async def story(bench: Bench) -> None:
+        allocate = f"{interpreter()} -I -S -c 'len(bytes(MEGABYTES << 20))'"
+        small = await bench.run(allocate.replace("MEGABYTES", "64"))
+        large = await bench.run(allocate.replace("MEGABYTES", "512"))
+
+        assert (small.exit_code, large.exit_code) == (0, 1)
+        assert b"MemoryError" in bench.output
+
+    in_cell("process-without-cgroup", tmp_path, story, EVERYTHING)
+
+
+def test_a_group_that_may_not_be_made_is_no_error(tmp_path: Path) -> None:
+    """Most runners may make none; their jobs run all the same."""
+    nowhere = Mounts(tmp_path / "absent", {"pids": tmp_path / "absent", "memory": tmp_path / "absent"})
+
+    assert cgroups.make("deltaci-1-x", EVERYTHING, mounted=nowhere) == cgroups.Groups()
+
+
+def test_the_runners_own_groups_are_found(tmp_path: Path) -> None:
+    """Version 1 and 2 side by side, and a mount that shows only a part of its hierarchy, as in a container."""
+    own = "5:cpu,cpuacct:/\n4:memory:/docker/abc/inner\n1:name=systemd:/init\n0::/user.slice/runner\n"
+    seen = (
+        "30 25 0:26 / /cg/unified rw - cgroup2 cgroup2 rw\n"
+        "31 25 0:27 /docker/abc /cg/memory rw - cgroup cgroup rw,memory\n"
+        "32 25 0:28 / /cg/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+    )
+    files(tmp_path, cgroup=own, mountinfo=seen)
+
+    found = cgroups.mounts(tmp_path)
+
+    assert found.v2 == Path("/cg/unified/user.slice/runner")
+    assert found.v1 == {"memory": Path("/cg/memory/inner"), "cpu": Path("/cg/cpu"), "cpuacct": Path("/cg/cpu")}
+
+
+def test_version_2_sets_every_limit_it_has(tmp_path: Path) -> None:
+    """Controllers are switched on for the children first; our own processes are not the job's."""
+    home = files(
+        tmp_path / "runner", cgroup__controllers="cpu memory pids", cgroup__subtree_control="", cgroup__procs=""
+    )
+    job = files(home / "deltaci-1-x", memory__max="", memory__swap__max="", pids__max="", cpu__max="", cgroup__kill="")
+
+    groups = cgroups.make("deltaci-1-x", EVERYTHING, overhead=2, mounted=Mounts(home, {}))
+
+    assert (groups.paths, groups.tracker) == ((job,), str(job))
+    assert sorted(groups.in_force) == ["cpu", "memory", "pids"]
+    assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert [(job / n).read_text() for n in ("memory.max", "memory.swap.max", "pids.max", "cpu.max")] == [
+        *(str(1 << 28), "0", "12", "150000 100000")
+    ]
+
+
+def test_version_1_sets_every_limit_in_its_own_hierarchy(tmp_path: Path) -> None:
+    """Where version 2 has no controllers, as on machines that mount both."""
+    v2 = files(tmp_path / "v2" / "deltaci-1-x", cgroup__kill="").parent
+    memory = files(tmp_path / "memory" / "deltaci-1-x", memory__limit_in_bytes="", memory__memsw__limit_in_bytes="")
+    pids = files(tmp_path / "pids" / "deltaci-1-x", pids__max="")
+    cpu = files(tmp_path / "cpu" / "deltaci-1-x", cpu__cfs_period_us="", cpu__cfs_quota_us="")
+    v1 = {"memory": memory.parent, "pids": pids.parent, "cpu": cpu.parent, "freezer": tmp_path / "absent"}
+
+    groups = cgroups.make("deltaci-1-x", EVERYTHING, mounted=Mounts(v2, v1))
+
+    assert groups.tracker == str(v2 / "deltaci-1-x")
+    assert sorted(groups.in_force) == ["cpu", "memory", "pids"]
+    assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 28)
+    assert (pids / "pids.max").read_text() == "10"
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
+
+
+def test_only_empty_groups_of_dead_runners_are_swept(tmp_path: Path) -> None:
+    """A group that was just made is empty too, but its runner lives."""
+    dead = next(pid for pid in range(2, 1 << 22) if not Path(f"/proc/{pid}").exists())
+    for name in (f"deltaci-{dead}-gone", f"deltaci-{os.getpid()}-new", "deltaci-runner", "others"):
+        (tmp_path / name).mkdir()
+    files(tmp_path / f"deltaci-{dead}-busy", cgroup__procs="1")
+
+    assert cgroups.sweep(Mounts(tmp_path, {})) == 1
+    assert not (tmp_path / f"deltaci-{dead}-gone").exists()
+
+
+@pytest.mark.parametrize("kind", ["process", "sandbox"])
+def test_a_cpu_limit_is_in_force_where_a_cgroup_can_be_had(kind: str, tmp_path: Path) -> None:
+    """The kernel's own file says so."""
+
+    async def story(bench: Bench) -> None:
+        if "CPUs (cgroup)" not in bench.cell.describe:
+            pytest.skip(f"no cpu cgroup can be had here: {bench.cell.describe}")
+        name = cgroups.name_for(bench.cell.handle.marker)
+        mounted = cgroups.mounts()
+        texts = [
+            path.read_text()
+            for path in (
+                *([mounted.v2 / name / "cpu.max"] if mounted.v2 else []),
+                *([mounted.v1["cpu"] / name / "cpu.cfs_quota_us"] if "cpu" in mounted.v1 else []),
+            )
+            if path.exists()
+        ]
+
+        assert [text.split()[0] for text in texts] == ["50000"]
+
+    in_cell(kind, tmp_path, story, Limits(cpus=0.5))
