@@ -3,20 +3,7 @@
 PostgreSQL runs with fsync and synchronous_commit on, SQLite with synchronous=FULL; every answer waits for its commit.
 A ratio is this figure divided by the rival's. "CPU here" is our process, "CPU there" the server. The physical limit is
 the very same statements without our Python, see `bench/limits.py`. Peers run on the same PostgreSQL in the same run,
-each in one process, with the settings that were the fastest, see `bench/peers.py`.
-
-What each does for one job, from the claim to its end:
-
-- Delta CI: a claim, a start and an end, each a transition of a record that is fenced by lease and version, each with
-  its event in the log in the same transaction (four transitions: claimed, accepted, started, ended); a heartbeat
-  renews the lease. The finished record moves to its history. One transaction takes up to 1,000 jobs.
-- PgQueuer 1.6: one UPDATE that claims a batch and inserts a log row for each job; at the end one DELETE for a batch,
-  with one log row for each. No fencing token: whoever finishes a job deletes its row by id. Ends gather for 0.1 s or
-  one batch; a crash meanwhile runs them again.
-- Procrastinate 3.10: two transactions for each job (fetch, finish); a trigger inserts an event row at each. No
-  fencing token: a finish is checked against the status, not against the worker.
-- DBOS 3.3: a batch of workflows is claimed in one transaction; each then ends in one of its own, which updates its row
-  (fenced by an owner's token) and inserts its output. No log rows for a workflow without steps. Its queue polls.
+each in one process, with the settings that were the fastest; `bench/peers.py` tells what each does for one job.
 """
 
 from __future__ import annotations
@@ -26,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -56,7 +44,8 @@ JOBS = 20_000
 CONCURRENCY = 1000
 ROUNDS = 2
 RIVALS = {"PgQueuer": 20_000, "Procrastinate": 2000, "DBOS": 500}  # with so many jobs each
-LIFECYCLES = {100: 5000, 500: 10_000}  # the batch, and how many jobs
+LIFECYCLES = {100: 6000, 500: 12_000}  # the batch, and how many jobs
+CALLERS = 2
 IDLE_JOBS = 300
 IDLE_SECONDS = 10.0
 QUEUES = (1000, 1_000_000)
@@ -176,7 +165,7 @@ def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int
 
 
 def lifecycles(yard: Yard) -> list[Figure]:
-    """Enqueue, claim, start, heartbeat, complete: one caller, one batch after the other."""
+    """Enqueue, claim, start, heartbeat, complete: some callers side by side, each one batch after the other."""
     figures = []
     for kind in KINDS:
         for batch, jobs in LIFECYCLES.items():
@@ -201,6 +190,11 @@ async def metered_lifecycle(place: Place, yard: Yard, batch: int, jobs: int) -> 
 
 async def lifecycle(queue: AsyncQueue, batch: int, jobs: int) -> None:
     """Every job through all five steps."""
+    await asyncio.gather(*(lives(queue, batch, jobs // CALLERS) for _ in range(CALLERS)))
+
+
+async def lives(queue: AsyncQueue, batch: int, jobs: int) -> None:
+    """What one caller does, one batch after the other."""
     for _ in range(0, jobs, batch):
         await queue.enqueue_all([NewJob()] * batch)
         claimed = await queue.claim_next(WORKER, limit=batch)
@@ -212,7 +206,10 @@ async def lifecycle(queue: AsyncQueue, batch: int, jobs: int) -> None:
 
 
 def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
-    """Seconds that PostgreSQL takes for the same bytes, and proof that they did the same."""
+    """Seconds that PostgreSQL takes for the same bytes, and proof that they did the same.
+
+    As many connections as callers say it side by side, each to a database of its own: nobody waits for anybody's rows.
+    """
     recorded = yard.new(POSTGRES)
 
     async def record() -> limits.Tape:
@@ -220,17 +217,20 @@ def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
         recorder = limits.Recorder(recorded.url, yard.folder)
         through = Place(POSTGRES, recorder.dsn)
         async with recorder, AsyncQueue(through.store(), has_timers=False) as queue:
-            await lifecycle(queue, batch, jobs)
+            await lives(queue, batch, jobs // CALLERS)
         return recorder.tape
 
     tape = asyncio.run(record())
     left, spent = asyncio.run(outcome(recorded)), []
     for _ in range(ROUNDS):
-        again = yard.new(POSTGRES)
-        asyncio.run(make_tables(again))
-        spent.append(limits.replay(again.url, tape))
-        assert asyncio.run(outcome(again)) == left, "the replay did something else"
-        yard.drop(again)
+        again = [yard.new(POSTGRES) for _ in range(CALLERS)]
+        for place in again:
+            asyncio.run(make_tables(place))
+        with ThreadPoolExecutor(CALLERS) as threads:
+            spent.append(max(threads.map(lambda place: limits.replay(place.url, tape), again)))
+        for place in again:
+            assert asyncio.run(outcome(place)) == left, "the replay did something else"
+            yard.drop(place)
     yard.drop(recorded)
     return min(spent)
 

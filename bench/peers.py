@@ -3,6 +3,19 @@
 `make bench PEERS=1` installs them into `.venv/peers`, where `make clean` and every check look past them. This file
 is both ends: `measure` starts `python -m bench.peers PEER WHAT DSN COUNT` with the other interpreter and reads one
 line of JSON. Nothing here but the standard library is imported before that.
+
+What each does for one job, from the claim to its end:
+
+- Delta CI: a claim with a start, and an end, each a transition of a record that is fenced by lease and version, each
+  with its event in the log in the same transaction (five transitions: claimed, accepted, started, uploading, ended); a
+  heartbeat renews the lease. The finished record moves to its history. One transaction takes up to 1,000 jobs.
+- PgQueuer 1.6: one UPDATE that claims a batch and inserts a log row for each job; at the end one DELETE for a batch,
+  with one log row for each. No fencing token: whoever finishes a job deletes its row by id. Ends gather for 0.1 s or
+  one batch; a crash meanwhile runs them again.
+- Procrastinate 3.10: two transactions for each job (fetch, finish); a trigger inserts an event row at each. No
+  fencing token: a finish is checked against the status, not against the worker.
+- DBOS 3.3: a batch of workflows is claimed in one transaction; each then ends in one of its own, which updates its row
+  (fenced by an owner's token) and inserts its output. No log rows for a workflow without steps. Its queue polls.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ KINDS: Final = (POSTGRES, SQLITE)
 _STARTED: Final = time.perf_counter()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _NUMBERED: Final = "WITH RECURSIVE n (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM n WHERE g < ?) "
+_ID: Final = "'q-' || lpad(to_hex(g), 32, '0')"  # Like real ones, they grow with time.
 _COLUMNS: Final = "id, kind, version, run_id, queue_key, priority, ready_at, due_at, body"
 
 
@@ -92,8 +93,8 @@ class Place(msgspec.Struct, frozen=True):
             [(id, body)] = await connection.fetch("SELECT id, body FROM records")
             head, tail = body.split(id.encode())  # The id occurs once.
             await connection.execute(
-                f"INSERT INTO records ({_COLUMNS}) SELECT 'q-' || md5(g::text), kind, version, run_id, queue_key, "
-                "priority, ready_at, due_at, $2::bytea || convert_to('q-' || md5(g::text), 'UTF8') || $3::bytea "
+                f"INSERT INTO records ({_COLUMNS}) SELECT {_ID}, kind, version, run_id, queue_key, "
+                f"priority, ready_at, due_at, $2::bytea || convert_to({_ID}, 'UTF8') || $3::bytea "
                 "FROM records, generate_series(1, $1::int) g",
                 total - 1,
                 head,

@@ -30,7 +30,7 @@ SEES: dict[str, set[str]] = {
     "config": {"core"},
     "engine": ENGINE_SEES,
     "control": CONTROL_SEES,
-    "cli": SHELL_SEES,
+    "cli": SHELL_SEES | {"server", "runner"},
     "server": SHELL_SEES,
     "runner": SHELL_SEES,
     "library": ENGINE_SEES | {"engine"},

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltaci import __version__
-from deltaci.cli import up, verify
+from deltaci.cli import runner, server, up, verify
 
 app = typer.Typer(
     name="deltaci",
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (up, verify):
+for part in (up, server, runner, verify):
     app.registered_commands += part.app.registered_commands
 
 

@@ -1,114 +1,187 @@
-"""`deltaci up`: see it work. For now one planned run goes through the core, and its log is verified."""
+"""`deltaci up`: a server, one local runner and SQLite, without any configuration; and a first run, to see it work."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from deltaci.core import attempt, ids, run
-from deltaci.core.attempt import Attempt
-from deltaci.core.decide import Decision, Plan, decide
-from deltaci.core.events import Event, numbered, worker_actor
-from deltaci.core.instants import SECOND
+from deltaci.core import job, run
+from deltaci.core.decide import Plan
+from deltaci.core.errors import Refused
+from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, Approve, JobSpec
-from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.verify import Report, verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.views.steps import run_status
 from deltaci.core.views.transitions import Transitions
-from deltaci.core.worker import Worker
-from deltaci.core.world import World
+from deltaci.engine import feed, loops
+from deltaci.server.service import Listener, Service, registration_token
+from deltaci.store import open_store
 
 app = typer.Typer()
 
-PLAN = (
-    JobSpec(name="lint"),
-    JobSpec(name="build", max_attempts=2),
-    JobSpec(name="test", needs=("build",)),
+TENANT: Final = "default"
+STOP_SECONDS: Final = 10.0
+FIRST_RUN_SECONDS: Final = 60.0
+MAX_EVENTS: Final = 1_000_000
+
+
+def _work(*steps: str) -> dict[str, Any]:
+    return {"steps": list(steps), "executor": "process"}
+
+
+PLAN: Final = (
+    JobSpec(name="lint", work=_work("echo 'nothing to complain about'")),
+    JobSpec(name="build", max_attempts=2, work=_work("mkdir out", "echo built > out/program", "cat out/program")),
+    JobSpec(name="test", needs=("build",), work=_work("test 2 -eq $((1 + 1))")),
     JobSpec(name="approve", needs=("lint", "test"), kind=APPROVAL),
-    JobSpec(name="deploy", needs=("approve",)),
+    JobSpec(name="deploy", needs=("approve",), work=_work("echo deployed")),
 )
-WORKER = "worker-1"
 
 
-class Demo:
-    """One deployment in memory, with one worker, at a made-up pace."""
+class FirstRun:
+    """A small run, from its birth to its report."""
 
-    def __init__(self, now: int) -> None:
-        self.world, self.now = World(is_complete=True), now
-        self.log: list[Event] = []
+    def __init__(self, service: Service, console: Console) -> None:
+        self._service = service
+        self._console = console
+        self.id = ""
 
-    def do(self, command: Command) -> Decision:
-        """Apply a command a second later."""
-        self.now += SECOND
-        decision = decide(self.world, command, self.now)
-        self.log += [numbered(event, len(self.log) + n) for n, event in enumerate(decision.events, 1)]
-        return decision
+    async def begin(self) -> None:
+        """Create and plan it, under the first name that is free."""
+        number = 1
+        while await self._service.store.find(f"run-{number}") is not None:
+            number += 1
+        self.id = f"run-{number}"
+        do = self._service.applier.do
+        await do(Birth(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT)))
+        await do(run.BeginPlanning(id=self.id))
+        await do(Plan(id=self.id, jobs=PLAN, plan_hash="first-run"))
 
-    def work(self) -> bool:
-        """Take the next attempt that waits, and finish it. False when none waits."""
-        waiting = [r for r in self.world.records.values() if isinstance(r, Attempt) and r.state == attempt.QUEUED]
-        if not waiting:
-            return False
-        token = ids.lease_id(waiting[0].id, waiting[0].claims + 1, "shown-to-its-runner-only")
-        actor, id = worker_actor(WORKER), waiting[0].id
-        self.do(attempt.Grant(id=id, actor=actor, fingerprint=ids.lease_fingerprint(token)))
-        for message in (attempt.Ack, attempt.Heartbeat):
-            self.do(message(id=id, actor=actor, lease=ids.lease_ref(token)))
-        self.do(attempt.Complete(id=id, actor=actor, lease=ids.lease_ref(token), is_success=True, exit_code=0))
-        return True
+    async def watch(self) -> Run:
+        """Show what happens until it is reported. Approves what waits for a person: here that is you."""
+        events = feed.follow(self._service.store, 0, run_id=self.id)
+        async for event in events:
+            self._show(event)
+            if event.entity == "job" and job.MACHINE.rule(event.to, Approve) is not None:
+                await self._service.applier.do(
+                    Approve(id=event.entity_id, actor="user:you", comment="the first run approves itself")
+                )
+            if event.entity == "run":
+                if run.MACHINE.rule(event.to, run.Report) is not None:
+                    await self._service.applier.do(run.Report(id=self.id, actor="reporter"))
+                elif event.to in run.TERMINAL:
+                    break
+        record = await self._service.store.find(self.id)
+        assert isinstance(record, Run)
+        return record
 
-
-def play(now: int) -> tuple[Demo, Report]:
-    """Run the plan to its end and verify what was logged."""
-    demo = Demo(now)
-    demo.do(Birth(id=WORKER, record=Worker(id=WORKER, labels=("linux",))))
-    demo.do(Birth(id="run-1", record=Run(id="run-1", run_id="run-1")))
-    demo.do(run.BeginPlanning(id="run-1"))
-    demo.do(Plan(id="run-1", jobs=PLAN, plan_hash="demo"))
-    while demo.work():
-        pass
-    demo.do(Approve(id="run-1/approve", actor="user:you", comment="looks good"))
-    while demo.work():
-        pass
-    demo.do(run.Report(id="run-1", actor="reporter"))
-    return demo, verify(lines(demo.log))
+    def _show(self, event: Event) -> None:
+        if event.from_ != event.to and event.entity in ("run", "job"):
+            change = f"{event.from_} → {event.to}" if event.from_ else event.to
+            self._console.print(f"{event.seq:>5}  {event.entity_id:<16} {change:<28} {event.trigger}")
 
 
-def save(log: list[Event], folder: Path) -> None:
-    """Leave the log where the next command finds it."""
-    folder.mkdir(exist_ok=True)
+async def _save(service: Service, folder: Path) -> Report:
+    """Leave the log where the next command finds it, and verify it."""
+    log = await feed.read(service.store, 0, MAX_EVENTS)
     (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines(log)))
     exported = (msgspec.json.encode(line) for line in Transitions().export(log))
     (folder / "transitions.jsonl").write_bytes(b"".join(line + b"\n" for line in exported))
+    return verify(lines(log))
+
+
+async def _start_runner(url: str, folder: Path) -> asyncio.subprocess.Process:
+    name = f"local-{secrets.token_hex(4)}"
+    environment = {**os.environ, "DELTACI_TOKEN": registration_token(folder, name, TENANT, 60)}
+    with (folder / "runner.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "deltaci.main", "runner", "--server", url, "--slots", "2"),
+            *("--work", str(folder / "runner" / name)),
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for us; the runner is told.
+        )
+
+
+async def _up(folder: Path, port: int, *, once: bool) -> int:
+    console = Console()
+    stopped = asyncio.Event()
+    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder) as service:
+        listener = Listener(service, "127.0.0.1", port)
+        serving = asyncio.create_task(listener.serve())
+        url = await listener.wait_until_listening()
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stopped.set)
+        console.print(f"server on {url}, data in {folder}/, log of the runner in {folder}/runner.log")
+        runner = await _start_runner(url, folder)
+        try:
+            code = await _first_run(service, console, folder, stopped)
+            if not once and not stopped.is_set():
+                console.print("\nrunning; Ctrl-C stops it")
+                await stopped.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                runner.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(runner.wait(), STOP_SECONDS)
+            if runner.returncode is None:
+                runner.kill()
+                await runner.wait()
+            listener.stop()
+            await serving
+    return code
+
+
+async def _first_run(service: Service, console: Console, folder: Path, stopped: asyncio.Event) -> int:
+    first = FirstRun(service, console)
+    await first.begin()
+    watching = asyncio.create_task(first.watch())
+    stopping = asyncio.create_task(stopped.wait())
+    done, _ = await asyncio.wait({watching, stopping}, timeout=FIRST_RUN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if watching not in done:
+        watching.cancel()
+        if stopped.is_set():
+            return 130
+        console.print(f"\n{first.id} did not end within {FIRST_RUN_SECONDS:.0f} s; see {folder}/runner.log")
+        return 1
+    record = watching.result()
+    report = await _save(service, folder)
+    console.print(f"\n{first.id} is {record.state}, its status {run_status(record)}")
+    console.print(f"{report.summary()}; see for yourself: deltaci verify {folder}/events.jsonl")
+    return 0 if report.is_legal else 1
 
 
 @app.command("up")
 def up_command(
-    once: Annotated[bool, typer.Option("--once", help="Stop after the first run (for now, always so).")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the first run.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
 ) -> None:
-    """See it work: a run of five jobs, its events, and the proof that every step was legal.
+    """Start everything here: a server, a runner, SQLite in .state; and show a first run of five jobs.
 
     Leaves the log in .state/events.jsonl, and as document 003 writes it in .state/transitions.jsonl.
     """
-    demo, report = play(time.time_ns() // 1000)
-    save(demo.log, Path(".state"))
-    console = Console()
-    table = Table("seq", "what", "change", "because", box=None, header_style="bold")
-    for event in demo.log:
-        if event.from_ != event.to and event.entity in ("run", "job"):
-            change = f"{event.from_} → {event.to}" if event.from_ else event.to
-            table.add_row(str(event.seq), event.entity_id, change, event.trigger)
-    console.print(table)
-    final = demo.world.run("run-1")
-    console.print(f"\nrun-1 is {final.state}, its status {run_status(final)}, after {len(demo.log)} events")
-    console.print(f"{report.summary()}; see for yourself: deltaci verify .state/events.jsonl")
-    raise typer.Exit(0 if report.is_legal else 1)
+    folder = Path(".state")
+    folder.mkdir(exist_ok=True)
+    try:
+        code = loops.run(_up(folder, port, once=once))
+    except (Refused, OSError) as error:
+        typer.echo(f"deltaci up: {error}", err=True)
+        code = 1
+    raise typer.Exit(code)

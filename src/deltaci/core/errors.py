@@ -14,6 +14,7 @@ CODES = frozenset(
         "dependency_cycle",
         "log_full",
         "log_gap",
+        "no_executor",
         "not_due",
         "not_eligible",
         "not_found",

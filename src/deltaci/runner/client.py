@@ -1,0 +1,169 @@
+"""How a runner reaches its server: HTTP with the standard library, one kept connection for each thread."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from deltaci.core.errors import Refused
+from deltaci.wire import messages as wire
+from deltaci.wire.messages import LeaseGranted, RunnerMessage, ServerMessage
+
+ROOT: Final = "/runner/v1/"
+TIMEOUT_SECONDS: Final = 10.0
+
+
+class Unreachable(Exception):
+    """The server did not answer. Whether it heard is unknown: say it again."""
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """The answer to a request for work."""
+
+    leases: list[LeaseGranted]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The server's refusal of one message."""
+
+    code: str
+    message: str
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How far a log is."""
+
+    size: int
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """Who this runner is, and how it proves that."""
+
+    runner_id: str
+    credential: str
+    expires_in_seconds: int
+
+
+_granted = msgspec.json.Decoder(Granted).decode
+_size = msgspec.json.Decoder(Size).decode
+_credential = msgspec.json.Decoder(Credential).decode
+_problem = msgspec.json.Decoder(Problem).decode
+
+
+class Client:
+    """Speaks for one runner. `token` may be changed at any time, from any thread."""
+
+    def __init__(self, url: str, token: str = "", context: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused("bad_request", f"the server's address is {url!r}; give one like http://host:8080")
+        self._host, self._port = parts.hostname, parts.port
+        self._is_secure, self._context = parts.scheme == "https", context
+        self._root = parts.path.rstrip("/") + ROOT
+        self._kept = threading.local()
+        self.token = token
+
+    def register(self, token: str, capabilities: Sequence[str], slots: int) -> Credential:
+        """Exchange a registration token, once, for a credential."""
+        asked = {"token": token, "capabilities": list(capabilities), "slots": slots}
+        return _credential(self._call("POST", "register", msgspec.json.encode(asked)))
+
+    def renew(self) -> Credential:
+        """A fresh credential for the one that is still good."""
+        return _credential(self._call("POST", "renew"))
+
+    def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
+        """Ask for work, and wait for it."""
+        body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
+        return _granted(body).leases
+
+    def say(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
+        """Say one thing."""
+        return wire.decode_answer(self._call("POST", "messages", wire.encode(message), timeout=timeout))
+
+    def say_all(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
+        """Say many things at once; each is answered in its place."""
+        body = self._call("POST", "batch", msgspec.json.encode(list(said)), timeout=timeout)
+        return [_answer(raw) for raw in msgspec.json.decode(body, type=list[msgspec.Raw])]
+
+    def spec(self, lease_id: str) -> wire.JobSpec:
+        """The specification that was too large for the lease."""
+        return msgspec.json.decode(self._call("GET", "specs/", headers={"Delta-Lease": lease_id}), type=wire.JobSpec)
+
+    def log_size(self, lease_id: str) -> int:
+        """How much of the log the server has."""
+        return _size(self._call("GET", "log", headers={"Delta-Lease": lease_id})).size
+
+    def append_log(self, lease_id: str, offset: int, data: bytes) -> int:
+        """Send a part of the log; where it ends now."""
+        headers = {"Delta-Lease": lease_id, "Delta-Offset": str(offset)}
+        return _size(self._call("POST", "log", data, headers)).size
+
+    def close(self) -> None:
+        """Hang up this thread's connection."""
+        kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
+        if kept is not None:
+            kept.close()
+            self._kept.connection = None
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> bytes:
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if self.token:
+            sent["Authorization"] = f"Bearer {self.token}"
+        try:
+            connection = self._connection(timeout)
+            connection.request(method, self._root + path, body, sent)
+            answer = connection.getresponse()
+            found = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(f"the server does not answer: {type(error).__name__}: {error}") from error
+        return self._accepted(answer.status, found)
+
+    @staticmethod
+    def _accepted(status: int, body: bytes) -> bytes:
+        if status < 300:
+            return body
+        if status == 409 and b'"StaleLease"' in body[:40]:
+            return body
+        try:
+            problem = _problem(body)
+        except msgspec.DecodeError:
+            problem = Problem("unavailable", f"the server answered {status}")
+        if status >= 500:
+            raise Unreachable(problem.message)
+        raise Refused(problem.code, problem.message)
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
+        if kept is None:
+            made: Any = (
+                http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._context)
+                if self._is_secure
+                else http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+            )
+            kept = self._kept.connection = made
+        kept.timeout = timeout
+        if kept.sock is not None:
+            kept.sock.settimeout(timeout)
+        return kept
+
+
+def _answer(raw: bytes) -> ServerMessage | Problem:
+    try:
+        return wire.decode_answer(raw)
+    except msgspec.ValidationError:
+        return _problem(raw)

@@ -1,0 +1,311 @@
+"""A cell around a supervisor: what the process executor and the sandbox share.
+
+The supervisor is started by the first step and holds the job together until the end. Orders go to it over a socket
+pair; the output of a step comes back through a pipe of its own, so a leftover that keeps it open hinders nobody.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from deltaci.core.errors import InvariantBroken
+from deltaci.runner import reaper
+from deltaci.runner.executors import cgroups, supervisor
+from deltaci.runner.executors.cell import SHELL, CellFailed, Exit
+from deltaci.runner.executors.environment import environment
+from deltaci.runner.reaper import Handle
+from deltaci.wire.messages import Limits
+
+START_SECONDS: Final = 20.0
+KILL_SECONDS: Final = 5.0
+TIMEOUT_GRACE_SECONDS: Final = 2.0  # From the TERM to a step that took too long to its KILL.
+LINGER_SECONDS: Final = 0.5  # How long output is awaited after the step's exit, while somebody keeps the pipe open.
+MAX_READ_BYTES: Final = 1 << 18
+MAX_ANSWER_BYTES: Final = 1 << 16
+MAX_COMPLAINT_BYTES: Final = 4000
+SUPERVISOR: Final = Path(supervisor.__file__)
+
+# Joins the groups first, so that nothing of the job ever runs outside of them; a group that is gone ends it here.
+JOIN: Final = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+
+
+def interpreter() -> Path:
+    """The Python that runs the supervisor: the real one, as a virtual environment may be out of a sandbox's sight."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+
+
+class Output:
+    """The reading end of one step's output. Read to its end even when nobody listens, or writers would be killed."""
+
+    def __init__(self, deliver: Callable[[bytes], None]) -> None:
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._read, self.write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._loop.add_reader(self._read, self._pump)
+
+    def _pump(self, limit: int = MAX_READ_BYTES) -> int:
+        try:
+            data = os.read(self._read, limit)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._deliver(data)
+        else:
+            self.close()
+        return len(data)
+
+    async def finish(self) -> None:
+        """Deliver all that is written by now, and what follows within a moment."""
+        if not self._end.done():
+            written = array.array("i", [0])
+            fcntl.ioctl(self._read, termios.FIONREAD, written)
+            left = written[0]
+            while left > 0 and not self._end.done():
+                left -= self._pump(min(left, MAX_READ_BYTES))
+        await asyncio.wait([self._end], timeout=LINGER_SECONDS)
+
+    def close(self) -> None:
+        """No more of it. Safe to repeat."""
+        if not self._end.done():
+            self._loop.remove_reader(self._read)
+            os.close(self._read)
+            self._end.set_result(None)
+
+
+class SupervisedCell:
+    """One job under one supervisor. `wrap` puts the supervisor's command into whatever contains it."""
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        workspace: Path,
+        groups: Callable[[str], cgroups.Groups],
+        wrap: Callable[[list[str]], list[str]],
+        rlimits: Callable[[cgroups.Groups], dict[str, int]],
+        limits: Limits,
+    ) -> None:
+        self._marker = secrets.token_hex(16)
+        self._workspace = workspace
+        self._groups = groups(cgroups.name_for(self._marker))
+        self._rlimits = rlimits(self._groups)
+        self._wrap = wrap
+        self.describe = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
+        self._handle = Handle(marker=self._marker, cgroup=self._groups.tracker)
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._exit: asyncio.Future[dict[str, Any]] | None = None
+        self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
+        self._outputs: list[Output] = []
+        self._on_output: Callable[[bytes], None] | None = None
+        self._over = asyncio.Event()  # Nothing more is started.
+
+    @property
+    def handle(self) -> Handle:
+        """How to find the job's processes now."""
+        return self._handle
+
+    async def run(
+        self,
+        script: str,
+        *,
+        env: dict[str, str],
+        workdir: Path,
+        timeout_seconds: float,
+        on_output: Callable[[bytes], None],
+        shell: tuple[str, ...] = SHELL,
+    ) -> Exit:
+        """Run one step; see `Cell.run`. Output of earlier steps' leftovers goes to the step that runs meanwhile."""
+        if self._exit is not None:
+            raise InvariantBroken("a cell runs one step at a time, but a second one was started")
+        began = time.monotonic()
+        killed = Exit(None, int(signal.SIGKILL), 0.0)
+        if self._over.is_set():
+            return killed
+        self._exit = asyncio.get_running_loop().create_future()
+        self._on_output = on_output
+        try:
+            if self._process is None:
+                await self._start()
+            if self._over.is_set():  # Stopped while it started, and maybe before there was anybody to kill.
+                await self._end()
+                return killed
+            order = {
+                "do": "run",
+                "argv": [*shell, script],
+                "env": environment(self._workspace, self._marker, env),
+                "workdir": str(workdir),
+                "rlimits": self._rlimits,
+            }
+            output = Output(self._deliver)
+            self._outputs.append(output)
+            await self._order(order, output.write)
+            answer, is_timed_out = await self._await_exit(timeout_seconds)
+            seconds = time.monotonic() - began
+            await output.finish()
+            return Exit(answer["exit_code"], answer["signal"], seconds, is_timed_out)
+        finally:
+            self._exit = None
+            self._on_output = None
+
+    async def stop(self, grace_seconds: float) -> bool:
+        """Ask, wait, kill; see `Cell.stop`."""
+        self._over.set()
+        if grace_seconds > 0:
+            await asyncio.to_thread(reaper.terminate, self._handle, grace_seconds, self._own)
+        return await self._end()
+
+    async def close(self) -> bool:
+        """End of the job; see `Cell.close`."""
+        self._over.set()
+        is_empty = await self._end()
+        if is_empty:
+            await asyncio.to_thread(self._groups.remove)
+        for output in self._outputs:
+            output.close()
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        return is_empty
+
+    async def _end(self) -> bool:
+        left = await asyncio.to_thread(reaper.kill_all, self._handle, KILL_SECONDS)
+        if self._process is not None and not left:
+            await self._process.wait()
+        return not left
+
+    # -- the supervisor
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        command = self._wrap([str(interpreter()), "-I", "-S", "-B", str(SUPERVISOR)])
+        self._ready = asyncio.get_running_loop().create_future()
+        self._socket = ours
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", JOIN, "sh", *self._groups.joins(), "--", *command),
+                stdin=theirs.fileno(),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment(self._workspace, self._marker, {}),
+                cwd="/",
+                start_new_session=True,
+            )
+        self._handle = Handle(marker=self._marker, root_pids=(self._process.pid,), cgroup=self._groups.tracker)
+        self._listener = asyncio.create_task(self._listen(ours))
+        await asyncio.wait([self._ready], timeout=START_SECONDS)
+        if not self._ready.done() or self._ready.exception() is not None:
+            if self._over.is_set():
+                return
+            self._over.set()
+            raise CellFailed(f"the cell did not start: {await self._complaint()}")
+        # No step has run yet, so whoever is there now is ours and not the job's.
+        self._own = frozenset(await asyncio.to_thread(reaper.members, self._handle))
+
+    async def _complaint(self) -> str:
+        await self._end()
+        text = b""
+        if self._process is not None and self._process.stderr is not None:
+            with contextlib.suppress(TimeoutError):
+                text = await asyncio.wait_for(self._process.stderr.read(MAX_COMPLAINT_BYTES), 1.0)
+        said = text.decode(errors="replace").strip() or "no word from its supervisor"
+        return f"{said}; look whether the runner may start processes here, or choose another executor"
+
+    async def _listen(self, ours: socket.socket) -> None:
+        """Take the supervisor's answers until it is gone; then whatever was awaited has been killed."""
+        loop = asyncio.get_running_loop()
+        pending = b""
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(ours, MAX_ANSWER_BYTES):
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._hear(json.loads(line))
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(CellFailed("the supervisor ended"))
+            self._ready.exception()  # Seen: who waits for it may have given up.
+        self._over.set()
+        self._hear({"exit_code": None, "signal": int(signal.SIGKILL)})
+
+    def _hear(self, answer: dict[str, Any]) -> None:
+        if "ready" in answer:
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(None)
+        elif self._exit is not None and not self._exit.done():
+            self._exit.set_result(answer)
+
+    async def _order(self, order: dict[str, Any], file: int | None = None) -> None:
+        """Send it. When nobody listens any more the exit says so, not this."""
+        if self._socket is None:
+            return
+        data = json.dumps(order).encode()
+        try:
+            # The first bytes carry the descriptor; the socket is empty between orders, so they always fit.
+            head = len(data).to_bytes(supervisor.LENGTH_BYTES, "big")
+            socket.send_fds(self._socket, [head], [file] if file is not None else [])
+            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+        except OSError:
+            return
+        finally:
+            if file is not None:
+                os.close(file)
+
+    async def _await_exit(self, timeout_seconds: float) -> tuple[dict[str, Any], bool]:
+        if self._exit is None:
+            raise InvariantBroken("an exit is awaited, but no step was started")
+        await asyncio.wait([self._exit], timeout=timeout_seconds or None)
+        if self._exit.done():
+            return self._exit.result(), False
+        await self._order({"do": "signal", "signal": int(signal.SIGTERM)})
+        await asyncio.wait([self._exit], timeout=TIMEOUT_GRACE_SECONDS)
+        await self._order({"do": "signal", "signal": int(signal.SIGKILL)})
+        await asyncio.wait([self._exit], timeout=KILL_SECONDS)
+        if not self._exit.done():  # It hangs in the kernel, or hindered its supervisor: nothing more runs in here.
+            self._over.set()
+            await self._end()
+            return {"exit_code": None, "signal": int(signal.SIGKILL)}, True
+        return self._exit.result(), True
+
+    def _deliver(self, data: bytes) -> None:
+        if self._on_output is not None:
+            self._on_output(data)
+
+
+def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, int]) -> str:
+    """Which limits hold and which do not, in words."""
+    words = []
+    for controller, rlimit, value, text in (
+        ("memory", "RLIMIT_DATA", limits.memory_bytes, f"memory {limits.memory_bytes} bytes"),
+        ("pids", "RLIMIT_NPROC", limits.processes, f"{limits.processes} processes"),
+        ("cpu", "", limits.cpus, f"{limits.cpus:g} CPUs"),
+    ):
+        if not value:
+            continue
+        if controller in groups.in_force:
+            words.append(f"{text} (cgroup)")
+        elif rlimit in rlimits:
+            words.append(f"{text} (rlimit{', each process' if controller == 'memory' else ''})")
+        else:
+            words.append(f"{text} NOT in force, as no {controller} cgroup can be had here")
+    tracked = "tracked by a cgroup" if groups.tracker else "tracked without a cgroup"
+    return f"limits: {', '.join(words) or 'none asked for'}; {tracked}"

@@ -1,0 +1,102 @@
+"""A whole server: the store, the write path, the timers, and what is reachable from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from deltaci.blobs.logs import Logs
+from deltaci.core import lease
+from deltaci.engine.applier import Applier
+from deltaci.engine.timers import Timers
+from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.http import RunnerApp
+from deltaci.server.protocol import Protocol
+from deltaci.server.registry import Registry
+from deltaci.store.port import Store
+
+KEY_FILE: Final = "server.key"
+KEEP_ALIVE_SECONDS: Final = 75
+
+Scope = dict[str, Any]
+
+
+def registration_token(folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS) -> str:
+    """A token with which this runner can register, once."""
+    return Signer(server_key(folder / KEY_FILE), time.time).sign("register", runner_id, tenant, seconds)
+
+
+class Service:
+    """Use it as a context manager; `app` is the ASGI application."""
+
+    def __init__(self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+        self.store = store
+        self.applier = Applier(store)
+        self.logs = Logs(folder / "logs")
+        signer = Signer(server_key(folder / KEY_FILE), time.time)
+        self._runners = RunnerApp(Protocol(store, self.applier, ttl_seconds), Registry(self.applier, signer), self.logs)
+        self._timers: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Service:
+        await self.store.open()
+        await self.applier.start()
+        self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timers is not None:
+            self._timers.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._timers
+        await self.applier.stop()
+        await self.store.close()
+
+    async def app(
+        self,
+        scope: Scope,
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Whatever comes in over HTTP."""
+        if scope["type"] == "http":
+            await self._runners(scope, receive, send)
+
+
+class Listener:
+    """The socket before the service. `url` is known once it listens."""
+
+    def __init__(self, service: Service, host: str, port: int) -> None:
+        config = uvicorn.Config(
+            service.app,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=3,
+        )
+        self._server = uvicorn.Server(config)
+        self._host = host
+
+    async def serve(self) -> None:
+        """Until `stop` or a signal."""
+        await self._server.serve()
+
+    async def wait_until_listening(self) -> str:
+        """The address."""
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return f"http://{self._host}:{port}"
+
+    def stop(self) -> None:
+        """Finish what is under way, and end."""
+        self._server.should_exit = True
