@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -206,14 +206,14 @@ def test_a_mask_goes_on_after_a_flush() -> None:
 
 
 def test_masking_is_fast_on_plain_text(record_property: Callable[[str, object], None]) -> None:
-    """A log must never be what a job waits for. The bound is a quarter of the goal: this machine is not ours alone."""
+    """A log must never be what a job waits for. The bound is a quarter of the goal, for slow machines."""
     secrets = [base64.b85encode(bytes([place, *range(30)])).decode() for place in range(20)]
     text = b"".join(b"2031-05-01T12:00:00Z INFO compiled module %d of 99999 in 12 ms\n" % at for at in range(150_000))
     mask = Mask(secrets)
 
-    start = perf_counter()
+    start = process_time()
     shown = sum(len(mask.feed(text[at : at + BLOCK_BYTES])) for at in range(0, len(text), BLOCK_BYTES))
-    seconds = perf_counter() - start
+    seconds = process_time() - start
 
     speed = len(text) / seconds / 1e6
     record_property("figure", f"masking: {speed:.0f} MB/s of plain text with {len(secrets)} secrets")
@@ -226,8 +226,8 @@ def test_a_periodic_secret_costs_no_more_than_its_length() -> None:
     secret = "ab" * 20_000 + "c"
     text = b"ab" * 500_000
 
-    start = perf_counter()
+    start = process_time()
     shown = masked([secret], text)
 
     assert shown == text
-    assert perf_counter() - start < 5
+    assert process_time() - start < 5

@@ -6,6 +6,7 @@ has a file of its own: whoever lost it can only spoil its own.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,8 @@ class Logs:
         path = self._path(attempt_id, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            # A repeat may be under way beside its first try, in another thread or server: each must see a true end.
+            fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if offset > end:
                 raise Refused("log_gap", f"the log ends at byte {end}, not at {offset}; send it from there")
