@@ -112,7 +112,7 @@ OURS: Final[dict[str, str]] = {
   "type": "Lease",
   "runner_id": "runner_xyz",
   "capabilities": ["linux", "x64"],
-  "slots": 1,
+  "slots": 2,
   "wait_seconds": 30
 }""",
     "CancelAcked": """{
