@@ -93,7 +93,7 @@ class Site:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        told = [(key.lower().encode(), value.encode("latin-1")) for key, value in headers]
+        told = [(key.lower().encode(), value.encode()) for key, value in headers]
         scope = {"type": "http", "method": method, "path": f"{root}{name}", "headers": told}
         await self.app(scope, receive, send)
         start, body = sent

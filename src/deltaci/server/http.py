@@ -48,7 +48,7 @@ class Request:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.headers: dict[str, str] = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+            name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
         }
         self._receive = receive
 
