@@ -57,7 +57,7 @@ class Request:
         parts: list[bytes] = []
         size = 0
         told = self.headers.get("content-length", "")
-        if told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
+        if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
             raise _too_large(limit)
         while True:
             message = await self._receive()
@@ -87,7 +87,7 @@ class Request:
     def offset(self) -> int:
         """The byte at which this part of a log begins."""
         offset = self.headers.get(OFFSET_HEADER.lower(), "")
-        if not offset.isdecimal() or len(offset) > MAX_DIGITS:
+        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_DIGITS:
             raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
         return int(offset)
 
@@ -192,7 +192,7 @@ def _address(request: Request) -> tuple[str, str]:
     if request.path.startswith(ROOT):
         name, slash, rest = request.path.removeprefix(ROOT).partition("/")
         methods = _METHODS.get(name, [])
-        if methods and bool(slash and rest) == (name in _NESTED):
+        if methods and (bool(rest) if name in _NESTED else not slash):
             if request.method in methods:
                 return name, rest
             raise Refused("wrong_method", f"{request.path} takes {' or '.join(methods)}, not {request.method}")

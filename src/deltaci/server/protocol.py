@@ -142,6 +142,8 @@ class Protocol:
         for place, message in enumerate(said):
             try:
                 self._check_speaker(who, message.runner_id)
+                if isinstance(message, AckLease):
+                    await self._check_job(who, message)
                 commands.append(_command(who, message))
                 places.append(place)
             except Refused as refused:
@@ -157,6 +159,12 @@ class Protocol:
     def _check_speaker(who: Runner, id: str) -> None:
         if not who.may_speak_for(id):
             raise Refused("wrong_runner", f"this credential is for runner {who.id}, not for {id}; use that one's own")
+
+    async def _check_job(self, who: Runner, message: AckLease) -> None:
+        id = ids.lease_ref(message.lease_id).attempt_id
+        if message.job_id not in (id, id.rpartition(".")[0]):
+            await self.held(who, message.lease_id)  # A stale lease is stale, whatever else is wrong.
+            raise Refused("bad_request", f"the lease is not for job {shown(message.job_id)}; name its own")
 
     async def _heard(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
         record = decision.record

@@ -130,10 +130,12 @@ sequenceDiagram
     B->>S: Lease
     S-->>B: LeaseGranted, a new lease
     A->>S: Complete
-    S-->>A: 409 StaleLease (LEASE_REPLACED)
+    S-->>A: 409 StaleLease (LEASE_EXPIRED)
     Note over A: stops, releases what it has, does not complete again
     B->>S: Complete
     S-->>B: 200 CompleteAck (accepted=true)
+    A->>S: Heartbeat, from a network that delivers late
+    S-->>A: 409 StaleLease (LEASE_REPLACED, extend_lease=false, stale=true)
 ```
 """
 
