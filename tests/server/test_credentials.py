@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,12 +109,24 @@ async def test_the_longest_names_fit(site: OpenSite) -> None:
         assert await runner.lease() == []
 
 
+@pytest.mark.parametrize("size", [0, 31])
+def test_half_a_key_is_refused(tmp_path: Path, size: int) -> None:
+    """A server that signs with an empty key believes everybody."""
+    path = tmp_path / "key"
+    path.write_bytes(b"k" * size)
+
+    with pytest.raises(ValueError, match=f"has {size} bytes, not 32"):
+        server_key(path)
+
+
 def test_the_servers_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
-    """Whoever reads the key can sign anything."""
+    """Whoever reads the key can sign anything; servers that start together must agree on it."""
     path = tmp_path / "state" / "key"
 
-    key = server_key(path)
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: server_key(path), range(64)))
 
-    assert server_key(path) == key
-    assert len(key) == 32
+    assert keys == {server_key(path)}
+    assert {len(key) for key in keys} == {32}
     assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
