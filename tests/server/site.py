@@ -97,7 +97,9 @@ class Site:
         scope = {"type": "http", "method": method, "path": f"{root}{name}", "headers": told}
         await self.app(scope, receive, send)
         start, body = sent
-        assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
+        got = dict(start["headers"])
+        assert got[b"content-length"] == str(len(body["body"])).encode()
+        assert (b"allow" in got, b"www-authenticate" in got) == (start["status"] == 405, start["status"] == 401)
         reply = Reply(start["status"], json.loads(body["body"]), max(1, len(parts)) - len(left))
         self._look_at(reply)
         return reply

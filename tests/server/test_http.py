@@ -10,7 +10,8 @@ import pytest
 from deltaci.core import attempt
 from deltaci.store.port import Unavailable
 from deltaci.wire import messages as wire
-from tests.contract.places import on_loop
+from tests.contract.places import on_loop, put, write
+from tests.contract.test_unreadable import broken
 from tests.server.site import Held, OpenSite, Runner, Site
 
 MB = 1024 * 1024
@@ -168,6 +169,20 @@ async def test_a_store_that_is_away_is_told_apart_from_a_mistake(site: OpenSite,
 
         assert (reply.status, reply.code) == (503, "unavailable")
         assert (await held.say("Heartbeat")).status == 200
+
+
+@on_loop
+async def test_a_record_that_cannot_be_read_is_not_the_runners_mistake(site: OpenSite) -> None:
+    """Another version may be able to read it: the runner keeps its job and says the same again."""
+    async with site() as here:
+        [held] = await leases(here, 1)
+        await write(here.server.store, put(broken("bad")))
+        held.id = "bad.1.0123456789abcdef"
+
+        said = await held.refused("Heartbeat")
+        logged = await here.refused(lambda: held.log(0, b"x"))
+
+        assert [(reply.status, reply.code) for reply in (said, logged)] == [(503, "unreadable")] * 2
 
 
 # -- many at once

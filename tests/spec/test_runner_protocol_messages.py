@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
@@ -111,6 +111,7 @@ def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
     assert f"missing required field `{key}`" in refusal(name, altered(name, without=key))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None:
     """What comes in from outside must never be more than a refusal."""
@@ -119,6 +120,7 @@ def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None
             read(data)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(GIVEN)), st.data())
 def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.DataObject) -> None:
     """Damage in the middle of something good reaches deeper than noise does."""
@@ -244,6 +246,7 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> None:
     """Whatever one side may say, the other understands."""

@@ -124,7 +124,7 @@ class RunnerApp:
             status, answer = 503, Problem("unavailable", f"{error}; try again")
         if isinstance(answer, wire.StaleLease):
             status = 409
-        await _send(send, status, wire.encode(answer))
+        await _send(send, status, wire.encode(answer), _told_with(status, request))
 
     async def _route(self, request: Request) -> Any:
         name, rest = _address(request)
@@ -209,11 +209,22 @@ def _too_large(limit: int) -> Refused:
     return Refused("too_large", f"the body has more than {limit} bytes; send less at once")
 
 
-async def _send(send: Send, status: int, body: bytes) -> None:
+def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
+    """The headers that HTTP itself asks for with this status."""
+    if status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    if status == 405:
+        name = request.path.removeprefix(ROOT).partition("/")[0]
+        return [(b"allow", ", ".join(_METHODS[name]).encode())]
+    return []
+
+
+async def _send(send: Send, status: int, body: bytes, more: list[tuple[bytes, bytes]]) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
