@@ -25,11 +25,13 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m mypy --strict
 	@$(PY) -m pytest -q tests/test_tidy.py
 	@$(PY) -m deltaci.core.draw --check docs/machines.md
+	@$(PY) -m deltaci.wire.draw --check docs/protocol.md
 
 fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 	@$(PY) -m deltaci.core.draw docs/machines.md
+	@$(PY) -m deltaci.wire.draw docs/protocol.md
 
 bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside other queues)
 	@# The peers have a .venv of their own inside ours, which new set-ups and `make clean` remove with it.

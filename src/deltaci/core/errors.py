@@ -9,9 +9,12 @@ from __future__ import annotations
 # Every code that a refusal may carry. Callers and the API depend on these words.
 CODES = frozenset(
     {
+        "bad_credential",
         "bad_request",
+        "bad_spec",
         "cancel_not_requested",
         "dependency_cycle",
+        "expired_credential",
         "log_full",
         "log_gap",
         "no_executor",
@@ -25,8 +28,16 @@ CODES = frozenset(
         "unreadable",
         "worker_full",
         "wrong_actor",
+        "wrong_method",
+        "wrong_runner",
         "wrong_state",
     }
+)
+
+
+# Why a lease is stale. Runners are told these words.
+STALE_REASONS = frozenset(
+    {"LEASE_EXPIRED", "LEASE_REVOKED", "LEASE_COMPLETED", "LEASE_CANCELED", "LEASE_REPLACED", "UNKNOWN_LEASE"}
 )
 
 
@@ -45,6 +56,8 @@ class StaleLease(Refused):
     """The message comes from a lease that no longer counts; its runner must stop."""
 
     def __init__(self, reason: str, message: str) -> None:
+        if reason not in STALE_REASONS:
+            raise InvariantBroken(f"reason {reason!r} is not declared in STALE_REASONS")
         super().__init__("stale_lease", message)
         self.reason = reason
 

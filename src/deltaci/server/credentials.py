@@ -7,9 +7,11 @@ registration token is good only once follows from the record of the runner that 
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
@@ -71,12 +73,30 @@ class Signer:
 
 
 def server_key(path: Path) -> bytes:
-    """The server's key: made once, readable by its owner only."""
+    """The server's key: made once, readable by its owner only. One that is too short could be guessed: refused."""
     try:
-        return path.read_bytes()
+        key = path.read_bytes()
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600, exist_ok=False)
-        key = secrets.token_bytes(KEY_BYTES)
-        path.write_bytes(key)
-        return key
+        key = _made(path)
+    if len(key) < KEY_BYTES:
+        raise ValueError(
+            f"the key in {path} has {len(key)} bytes, not {KEY_BYTES}; "
+            "restore it, or remove it and register every runner anew"
+        )
+    return key
+
+
+def _made(path: Path) -> bytes:
+    """A new key, whole or not at all: whoever starts beside us, or after a crash, must never find half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # Somebody was faster: theirs is the key.
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path.read_bytes()

@@ -6,6 +6,7 @@ headers and bodies only, so that no access log ever shows one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -15,40 +16,29 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.lane import Overloaded
-from deltaci.server.protocol import Protocol, Runner
-from deltaci.server.registry import Registered, Registration, Registry
+from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
+from deltaci.server.registry import Registry
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
+from deltaci.wire.addresses import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
+from deltaci.wire.messages import Problem
 
-ROOT: Final = "/runner/v1/"
-MAX_BATCH: Final = 1000
-MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
+MAX_DIGITS: Final = 15
+MAX_LEASE_CHARS: Final = 2000
+MAX_SHOWN: Final = 200
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_STATUS: Final = {
-    "bad_request": 400,
-    "bad_credential": 401,
-    "expired_credential": 401,
-    "wrong_runner": 403,
-    "not_found": 404,
-    "too_large": 413,
-    "overloaded": 503,
-    "unavailable": 503,
-}
-_decode_batch = msgspec.json.Decoder(list[wire.RunnerMessage]).decode
-_decode_message = msgspec.json.Decoder(wire.RunnerMessage).decode
-_decode_lease = msgspec.json.Decoder(wire.Lease).decode
-_decode_registration = msgspec.json.Decoder(Registration).decode
+_METHODS: Final[dict[str, list[str]]] = {}
+for _each in ADDRESSES:
+    _METHODS.setdefault(_each.name, []).append(_each.method)
+_NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
-
-class Problem(msgspec.Struct, frozen=True):
-    """Why a request was refused."""
-
-    code: str
-    message: str
+_decode_batch = wire.decoder(list[msgspec.Raw])
+_decode_lease = wire.decoder(wire.Lease)
+_decode_registration = wire.decoder(wire.Registration)
 
 
 class Request:
@@ -58,7 +48,7 @@ class Request:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.headers: dict[str, str] = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+            name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
         }
         self._receive = receive
 
@@ -66,6 +56,9 @@ class Request:
         """All of it, or a refusal as soon as it is too much."""
         parts: list[bytes] = []
         size = 0
+        told = self.headers.get("content-length", "")
+        if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
+            raise _too_large(limit)
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -73,7 +66,7 @@ class Request:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > limit:
-                raise Refused("too_large", f"the body has more than {limit} bytes; send less at once")
+                raise _too_large(limit)
             if not message.get("more_body"):
                 return b"".join(parts)
 
@@ -86,7 +79,22 @@ class Request:
 
     def lease_id(self) -> str:
         """The lease under which it is sent."""
-        return self.headers.get("delta-lease", "")
+        lease_id = self.headers.get(LEASE_HEADER.lower(), "")
+        if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
+            raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
+        return lease_id
+
+    def offset(self) -> int:
+        """The byte at which this part of a log begins."""
+        offset = self.headers.get(OFFSET_HEADER.lower(), "")
+        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_DIGITS:
+            raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
+        return int(offset)
+
+    async def gone(self) -> None:
+        """Wait until nobody waits for the answer any more. Only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 class RunnerApp:
@@ -103,11 +111,11 @@ class RunnerApp:
         try:
             status, answer = 200, await self._route(request)
         except StaleLease as refused:
-            status, answer = 409, Problem(refused.reason, refused.message)
+            status, answer = 409, stale_lease(request.lease_id(), refused)
         except Refused as refused:
-            status, answer = _STATUS.get(refused.code, 409), Problem(refused.code, refused.message)
+            status, answer = status_of(refused.code), _problem(refused)
         except msgspec.ValidationError as error:
-            status, answer = 422, Problem("bad_message", f"{error}; see docs/protocol.md")
+            status, answer = 422, _problem(error)
         except msgspec.DecodeError as error:
             status, answer = 400, Problem("bad_json", f"the body is not JSON: {error}")
         except Overloaded as error:
@@ -116,61 +124,107 @@ class RunnerApp:
             status, answer = 503, Problem("unavailable", f"{error}; try again")
         if isinstance(answer, wire.StaleLease):
             status = 409
-        await _send(send, status, msgspec.json.encode(answer))
+        await _send(send, status, wire.encode(answer), _told_with(status, request))
 
     async def _route(self, request: Request) -> Any:
-        path = request.path.removeprefix(ROOT)
-        if request.method == "POST" and path == "register":
+        name, rest = _address(request)
+        if name == "register":
             return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
         who = self._registry.who(request.token())
-        match request.method, path.partition("/")[0]:
-            case "POST", "renew":
-                return self._renew(who)
-            case "POST", "lease":
-                asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
-                return {"leases": await self._protocol.lease(who, asked)}
-            case "POST", "messages":
-                message = _decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
+        match name:
+            case "renew":
+                return self._registry.renew(who)
+            case "lease":
+                return {"leases": await self._lease(who, request)}
+            case "messages":
+                message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
                 if isinstance(answer, Refused):
                     raise answer
                 return answer
-            case "POST", "batch":
-                said = _decode_batch(await request.body(MAX_BATCH * 1024))
-                if len(said) > MAX_BATCH:
-                    raise Refused("too_large", f"{len(said)} messages at once; at most {MAX_BATCH}")
-                return [_plain(answer) for answer in await self._protocol.say(who, said)]
-            case "GET", "specs":
-                return await self._protocol.spec(who, request.lease_id())
-            case "GET" | "POST", "log":
-                return await self._log(who, request)
-        raise Refused("not_found", f"there is no {request.method} {request.path}; see docs/protocol.md")
+            case "batch":
+                return await self._batch(who, request)
+            case "specs":
+                held = await self._protocol.held(who, request.lease_id())
+                if rest != held.id:
+                    raise Refused("not_found", "the lease is for another specification; use the job_spec_ref you got")
+                return job_spec(held)
+        assert name == "log", name
+        return await self._log(who, request)
 
-    def _renew(self, who: Runner) -> Registered:
-        return self._registry.renew(who)
+    async def _lease(self, who: Runner, request: Request) -> list[wire.LeaseGranted]:
+        asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
+        gone = asyncio.create_task(request.gone())
+        try:
+            return await self._protocol.lease(who, asked, gone.done)
+        finally:
+            gone.cancel()
+
+    async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
+        """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""
+        parts = _decode_batch(await request.body(wire.MAX_BATCH_BYTES))
+        if len(parts) > wire.MAX_BATCH:
+            raise Refused("too_large", f"{len(parts)} messages at once; at most {wire.MAX_BATCH}")
+        answers: dict[int, wire.ServerMessage | Problem] = {}
+        said: dict[int, wire.RunnerMessage] = {}
+        for place, part in enumerate(parts):
+            try:
+                said[place] = wire.decode_message(bytes(part))
+            except msgspec.DecodeError as error:
+                answers[place] = _problem(error)
+        for place, answer in zip(said, await self._protocol.say(who, list(said.values())), strict=True):
+            answers[place] = _problem(answer) if isinstance(answer, Refused) else answer
+        return [answers[place] for place in range(len(parts))]
 
     async def _log(self, who: Runner, request: Request) -> dict[str, int]:
         """Append to the log of a live lease, or tell how far it is."""
-        await self._protocol.spec(who, request.lease_id())  # Refuses a lease that is not this runner's, or not live.
         ref = ids.lease_ref(request.lease_id())
+        await self._protocol.held(who, request.lease_id())  # Refuses a lease that is not this runner's, or not live.
         if request.method == "GET":
             return {"size": self._logs.size(ref.attempt_id, ref.number)}
-        offset = request.headers.get("delta-offset", "")
-        if not offset.isdecimal() or len(offset) > 15:
-            raise Refused("bad_request", f"Delta-Offset is {offset[:20]!r}; give the byte at which this part begins")
-        data = await request.body(MAX_CHUNK_BYTES)
-        return {"size": self._logs.append(ref.attempt_id, ref.number, int(offset), data)}
+        offset = request.offset()
+        data = await request.body(wire.MAX_CHUNK_BYTES)
+        return {"size": self._logs.append(ref.attempt_id, ref.number, offset, data)}
 
 
-def _plain(answer: wire.ServerMessage | Refused) -> wire.ServerMessage | Problem:
-    return Problem(answer.code, answer.message) if isinstance(answer, Refused) else answer
+def _address(request: Request) -> tuple[str, str]:
+    """What the address names, and what follows it, if there is such an address and it takes this method."""
+    if request.path.startswith(ROOT):
+        name, slash, rest = request.path.removeprefix(ROOT).partition("/")
+        methods = _METHODS.get(name, [])
+        if methods and (bool(rest) if name in _NESTED else not slash):
+            if request.method in methods:
+                return name, rest
+            raise Refused("wrong_method", f"{request.path} takes {' or '.join(methods)}, not {request.method}")
+    raise Refused("not_found", f"there is no {request.path[:MAX_SHOWN]}; see docs/protocol.md")
 
 
-async def _send(send: Send, status: int, body: bytes) -> None:
+def _problem(error: Refused | msgspec.DecodeError) -> Problem:
+    if isinstance(error, Refused):
+        return Problem(error.code, error.message)
+    return Problem("bad_message", f"{error}; see docs/protocol.md")
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused("too_large", f"the body has more than {limit} bytes; send less at once")
+
+
+def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
+    """The headers that HTTP itself asks for with this status."""
+    if status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    if status == 405:
+        name = request.path.removeprefix(ROOT).partition("/")[0]
+        return [(b"allow", ", ".join(_METHODS[name]).encode())]
+    return []
+
+
+async def _send(send: Send, status: int, body: bytes, more: list[tuple[bytes, bytes]]) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

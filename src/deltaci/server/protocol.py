@@ -7,8 +7,9 @@ same transaction in which it accepts the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,10 +19,14 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
-from deltaci.core.machine import Command
+from deltaci.core.instants import SECOND
+from deltaci.core.machine import Command, Record
 from deltaci.engine.applier import Applier, Claim, Claimed
-from deltaci.store.port import Store
+from deltaci.engine.checks import as_json, shown
+from deltaci.engine.unreadable import refusal
+from deltaci.store.port import Open, Store, Transaction
 from deltaci.wire import messages as wire
+from deltaci.wire.addresses import ROOT
 from deltaci.wire.messages import (
     AckLease,
     CancelAck,
@@ -35,8 +40,6 @@ from deltaci.wire.messages import (
     RunnerMessage,
     ServerMessage,
 )
-
-SPEC_ADDRESS: Final = "/runner/v1/specs/"
 
 Answer = ServerMessage | Refused
 
@@ -66,8 +69,13 @@ class Protocol:
         self._is_closing = True
         self._store.wakers.hint()
 
-    async def lease(self, who: Runner, asked: wire.Lease) -> list[LeaseGranted]:
-        """Hand out up to `slots` attempts; waits for the first one as long as the runner likes."""
+    async def lease(
+        self, who: Runner, asked: wire.Lease, is_gone: Callable[[], bool] = lambda: False
+    ) -> list[LeaseGranted]:
+        """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
+
+        Nothing is claimed for a runner that is gone: a lease that nobody takes counts against its attempt.
+        """
         self._check_speaker(who, asked.runner_id)
         claim = Claim(
             tenant=who.tenant,
@@ -80,12 +88,29 @@ class Protocol:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + asked.wait_seconds
         with self._store.wakers.subscribed() as waker:
-            while True:
+            while not is_gone():
                 claimed = await self._applier.claim(claim)
+                granted = await self._grant(who, claimed)
                 left = give_up - loop.time()
-                if claimed or left <= 0 or self._is_closing:
-                    return [self._granted(each) for each in claimed]
-                await waker.wait(left)
+                if granted or ((left <= 0 or self._is_closing) and not claimed):
+                    return granted
+                if not claimed:
+                    await waker.wait(left)
+        return []
+
+    async def _grant(self, who: Runner, claimed: Sequence[Claimed]) -> list[LeaseGranted]:
+        """What a runner can execute. The rest is failed at once: no other runner could do better."""
+        granted: list[LeaseGranted] = []
+        unfit: list[Command] = []
+        for each in claimed:
+            try:
+                granted.append(self._granted(each))
+            except Refused as bad:
+                facts = Facts(error_code="BAD_SPEC", message=bad.message)
+                unfit.append(attempt.Complete(**_under(who, each), is_success=False, facts=facts))
+        if unfit:
+            await self._applier.do_all(unfit)
+        return granted
 
     def _granted(self, claimed: Claimed) -> LeaseGranted:
         record = claimed.attempt
@@ -101,14 +126,19 @@ class Protocol:
             job_spec_ref=ref,
         )
 
-    async def spec(self, who: Runner, lease_id: str) -> JobSpec:
-        """The specification of the attempt that this lease is for."""
-        record = await self._store.find(ids.lease_ref(lease_id).attempt_id)
-        if not isinstance(record, Attempt) or record.tenant != who.tenant or record.lease is None:
-            raise StaleLease("UNKNOWN_LEASE", "no such lease is known for this runner; stop this attempt")
-        lease.check_fence(record.lease, None, ids.lease_ref(lease_id), record.lease.worker_id, record.updated_at)
-        self._check_speaker(who, record.lease.worker_id)
-        return job_spec(record)
+    async def held(self, who: Runner, lease_id: str) -> Attempt:
+        """The attempt that this live lease is for; otherwise `StaleLease`, by the store's own clock."""
+        ref = ids.lease_ref(lease_id)
+        now, record = await self._store.transact(lambda: _look(ref.attempt_id))
+        if (unread := refusal(record)) is not None:
+            raise unread
+        if not isinstance(record, Attempt) or record.tenant != who.tenant:
+            raise lease.unknown_attempt(ref.attempt_id)
+        # The request does not say which of its names the runner speaks by: any of its own will do, another's will not.
+        known = record.lease or record.ended_lease
+        name = known.worker_id if known is not None and who.may_speak_for(known.worker_id) else who.id
+        lease.check_fence(record.lease, record.ended_lease, ref, name, max(now, record.updated_at))
+        return record
 
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""
@@ -118,13 +148,17 @@ class Protocol:
         for place, message in enumerate(said):
             try:
                 self._check_speaker(who, message.runner_id)
+                if isinstance(message, AckLease):
+                    await self._check_job(who, message)
                 commands.append(_command(who, message))
                 places.append(place)
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
         for place, found in zip(places, await self._applier.do_all(commands), strict=True):
             message = said[place]
-            answers[place] = _refusal(message, found) if isinstance(found, Refused) else self._heard(message, found)
+            answers[place] = (
+                _refusal(message, found) if isinstance(found, Refused) else await self._heard(message, found)
+            )
         return [answer for answer in answers if answer is not None]
 
     @staticmethod
@@ -132,7 +166,13 @@ class Protocol:
         if not who.may_speak_for(id):
             raise Refused("wrong_runner", f"this credential is for runner {who.id}, not for {id}; use that one's own")
 
-    def _heard(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
+    async def _check_job(self, who: Runner, message: AckLease) -> None:
+        id = ids.lease_ref(message.lease_id).attempt_id
+        if message.job_id not in (id, id.rpartition(".")[0]):
+            await self.held(who, message.lease_id)  # A stale lease is stale, whatever else is wrong.
+            raise Refused("bad_request", f"the lease is not for job {shown(message.job_id)}; name its own")
+
+    async def _heard(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
         record = decision.record
         assert isinstance(record, Attempt)
         if isinstance(message, Complete):
@@ -140,15 +180,36 @@ class Protocol:
             return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=reason)
         if isinstance(message, CancelAck):
             return CancelAcked(lease_id=message.lease_id, accepted=True)
-        stop = attempt.stop_request(record, record.updated_at)
+        # A repeat renewed nothing: what it is told must not be longer than what is left.
+        at = record.updated_at if decision.events else (await self._store.transact(lambda: _look(record.id)))[0]
+        left = record.lease.expires_at - at if record.lease is not None else 0
+        stop = attempt.stop_request(record, at)
         return HeartbeatAck(
             lease_id=message.lease_id,
             extend_lease=True,
-            new_lease_ttl_seconds=self._ttl_seconds,
+            new_lease_ttl_seconds=max(0, left // SECOND),
             cancel_requested=stop is not None,
             cancel_deadline_seconds=stop[1] if stop is not None else 0,
             reason=stop[0] if stop is not None else msgspec.UNSET,
         )
+
+
+def _look(id: str) -> Transaction[tuple[int, Record | None]]:
+    """What the store's clock says, and the record; nothing is written."""
+    now, held = yield Open((id,))
+    return now, held[0].record if held else None
+
+
+def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:
+    """What every command under a lease that was just granted has."""
+    held = claimed.attempt.lease
+    assert held is not None
+    return {
+        "id": claimed.attempt.id,
+        "actor": worker_actor(held.worker_id),
+        "lease": ids.lease_ref(claimed.lease_id),
+        "tenant": who.tenant,
+    }
 
 
 def job_spec(record: Attempt) -> JobSpec:
@@ -163,7 +224,7 @@ def _spec_of(record: Attempt) -> tuple[JobSpec | None, str | None]:
     spec = job_spec(record)
     if len(wire.encode(spec)) <= wire.MAX_SPEC_BYTES:
         return spec, None
-    return None, f"{SPEC_ADDRESS}{record.id}"
+    return None, f"{ROOT}specs/{quote(record.id)}"
 
 
 def _command(who: Runner, message: RunnerMessage) -> Command:
@@ -176,6 +237,10 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
     }
     match message:
         case AckLease():
+            if message.job_id not in (ref.attempt_id, ref.attempt_id.rpartition(".")[0]):
+                raise Refused(
+                    "bad_request", f"the lease is not for job {shown(message.job_id)}; name the one it is for"
+                )
             return attempt.Ack(**named)
         case Heartbeat():
             return attempt.Heartbeat(**named)
@@ -186,7 +251,7 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                 **named,
                 is_success=message.status == "SUCCEEDED",
                 exit_code=message.exit_code,
-                result=message.output,
+                result=as_json("output", message.output),
                 report=_report(message),
                 facts=Facts(
                     exit_code=message.exit_code,
@@ -200,6 +265,8 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
 
 def _report(message: Complete | CancelAck) -> dict[str, Any]:
     """What people will want to look at; not the lease, and nothing that is kept elsewhere."""
+    if isinstance(message, Complete):
+        as_json("cost", message.cost)
     told: dict[str, Any] = msgspec.to_builtins(message)
     return {name: told[name] for name in ("timings", "artifacts", "summary", "steps", "cost") if told.get(name)}
 
@@ -207,4 +274,10 @@ def _report(message: Complete | CancelAck) -> dict[str, Any]:
 def _refusal(message: RunnerMessage, refused: Refused) -> Answer:
     if not isinstance(refused, StaleLease):
         return refused
-    return wire.StaleLease(lease_id=message.lease_id, reason=refused.reason)  # type: ignore[arg-type]
+    stale = stale_lease(message.lease_id, refused)
+    return msgspec.structs.replace(stale, extend_lease=False, stale=True) if isinstance(message, Heartbeat) else stale
+
+
+def stale_lease(lease_id: str, refused: StaleLease) -> wire.StaleLease:
+    """The answer to whoever spoke under this lease. The core's reasons are the protocol's words."""
+    return wire.StaleLease(lease_id=lease_id, reason=refused.reason)  # type: ignore[arg-type]

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
 from deltaci.core.errors import Refused
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier
 from deltaci.server.credentials import CREDENTIAL_SECONDS, Signer
 from deltaci.server.protocol import Runner
-from deltaci.wire.messages import Name, Secret, Strict
-
-
-class Registration(Strict, frozen=True, kw_only=True):
-    """A runner shows its registration token and says what it can do."""
-
-    token: Secret
-    capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)] = ()
-    slots: Annotated[int, Meta(ge=1, le=1000)] = 1
-
-
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """Who it is from now on, and how it proves that."""
-
-    runner_id: str
-    credential: str
-    expires_in_seconds: int
+from deltaci.wire.messages import Registered, Registration
 
 
 class Registry:
@@ -46,12 +25,14 @@ class Registry:
         record = Worker(
             id=claims.runner_id,
             tenant=claims.tenant,
-            labels=asked.capabilities,
+            labels=tuple(asked.capabilities),
             max_concurrent_tasks=asked.slots,
         )
         try:
             await self._applier.do(Birth(id=record.id, record=record))
         except Refused as refused:
+            if refused.code != "bad_request":
+                raise
             raise Refused("bad_credential", "the registration token was used already; ask for a new one") from refused
         return self.renew(Runner(claims.runner_id, claims.tenant))
 

@@ -3,12 +3,14 @@
 The version is part of the address under which they are exchanged, not of the messages. Everything is strict: a
 field that is not known, a word that is not in its list or a number out of its range is refused where it comes in, with
 the place where it was found. Times that a runner sends are kept for people; nothing is ever decided by them.
+`docs/protocol.md` is drawn from here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,15 +18,36 @@ from msgspec import Meta
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is not embedded but referred to.
+MAX_BATCH: Final = 1000
+MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~][ -~]*$")]
-Secret = Annotated[str, Meta(min_length=1, max_length=400)]
+T = TypeVar("T")
+
+
+def says(meaning: str) -> Meta:
+    """What a field means: for its line in docs/protocol.md and in the schema."""
+    return Meta(description=meaning)
+
+
+# `$` alone would let a newline through at the end, and with it a forged line into a log.
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~][ -~]*$(?!\n)")]
+Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-+\--~][ -+\--~]*$(?!\n)")]  # No comma.
+Id = Annotated[str, Meta(min_length=1, max_length=500)]
+Secret = Annotated[str, Meta(min_length=1, max_length=2000)]
 Line = Annotated[str, Meta(max_length=2000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Uri = Annotated[str, Meta(min_length=1, max_length=2000)]
-Seconds = Annotated[int, Meta(ge=0, le=30 * 86400)]
+Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Code = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
+Signal = Annotated[int, Meta(ge=0, le=255)]
+Amount = Annotated[float, Meta(ge=0, le=2**53)]
+Percent = Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)]
 Moment = Annotated[datetime, Meta(tz=True)]
+Paths = Annotated[list[Line], Meta(max_length=100)]
+Labels = Annotated[list[Label], Meta(max_length=32)]
+Slots = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,36 +60,36 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Step(Strict, frozen=True, kw_only=True):
     """One command, with what it needs. A bare text is the same as a step that only runs it."""
 
-    run: Text
-    name: Line = ""
-    env: dict[Name, Text] = {}
-    workdir: Line = ""
-    timeout_seconds: Seconds = 0
-    continue_on_error: bool = False
+    run: Annotated[Text, says("the command, for a shell")]
+    name: Annotated[Line, says("what people call it")] = ""
+    env: Annotated[dict[Name, Text], says("variables beside the job's")] = {}
+    workdir: Annotated[Line, says("where it runs; empty: where the job does")] = ""
+    timeout_seconds: Annotated[Seconds, says("how long it may take; 0: as long as the job")] = 0
+    continue_on_error: Annotated[bool, says("whether the job goes on when it fails")] = False
 
 
 class ArtifactRule(Strict, frozen=True, kw_only=True):
     """Which files to keep."""
 
-    path_glob: Line
-    type: Name = "file"
+    path_glob: Annotated[Line, says("the files, below the working directory")]
+    type: Annotated[Name, says("what they are, e.g. `junit`")] = "file"
 
 
 class CacheRule(Strict, frozen=True, kw_only=True):
-    """Which folders to bring along from earlier runs. `{lock_hash}` in the key is the hash of the lock files."""
+    """Which folders to bring along from earlier runs."""
 
-    key: Line
-    paths: Annotated[list[Line], Meta(max_length=100)]
-    type: Name = "deps"
-    lock_files: Annotated[list[Line], Meta(max_length=100)] = []
+    key: Annotated[Line, says("its name; `{lock_hash}` in it is the hash of the lock files")]
+    paths: Annotated[Paths, says("the folders")]
+    type: Annotated[Name, says("what is in it, e.g. `deps`")] = "deps"
+    lock_files: Annotated[Paths, says("ours: the files that `{lock_hash}` is made of")] = []
 
 
 class Limits(Strict, frozen=True, kw_only=True):
     """What a job may use at most; 0: as much as there is."""
 
-    memory_bytes: Count = 0
-    processes: Count = 0
-    cpus: float = 0.0
+    memory_bytes: Annotated[Count, says("memory")] = 0
+    processes: Annotated[Count, says("processes at a time")] = 0
+    cpus: Annotated[Amount, says("processors")] = 0.0
 
 
 Executor = Literal["process", "sandbox", "container"]
@@ -75,189 +98,242 @@ Executor = Literal["process", "sandbox", "container"]
 class JobSpec(Strict, frozen=True, kw_only=True):
     """The job itself. Every step runs in order; the first that fails ends it."""
 
-    name: Line = ""
-    workdir: Line = "."
-    image: Line = ""
-    steps: Annotated[list[Text | Step], Meta(max_length=1000)] = []
-    env: dict[Name, Text] = {}
-    artifacts: Annotated[list[ArtifactRule], Meta(max_length=100)] = []
-    caches: Annotated[list[CacheRule], Meta(max_length=100)] = []
+    name: Annotated[Line, says("what people call it")] = ""
+    workdir: Annotated[Line, says("where the steps run, from the root of the workspace")] = "."
+    image: Annotated[Line, says("the container image, for a runner that uses one")] = ""
+    steps: Annotated[list[Text | Step], Meta(max_length=1000), says("commands, as texts or with what they need")] = []
+    env: Annotated[dict[Name, Text], says("variables for every step")] = {}
+    artifacts: Annotated[list[ArtifactRule], Meta(max_length=100), says("which files to keep")] = []
+    caches: Annotated[list[CacheRule], Meta(max_length=100), says("which folders to bring along")] = []
     # Ours, beside document 001's.
-    executor: Executor | None = None
-    network: bool = False
-    limits: Limits = Limits()
-    output_path: Line = ""
-    secrets: Annotated[list[Name], Meta(max_length=100)] = []
+    executor: Annotated[Executor | None, says("ours: how to isolate it; absent: as the runner does")] = None
+    network: Annotated[bool, says("ours: whether an isolated job may use the network")] = False
+    limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
+    output_path: Annotated[Line, says("ours: the JSON file that becomes `output`")] = ""
+    secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
+
+
+# -- coming in
+
+
+class Registration(Strict, frozen=True, kw_only=True):
+    """A runner shows its registration token and says what it can do."""
+
+    token: Annotated[Secret, says("the registration token: a secret, good once")]
+    capabilities: Annotated[Labels, says("tags of its system, architecture and tools; none has a comma")] = []
+    slots: Annotated[Slots, says("how many jobs it takes at a time")] = 1
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """Who it is from now on, and how it proves that."""
+
+    runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
+    credential: Annotated[str, says("for `Authorization: Bearer`: a secret")]
+    expires_in_seconds: Annotated[int, says("renew it before that")]
 
 
 # -- messages
 
 
 class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """What every message of a runner has. `sequence_no` lets it number them; the server only keeps it."""
+    """What every message of a runner has."""
 
-    lease_id: Secret
-    runner_id: Name
-    sequence_no: Count | None = None
+    lease_id: Annotated[Secret, says("the lease that it speaks for: a secret")]
+    runner_id: Annotated[Name, says("who speaks")]
+    sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
 
 
 class FromServer(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     """What every message of the server has."""
 
-    lease_id: Secret
+    lease_id: Annotated[Secret, says("the lease that was named: a secret")]
 
 
 class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """A runner asks for work, and waits for it up to `wait_seconds`. Document 001 gives this request no fields."""
+    """A runner asks for work, and waits for it. Document 001 gives this request no fields."""
 
-    runner_id: Name
-    capabilities: Annotated[list[Name], Meta(max_length=32)] = []
-    slots: Annotated[int, Meta(ge=1, le=1000)] = 1
-    wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    sequence_no: Count | None = None
+    runner_id: Annotated[Name, says("who asks")]
+    capabilities: Annotated[Labels, says("tags that it has; jobs that require others are not for it")] = []
+    slots: Annotated[Slots, says("how many jobs it takes now")] = 1
+    wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
+    sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True):
     """The right to execute one attempt of a job. Either the specification is inside, or `job_spec_ref` says where."""
 
-    job_id: Name
-    run_id: str
-    lease_ttl_seconds: Seconds
-    heartbeat_interval_seconds: Seconds
-    max_runtime_seconds: Seconds
-    job_spec: JobSpec | None = None
-    job_spec_ref: Uri | None = None
-    cancel_token: Secret | None = None
+    job_id: Annotated[Id, says("what is to be executed")]
+    run_id: Annotated[str, says("for which run; empty for a job of the plain queue")]
+    lease_ttl_seconds: Annotated[Seconds, says("after so long without a heartbeat the lease ends")]
+    heartbeat_interval_seconds: Annotated[Seconds, says("how often to send one")]
+    max_runtime_seconds: Annotated[Seconds, says("after so long the job is timed out")]
+    job_spec: Annotated[JobSpec | None, says("the job itself")] = None
+    job_spec_ref: Annotated[Uri | None, says("where a large one is read, under the lease")] = None
+    cancel_token: Annotated[Secret | None, says("a secret like `lease_id`; this server sends none")] = None
 
 
 class AckLease(FromRunner, frozen=True, kw_only=True):
-    """The runner took the lease and starts work."""
+    """The runner took the lease and starts work. The answer is a `HeartbeatAck`."""
 
-    job_id: Name
-    accepted_at: Moment
+    job_id: Annotated[Id, says("the job of the lease")]
+    accepted_at: Annotated[Moment, says("by the runner's clock")]
 
 
 class Progress(Strict, frozen=True, kw_only=True):
     """How far the runner is."""
 
-    percent: Annotated[float, Meta(ge=0, le=100)] | None = None
-    current_step: Text = ""
-    step_index: Count | None = None
-    message: Line = ""
+    percent: Annotated[Percent | None, says("of the whole job")] = None
+    current_step: Annotated[Text, says("the step that runs")] = ""
+    step_index: Annotated[Count | None, says("its place, from 0")] = None
+    message: Annotated[Line, says("one line for people")] = ""
 
 
 class LogCursor(Strict, frozen=True, kw_only=True):
     """How much of the log the runner has sent."""
 
-    bytes_sent: Count
+    bytes_sent: Annotated[Count, says("bytes of the log that are on their way or kept")]
 
 
 class Heartbeat(FromRunner, frozen=True, kw_only=True):
     """The runner lives, and keeps its lease."""
 
-    ts: Moment
-    progress: Progress | None = None
-    log_cursor: LogCursor | None = None
+    ts: Annotated[Moment, says("by the runner's clock")]
+    progress: Annotated[Progress | None, says("how far it is")] = None
+    log_cursor: Annotated[LogCursor | None, says("how much of the log it has sent")] = None
 
 
 class HeartbeatAck(FromServer, frozen=True, kw_only=True, omit_defaults=False):
     """Whether the lease was renewed, and whether to stop."""
 
-    extend_lease: bool
-    new_lease_ttl_seconds: Seconds
-    cancel_requested: bool = False
-    cancel_deadline_seconds: Seconds = 0
-    stale: bool | msgspec.UnsetType = msgspec.UNSET
-    reason: Line | msgspec.UnsetType = msgspec.UNSET
+    extend_lease: Annotated[bool, says("whether the lease goes on")]
+    new_lease_ttl_seconds: Annotated[Seconds, says("for how long it does, from when the server answered")]
+    cancel_requested: Annotated[bool, says("whether to stop and send `CancelAck`")] = False
+    cancel_deadline_seconds: Annotated[Seconds, says("how long a graceful stop may take; 0 without a cancel")] = 0
+    stale: Annotated[bool | msgspec.UnsetType, says("true when the lease is expired; absent otherwise")] = msgspec.UNSET
+    reason: Annotated[Line | msgspec.UnsetType, says("ours: why to stop; absent otherwise")] = msgspec.UNSET
 
 
 class Artifact(Strict, frozen=True, kw_only=True):
     """Something that a job left behind, and where it is."""
 
-    type: Name
-    uri: Uri
-    name: Line = ""
-    bytes: Count = 0
+    type: Annotated[Name, says("what it is, e.g. `log` or `junit`")]
+    uri: Annotated[Uri, says("where it is")]
+    name: Annotated[Line, says("ours: what people call it")] = ""
+    bytes: Annotated[Count, says("ours: its size")] = 0
 
 
 class Timings(Strict, frozen=True, kw_only=True):
     """By the runner's own clock."""
 
-    started_at: Moment
-    finished_at: Moment
+    started_at: Annotated[Moment, says("when the first step began")]
+    finished_at: Annotated[Moment, says("when the last one ended")]
 
 
 class StepResult(Strict, frozen=True, kw_only=True):
     """How one step ended."""
 
-    index: Count
-    exit_code: int | None
-    seconds: float
-    name: Line = ""
-    is_timed_out: bool = False
+    index: Annotated[Count, says("its place, from 0")]
+    exit_code: Annotated[Code | None, says("null: it has none, e.g. because it was killed")]
+    seconds: Annotated[Amount, says("how long it took")]
+    name: Annotated[Line, says("what people call it")] = ""
+    is_timed_out: Annotated[bool, says("whether it took too long")] = False
 
 
 class Complete(FromRunner, frozen=True, kw_only=True):
     """The final result; it ends the lease."""
 
-    status: Literal["SUCCEEDED", "FAILED"]
-    exit_code: int | None = None
-    timings: Timings | None = None
-    artifacts: Annotated[list[Artifact], Meta(max_length=1000)] = []
-    summary: Line = ""
+    status: Annotated[Literal["SUCCEEDED", "FAILED"], says("how it ended")]
+    exit_code: Annotated[Code | None, says("0 for a success, and only for one")] = None
+    timings: Annotated[Timings | None, says("when it ran")] = None
+    artifacts: Annotated[list[Artifact], Meta(max_length=1000), says("what it left behind")] = []
+    summary: Annotated[Line, says("one line for people")] = ""
     # Ours, beside document 001's.
-    error_code: Name | None = None
-    signal: int | None = None
-    log_tail: Annotated[list[Line], Meta(max_length=50)] = []
-    steps: Annotated[list[StepResult], Meta(max_length=1000)] = []
-    output: Any = None
-    cost: Any = None
+    error_code: Annotated[Name | None, says("ours: what went wrong before or beside the steps, e.g. `CHECKOUT`")] = None
+    signal: Annotated[Signal | None, says("ours: the signal that ended it")] = None
+    log_tail: Annotated[list[Line], Meta(max_length=50), says("ours: the last lines, to classify a failure")] = []
+    steps: Annotated[list[StepResult], Meta(max_length=1000), says("ours: how each step ended")] = []
+    output: Annotated[Any, says("ours: the job's result, any JSON")] = None
+    cost: Annotated[Any, says("ours: what it used, any JSON")] = None
 
 
 class CompleteAck(FromServer, frozen=True, kw_only=True):
     """Whether the result counts, and if not, why."""
 
-    accepted: bool
-    reason: Line = ""
+    accepted: Annotated[bool, says("whether the result counts")]
+    reason: Annotated[Line, says("ours: why not, e.g. `CANCEL_REQUESTED`; absent when it counts")] = ""
 
 
 class CancelRequested(FromServer, frozen=True, kw_only=True):
     """Stop within the deadline, and say so with `CancelAck`."""
 
-    job_id: Name
-    reason: Line
-    deadline_seconds: Seconds
-    ts: Moment
+    job_id: Annotated[Id, says("what is to be stopped")]
+    reason: Annotated[Line, says("why, e.g. `RUN_CANCELED`")]
+    deadline_seconds: Annotated[Seconds, says("how long a graceful stop may take")]
+    ts: Annotated[Moment, says("by the server's clock")]
 
 
 class CancelAck(FromRunner, frozen=True, kw_only=True):
     """The runner stopped; nothing of the job runs any more."""
 
-    final_status: Literal["CANCELED"]
-    ts: Moment
-    artifacts: Annotated[list[Artifact], Meta(max_length=1000)] = []
-    summary: Line = ""
+    final_status: Annotated[Literal["CANCELED"], says("how it ended")]
+    ts: Annotated[Moment, says("by the runner's clock")]
+    artifacts: Annotated[list[Artifact], Meta(max_length=1000), says("what it left behind")] = []
+    summary: Annotated[Line, says("one line for people")] = ""
 
 
 class CancelAcked(FromServer, frozen=True, kw_only=True):
     """The server heard it. Document 001 names no answer to `CancelAck`; without one a runner could not stop asking."""
 
-    accepted: bool
-    reason: Line = ""
+    accepted: Annotated[bool, says("that the attempt is canceled now")]
+    reason: Annotated[Line, says("why not; absent when it is")] = ""
+
+
+StaleReason = Literal[
+    "LEASE_EXPIRED", "LEASE_REVOKED", "LEASE_COMPLETED", "LEASE_CANCELED", "LEASE_REPLACED", "UNKNOWN_LEASE"
+]
 
 
 class StaleLease(FromServer, frozen=True, kw_only=True):
     """The lease is no longer good: stop, and do not complete."""
 
-    reason: Literal[
-        "LEASE_EXPIRED", "LEASE_REVOKED", "LEASE_COMPLETED", "LEASE_CANCELED", "LEASE_REPLACED", "UNKNOWN_LEASE"
-    ]
+    reason: Annotated[StaleReason, says("why")]
+    # What document 001 says in two places about one answer is said in one message.
+    extend_lease: Annotated[bool | msgspec.UnsetType, says("false in the answer to a heartbeat; absent otherwise")] = (
+        msgspec.UNSET
+    )
+    stale: Annotated[bool | msgspec.UnsetType, says("true in the answer to a heartbeat; absent otherwise")] = (
+        msgspec.UNSET
+    )
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a request was refused. Nothing was changed by it."""
+
+    code: Annotated[str, says("a stable word, see the list of codes")]
+    message: Annotated[str, says("what was found, what was expected, what to do; for people")]
 
 
 RunnerMessage = AckLease | Heartbeat | Complete | CancelAck
 RunnerRequest = Lease | RunnerMessage
 ServerMessage = LeaseGranted | HeartbeatAck | CompleteAck | CancelAcked | CancelRequested | StaleLease
 
+
+def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
+    """Reads one kind of thing, and raises nothing but msgspec's errors whatever it is given."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(data: bytes | str) -> T:
+        try:
+            return decode(data)
+        except UnicodeDecodeError:
+            raise msgspec.DecodeError("it is not UTF-8") from None
+        except RecursionError:
+            raise msgspec.DecodeError("it is nested too deep") from None
+
+    return read
+
+
 encode = msgspec.json.Encoder().encode
-decode_request = msgspec.json.Decoder(RunnerRequest).decode
-decode_answer = msgspec.json.Decoder(ServerMessage).decode
+decode_request: Callable[[bytes | str], RunnerRequest] = decoder(RunnerRequest)  # type: ignore[arg-type]
+decode_message: Callable[[bytes | str], RunnerMessage] = decoder(RunnerMessage)  # type: ignore[arg-type]
+decode_answer: Callable[[bytes | str], ServerMessage] = decoder(ServerMessage)  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""The addresses of the runner protocol over HTTP, and every code that a refusal may carry there.
+
+The server routes by this table, and `docs/protocol.md` is drawn from it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+ROOT: Final = "/runner/v1/"
+LEASE_HEADER: Final = "Delta-Lease"
+OFFSET_HEADER: Final = "Delta-Offset"
+
+AUTHORIZATION: Final = "`Authorization: Bearer <credential>`"
+UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one address. `name` is what follows the root; what follows `name/` is a part of the request."""
+
+    method: str
+    name: str
+    rest: str = ""
+    does: str
+    headers: str = AUTHORIZATION
+    body: str = "none"
+    answer: str
+    codes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """As people write it."""
+        return f"{ROOT}{self.name}{'/' + self.rest if self.rest else ''}"
+
+
+_ANY: Final = ("bad_credential", "expired_credential", "overloaded", "unavailable")
+_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large")
+
+ADDRESSES: Final[tuple[Address, ...]] = (
+    Address(
+        method="POST",
+        name="register",
+        does="exchange a registration token, which is good once, for a credential",
+        headers="none",
+        body="`Registration`",
+        answer="`Registered`",
+        codes=(*_BODY, *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="renew",
+        does="get a fresh credential while the old one is good",
+        answer="`Registered`",
+        codes=_ANY,
+    ),
+    Address(
+        method="POST",
+        name="lease",
+        does="ask for work; waits up to `wait_seconds` for the first job",
+        body="`Lease`",
+        answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work',
+        codes=("wrong_runner", *_BODY, *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="messages",
+        does="say one thing under a lease; safe to repeat",
+        body="`AckLease`, `Heartbeat`, `Complete` or `CancelAck`",
+        answer="`HeartbeatAck`, `HeartbeatAck`, `CompleteAck` or `CancelAcked`; 409 with `StaleLease`",
+        codes=("wrong_runner", "cancel_not_requested", "wrong_state", *_BODY, "unreadable", *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="batch",
+        does="say many things; each is accepted or refused on its own",
+        body="a list of what `messages` takes",
+        answer="200 and a list with the answer to each in its place: a message, `StaleLease` or `Problem`",
+        codes=("bad_json", "bad_request", "too_large", *_ANY),
+    ),
+    Address(
+        method="GET",
+        name="specs",
+        rest="<attempt>",
+        does="read a job specification that was too large for `LeaseGranted`; `job_spec_ref` is its address",
+        headers=UNDER_LEASE,
+        answer="`JobSpec`; 409 with `StaleLease`",
+        codes=("bad_request", "not_found", "unreadable", *_ANY),
+    ),
+    Address(
+        method="GET",
+        name="log",
+        does="ask how much of the lease's log is kept",
+        headers=UNDER_LEASE,
+        answer='`{"size": <bytes>}`; 409 with `StaleLease`',
+        codes=("bad_request", "unreadable", *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="log",
+        does="append to the lease's log; bytes that are kept already are skipped",
+        headers=f"{UNDER_LEASE}, `{OFFSET_HEADER}: <byte at which this part begins>`",
+        body="bytes of the log",
+        answer='`{"size": <bytes>}`; 409 with `StaleLease`',
+        codes=("bad_request", "too_large", "log_gap", "log_full", "unreadable", *_ANY),
+    ),
+)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What a code is sent with, and what it means."""
+
+    status: int
+    means: str
+
+
+OTHERWISE: Final = 409  # What is not allowed now, whatever its code.
+
+REFUSALS: Final[dict[str, Refusal]] = {
+    "bad_json": Refusal(400, "the body is not JSON"),
+    "bad_request": Refusal(400, "a header, or fields that do not fit each other; the message says which"),
+    "bad_credential": Refusal(401, "no token, or not one of this server for this use; register with a new one"),
+    "expired_credential": Refusal(401, "the token is too old; renew it in time, or register with a new one"),
+    "wrong_runner": Refusal(403, "the credential is another runner's than `runner_id`"),
+    "not_found": Refusal(404, "there is nothing at this address"),
+    "wrong_method": Refusal(405, "the address takes another method"),
+    "cancel_not_requested": Refusal(409, "nobody asked this attempt to stop; go on"),
+    "wrong_state": Refusal(409, "the attempt is in a state in which this cannot be said"),
+    "log_gap": Refusal(409, "the log is shorter than the offset; the message says where it ends: go on from there"),
+    "log_full": Refusal(409, "the log has reached its limit; send no more of it"),
+    "too_large": Refusal(413, "more bytes or messages than fit at once; the rest was not read"),
+    "bad_message": Refusal(422, "not a message of this protocol; the answer names the field"),
+    "overloaded": Refusal(503, "too much waits already; try again later"),
+    "unavailable": Refusal(503, "the server cannot answer now, and may have done it or not; say the same again"),
+    "unreadable": Refusal(503, "the attempt's record cannot be read by this version; try again later"),
+}
+
+
+def status_of(code: str) -> int:
+    """The HTTP status of a refusal with this code."""
+    return REFUSALS[code].status if code in REFUSALS else OTHERWISE

@@ -1,0 +1,280 @@
+"""Draws the runner protocol from the very types and tables that run. `docs/protocol.md` is its output.
+
+python -m deltaci.wire.draw docs/protocol.md           write the page
+python -m deltaci.wire.draw --check docs/protocol.md   fail if the page is not what the types say
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from deltaci.wire import messages as wire
+from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
+from deltaci.wire.examples import GIVEN, OURS
+
+Kinds = tuple[type[msgspec.Struct], ...]
+
+FROM_RUNNER: Final[Kinds] = (wire.Lease, wire.AckLease, wire.Heartbeat, wire.Complete, wire.CancelAck)
+FROM_SERVER: Final[Kinds] = (
+    wire.LeaseGranted,
+    wire.HeartbeatAck,
+    wire.CompleteAck,
+    wire.CancelAcked,
+    wire.CancelRequested,
+    wire.StaleLease,
+)
+AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Problem)
+PARTS: Final[Kinds] = (
+    wire.JobSpec,
+    wire.Step,
+    wire.ArtifactRule,
+    wire.CacheRule,
+    wire.Limits,
+    wire.Progress,
+    wire.LogCursor,
+    wire.Artifact,
+    wire.Timings,
+    wire.StepResult,
+)
+
+_HEAD: Final = f"""# The runner protocol
+
+Generated from the types that are sent (`python -m deltaci.wire.draw docs/protocol.md`, or `make fix`); do not edit.
+The rules behind it are on [`docs/spec/runner-protocol.md`](spec/runner-protocol.md).
+This is version {wire.VERSION}; the version is part of every address.
+
+Everything is JSON in UTF-8 over HTTP, except the bytes of a log. Everything is strict: a field that is not listed, a
+word that is not in its list or a number out of its range is refused with 422 and the place where it was found. A field
+that is not required may be left out, which means its default. Times are UTC, as in `2026-01-04T08:00:00Z`, and need
+their zone. Fields whose meaning begins with “ours” are additions to document 001.
+
+`lease_id`, `cancel_token`, registration tokens and credentials are secrets: keep them out of logs and addresses.
+"""
+_REFUSALS_HEAD: Final = """# Refusals
+
+A refused request changes nothing. Its body is a `Problem`; 409 under a lease that is no longer good has a
+`StaleLease`. Any code that is not listed comes with 409.
+"""
+_LIVES: Final = f"""# Sequences
+
+## A job's life
+
+```mermaid
+sequenceDiagram
+    participant R as Runner
+    participant S as Server
+    R->>S: POST {ROOT}register (Registration)
+    S-->>R: 200 Registered
+    R->>S: POST {ROOT}lease (Lease, wait_seconds=30)
+    Note over S: waits until there is work that fits
+    S-->>R: 200 leases: [LeaseGranted]
+    R->>S: POST {ROOT}messages (AckLease), within the accept window
+    S-->>R: 200 HeartbeatAck
+    opt job_spec_ref instead of job_spec
+        R->>S: GET {ROOT}specs/… (Delta-Lease)
+        S-->>R: 200 JobSpec
+    end
+    loop every heartbeat_interval_seconds
+        R->>S: POST {ROOT}log (Delta-Lease, Delta-Offset, bytes)
+        S-->>R: 200 size
+        R->>S: POST {ROOT}messages (Heartbeat)
+        S-->>R: 200 HeartbeatAck (extend_lease=true)
+    end
+    R->>S: POST {ROOT}messages (Complete)
+    S-->>R: 200 CompleteAck (accepted=true)
+    Note over R: stops heartbeating
+```
+
+## A cancel
+
+```mermaid
+sequenceDiagram
+    participant P as Person
+    participant S as Server
+    participant R as Runner
+    P->>S: cancel the run
+    R->>S: Heartbeat
+    S-->>R: HeartbeatAck (cancel_requested=true, cancel_deadline_seconds=30)
+    Note over R: stops the job, gracefully as long as there is time
+    alt it stopped
+        R->>S: CancelAck
+        S-->>R: CancelAcked (accepted=true)
+    else the result was on its way already
+        R->>S: Complete
+        S-->>R: CompleteAck (accepted=false, reason=CANCEL_REQUESTED)
+    else the deadline passed
+        Note over S: canceled without the runner, its lease revoked
+        R->>S: CancelAck
+        S-->>R: 409 StaleLease (LEASE_REVOKED)
+    end
+```
+
+## A stale lease
+
+```mermaid
+sequenceDiagram
+    participant A as Runner A
+    participant S as Server
+    participant B as Runner B
+    S-->>A: LeaseGranted
+    A->>S: AckLease
+    Note over A,S: the network is cut for longer than lease_ttl_seconds
+    Note over S: the lease expired, the attempt is queued again
+    B->>S: Lease
+    S-->>B: LeaseGranted, a new lease
+    A->>S: Complete
+    S-->>A: 409 StaleLease (LEASE_EXPIRED)
+    Note over A: stops, releases what it has, does not complete again
+    B->>S: Complete
+    S-->>B: 200 CompleteAck (accepted=true)
+    A->>S: Heartbeat, from a network that delivers late
+    S-->>A: 409 StaleLease (LEASE_REPLACED, extend_lease=false, stale=true)
+```
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD, "# Addresses\n", _addresses(), _REFUSALS_HEAD, _refusals(), _LIVES]
+    parts += ["# What a runner sends\n", *map(_message, FROM_RUNNER)]
+    parts += ["# What the server sends\n", *map(_message, FROM_SERVER)]
+    parts += ["# Around the messages\n", *map(_message, AROUND)]
+    parts += ["# Parts of messages\n", *map(_part, PARTS)]
+    return "\n".join(parts)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    columns = list(head)
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+    yield ""
+
+
+def _addresses() -> str:
+    head = ("method and path", "does", "headers", "body", "200", "may be refused with")
+    rows = (
+        (f"`{each.method} {each.path}`", each.does, each.headers, each.body, each.answer, ", ".join(each.codes))
+        for each in ADDRESSES
+    )
+    return "\n".join(_table(head, rows))
+
+
+def _refusals() -> str:
+    rows = ((f"`{code}`", str(each.status), each.means) for code, each in REFUSALS.items())
+    return "\n".join(_table(("code", "status", "means"), rows))
+
+
+def _message(kind: type[msgspec.Struct]) -> str:
+    name = kind.__name__
+    schema = json.dumps(msgspec.json.schema(kind), indent=2, ensure_ascii=False)
+    origin = "Example, from document 001:" if name in GIVEN else "Example:"
+    return "\n".join(
+        (
+            _part(kind),
+            f"{origin}\n\n```json\n{_example(kind)}\n```\n",
+            f"<details><summary>JSON Schema of {name}</summary>\n\n```json\n{schema}\n```\n\n</details>\n",
+        )
+    )
+
+
+def _example(kind: type[msgspec.Struct]) -> str:
+    """The example as our types read and write it."""
+    name = kind.__name__
+    text = GIVEN[name] if name in GIVEN else OURS[name]
+    return msgspec.json.format(wire.encode(msgspec.json.decode(text, type=kind)), indent=2).decode()
+
+
+def _part(kind: type[msgspec.Struct]) -> str:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    rows = [("`type`", f'"{info.tag}"', "yes", "which message it is")] if info.tag is not None else []
+    rows += [_field(field) for field in info.fields]
+    lines = [f"## {kind.__name__}", "", " ".join((kind.__doc__ or "").split()), ""]
+    return "\n".join([*lines, *_table(("field", "type", "required", "meaning"), rows)])
+
+
+def _field(field: inspect.Field) -> tuple[str, str, str, str]:
+    kind, meaning = field.type, ""
+    if isinstance(kind, inspect.Metadata):
+        meaning = str((kind.extra_json_schema or {}).get("description", ""))
+        kind = kind.type
+    return f"`{field.name}`", _type(kind), "yes" if field.required else f"no{_default(field)}", meaning
+
+
+def _default(field: inspect.Field) -> str:
+    default: Any = field.default
+    if default in (None, "", msgspec.UNSET, msgspec.NODEFAULT) or isinstance(default, msgspec.Struct):
+        return ""
+    return f"; default {json.dumps(default)}"
+
+
+def _type(kind: inspect.Type) -> str:
+    """A type with its range, as people read it."""
+    match kind:
+        case inspect.Metadata():
+            return _type(kind.type)
+        case inspect.UnionType():
+            shown = (part for part in kind.types if not isinstance(part, inspect.NoneType))
+            return " or ".join(dict.fromkeys(map(_type, shown)))
+        case inspect.StructType():
+            return f"[`{kind.cls.__name__}`](#{kind.cls.__name__.lower()})"
+        case inspect.ListType():
+            most = f", at most {kind.max_length}" if kind.max_length is not None else ""
+            return f"list of {_type(kind.item_type)}{most}"
+        case inspect.DictType():
+            return f"object of {_type(kind.value_type)}, each by a name"
+        case inspect.LiteralType():
+            return " or ".join(f'"{word}"' for word in kind.values)
+        case inspect.StrType():
+            return f"text{_length(kind)}"
+        case inspect.IntType():
+            return f"whole number{_range(kind)}"
+        case inspect.FloatType():
+            return f"number{_range(kind)}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.DateTimeType():
+            return "time with its zone"
+    return "any JSON"
+
+
+def _length(kind: inspect.StrType) -> str:
+    if kind.max_length is None:
+        return ""
+    ascii_only = ", printable ASCII" if kind.pattern else ""
+    return f" of {kind.min_length or 0} to {kind.max_length} characters{ascii_only}"
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    return f" {kind.ge} to {kind.le}" if kind.ge is not None else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    is_check = "--check" in arguments
+    files = [argument for argument in arguments if not argument.startswith("--")]
+    if len(files) != 1:
+        print("usage: python -m deltaci.wire.draw [--check] FILE", file=sys.stderr)
+        return 2
+    target = Path(files[0])
+    text = page().rstrip("\n") + "\n"
+    if not is_check:
+        target.write_text(text, encoding="utf-8")
+        return 0
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{target} is not what the types say; run 'make fix' and commit it", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""How a runner gets work: whose, how much, how long it waits, and what happens to a job that nobody can execute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt, job, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.worker import Worker
+from deltaci.store import wake
+from deltaci.wire.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted
+from tests.contract.places import on_loop
+from tests.contract.test_runs import planned
+from tests.lab import TENANT, task
+from tests.server.site import Held, OpenSite, Runner, stale_reason
+
+SPEC: dict[str, Any] = {"name": "unit", "steps": ["true", {"run": "make", "timeout_seconds": 5}], "env": {"CI": "true"}}
+LARGE: dict[str, Any] = {"steps": ["echo " + "x" * 60_000] * 2}
+
+
+async def spec_of(runner: Runner, granted: LeaseGranted, path: str = "") -> Any:
+    """What stands at the address that the lease names."""
+    ref = (path or granted.job_spec_ref or "").replace("%20", " ")
+    return await runner.site.ask(
+        "GET",
+        ref,
+        root="",
+        headers=[("Authorization", f"Bearer {runner.credential}"), ("Delta-Lease", granted.lease_id)],
+    )
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_runner_asks_for_itself_only(site: OpenSite) -> None:
+    """A credential is one machine's: it speaks for it and for its parts, and for nobody else."""
+    async with site() as here:
+        runner, other = await here.runner("host"), await here.runner("hos")
+        await here.server.enqueue("q1", spec=SPEC)
+
+        for wrong, name in ((runner, "hos"), (runner, "host2"), (other, "host"), (other, "host/1")):
+            asked = json.dumps({"type": "Lease", "runner_id": name}).encode()
+            reply = await here.refused(lambda by=wrong, asked=asked: by.ask("POST", "lease", asked))  # type: ignore[misc]
+            assert (reply.status, reply.code) == (403, "wrong_runner")
+
+        [granted] = await runner.lease(runner_id="host/1")
+        assert granted.job_id == "q1"
+
+
+@on_loop
+async def test_another_tenants_work_is_not_seen(site: OpenSite) -> None:
+    """Tenants share a deployment and nothing else."""
+    async with site() as here:
+        ours, theirs = await here.runner("w1"), await here.runner("w2", tenant="other")
+        await here.server.enqueue("q1", spec=SPEC)
+
+        assert await theirs.lease(slots=5) == []
+        held = await ours.take()
+
+        assert await held.stale("Heartbeat", theirs, runner_id="w2") == "UNKNOWN_LEASE"
+        assert stale_reason(await spec_of(theirs, held.granted, "/runner/v1/specs/q1"), held.id) == "UNKNOWN_LEASE"
+
+
+@pytest.mark.parametrize("spec", [{"steps": 5}, {"colour": "red"}, "make test", {"env": {"A": 1}}], ids=str)
+@on_loop
+async def test_a_job_that_no_runner_can_execute_fails_at_once_and_the_others_go_on(site: OpenSite, spec: Any) -> None:
+    """A bad specification must neither be tried again and again nor keep good work from a runner."""
+    async with site() as here:
+        runner = await here.runner(slots=9)
+        await planned(here.server, task("bad", work=spec, priority=9, max_attempts=3), task("good", work=SPEC))
+        await here.server.enqueue("q1", spec=spec, priority=9)
+
+        granted = await runner.lease(slots=9)
+
+        assert [each.job_id for each in granted] == ["r1/good"]
+        for id in ("r1/bad.1", "q1"):
+            failed = await here.server.find(id, Attempt)
+            assert failed.state == attempt.FAILED
+            assert failed.error is not None
+            assert (failed.error.code, failed.error.rule, failed.error.is_retryable) == (
+                "BAD_SPEC",
+                "bad-job-spec",
+                False,
+            )
+            assert "cannot be executed by a runner" in failed.error.message
+        assert await here.server.state("r1/bad") == job.FAILED
+        assert (await here.server.find("w1", Worker)).tasks == ("r1/good.1",)
+
+
+@on_loop
+async def test_a_runner_that_only_finds_bad_jobs_goes_on_to_the_next(site: OpenSite) -> None:
+    """With one slot the bad one is all that it finds at first; it must not be sent away with nothing."""
+    async with site() as here:
+        runner = await here.runner()
+        for n in range(3):
+            await here.server.enqueue(f"bad{n}", spec={"steps": n}, priority=9)
+        await here.server.enqueue("good", spec=SPEC)
+
+        assert [each.job_id for each in await runner.lease()] == ["good"]
+        assert await runner.lease() == []
+
+
+# -- what is handed out
+
+
+@pytest.mark.proves("PRO-M1", "PRO-M10")
+@on_loop
+async def test_a_lease_says_what_to_do_and_how_long_there_is(site: OpenSite) -> None:
+    """Everything that a runner needs is in one message."""
+    async with site() as here:
+        runner = await here.runner()
+        await planned(here.server, task("build", work=SPEC, timeout_seconds=600))
+
+        [granted] = await runner.lease()
+
+        assert (granted.job_id, granted.run_id) == ("r1/build", "r1")
+        assert (granted.lease_ttl_seconds, granted.heartbeat_interval_seconds) == (120, 20)
+        assert granted.max_runtime_seconds == 600
+        assert granted.job_spec is not None
+        assert granted.job_spec.steps[0] == "true"
+        assert granted.job_spec_ref is None
+        assert await here.server.state("r1/build.1") == attempt.LEASED
+
+
+@on_loop
+async def test_no_more_is_handed_out_than_there_are_slots(site: OpenSite) -> None:
+    """A runner says what it can take now, and the fleet knows what it can take at all."""
+    async with site() as here:
+        runner = await here.runner(slots=3)
+        await planned(here.server, *(task(f"n{n}", work=SPEC) for n in range(9)))
+
+        counts = [len(await runner.lease(slots=slots)) for slots in (1, 5, 5)]
+
+        assert counts == [1, 2, 0]
+
+
+@on_loop
+async def test_a_runner_gets_only_what_it_has_the_labels_for(site: OpenSite) -> None:
+    """A job that needs a GPU is not tried on a machine without one."""
+    async with site() as here:
+        runner = await here.runner(capabilities=["linux", "gpu"], slots=5)
+        await planned(here.server, task("cpu", work=SPEC), task("gpu", work=SPEC, queue_key="gpu,linux"))
+        await here.server.enqueue("arm", spec=SPEC, queue_key="arm")
+
+        first = await runner.lease(slots=5, capabilities=["linux"])
+        second = await runner.lease(slots=5, capabilities=["linux", "gpu"])
+
+        assert [each.job_id for each in (*first, *second)] == ["r1/cpu", "r1/gpu"]
+
+
+@pytest.mark.parametrize("timeout", [1, 2**31 - 1])
+@on_loop
+async def test_whatever_the_queue_takes_a_runner_can_read(site: OpenSite, timeout: int) -> None:
+    """A lease that its runner cannot decode would be lost again and again."""
+    async with site() as here:
+        runner = await here.runner()
+        await here.server.enqueue("q " + "ü" * 198, spec=None, timeout_seconds=timeout)
+
+        held = await runner.take()
+
+        assert held.granted.max_runtime_seconds == timeout
+        assert held.granted.job_spec == JobSpec()
+        assert (await held.say("AckLease")).status == 200
+
+
+@pytest.mark.proves("PRO-Q2")
+@on_loop
+async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> None:
+    """It is sent once, to the one who will execute it, and to nobody else."""
+    async with site() as here:
+        runner, other = await here.runner(), await here.runner("w2")
+        await planned(here.server, task("a b", work=LARGE), task("c", work=LARGE))
+        held = await runner.take()
+        assert len(json.dumps(LARGE)) > MAX_SPEC_BYTES
+        assert (held.granted.job_spec, held.granted.job_spec_ref) == (None, "/runner/v1/specs/r1/a%20b.1")
+
+        reply = await spec_of(runner, held.granted)
+        elsewhere = await here.refused(lambda: spec_of(runner, held.granted, "/runner/v1/specs/r1/c.1"))
+        stolen = await here.refused(lambda: spec_of(other, held.granted))
+        without = await here.refused(lambda: runner.ask("GET", "specs/r1/a b.1"))
+
+        assert reply.body == LARGE
+        assert (elsewhere.status, elsewhere.code) == (404, "not_found")
+        assert stale_reason(stolen, held.id) == "UNKNOWN_LEASE"
+        assert (without.status, without.code) == (400, "bad_request")
+        here.place.after(120)
+        assert stale_reason(await spec_of(runner, held.granted), held.id) == "LEASE_EXPIRED"
+
+
+# -- waiting
+
+
+class Waits:
+    """Shows when somebody waits for a hint. Nobody looks without one: only a hint can help."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = asyncio.Event()
+        original = wake.Waker.wait
+
+        async def wait(waker: wake.Waker, most: float = math.inf) -> None:
+            self.begun.set()
+            await original(waker, most)
+
+        monkeypatch.setattr(wake.Waker, "wait", wait)
+        monkeypatch.setattr(wake, "POLL_SECONDS", math.inf)
+
+
+@on_loop
+async def test_who_waits_for_nothing_is_told_at_once(site: OpenSite) -> None:
+    """A runner that is about to stop must be able to ask without waiting."""
+    async with site() as here:
+        runner = await here.runner()
+
+        assert await runner.lease() == []
+        assert await runner.lease(wait_seconds=0.01) == []
+
+
+@pytest.mark.proves("PRO-B2")
+@on_loop
+async def test_who_waits_is_woken_by_new_work(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work begins when it comes, not when the next poll does."""
+    async with site() as here:
+        runner = await here.runner()
+        waits = Waits(monkeypatch)
+        asked = asyncio.create_task(runner.lease(wait_seconds=60))
+        await waits.begun.wait()
+
+        await here.server.enqueue("q1", spec=SPEC)
+
+        assert [each.job_id for each in await asked] == ["q1"]
+
+
+@on_loop
+async def test_nothing_is_claimed_for_a_runner_that_hung_up(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that nobody will take counts against its attempt, and after three of them it fails."""
+    async with site() as here:
+        runner = await here.runner()
+        waits, gone = Waits(monkeypatch), asyncio.Event()
+        body = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
+        credential = [("Authorization", f"Bearer {runner.credential}")]
+        asked = asyncio.create_task(here.ask("POST", "lease", body, headers=credential, gone=gone))
+        await waits.begun.wait()
+
+        gone.set()
+        await here.server.enqueue("q1", spec=SPEC)
+
+        assert (await asked).body == {"leases": []}
+        assert await here.server.state("q1") == attempt.QUEUED
+        assert isinstance(await runner.take(), Held)
+
+
+@on_loop
+async def test_a_run_is_worked_off_over_the_wire(site: OpenSite) -> None:
+    """All of it together: what depends on what, two runners, one log."""
+    async with site() as here:
+        runners = [await here.runner("w1"), await here.runner("w2")]
+        await planned(here.server, task("a", work=SPEC), task("b", "a", work=SPEC), task("c", "a", work=SPEC))
+
+        await _work(runners[0])
+        await asyncio.gather(*(_work(runner) for runner in runners))
+
+        assert await here.server.state("r1") == run.SUCCESS
+        assert {event.tenant for event in await here.server.log()} == {TENANT}
+
+
+async def _work(runner: Runner) -> None:
+    held = await runner.take()
+    for kind in ("AckLease", "Heartbeat", "Complete"):
+        assert (await held.say(kind)).status == 200

@@ -1,0 +1,421 @@
+"""What a runner says under its lease: accepted, repeated, stale, canceled, and in whose name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt, job, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import STALE_REASONS
+from deltaci.wire.messages import LeaseGranted
+from tests.contract.places import on_loop
+from tests.contract.test_runs import planned
+from tests.lab import task
+from tests.server.site import SAYS, Held, OpenSite, Site
+
+SPEC: dict[str, Any] = {"steps": ["true"]}
+
+
+async def of_queue(site: Site, **fields: Any) -> Held:
+    """A lease of an attempt of the plain queue."""
+    runner = await site.runner()
+    await site.server.enqueue("q1", spec=SPEC, **fields)
+    return await runner.take()
+
+
+async def of_run(site: Site) -> Held:
+    """A lease of a run's attempt."""
+    runner = await site.runner()
+    await planned(site.server, task("build", work=SPEC, max_attempts=2))
+    return await runner.take()
+
+
+Make = Callable[[Site], Awaitable[Held]]
+BOTH = pytest.mark.parametrize("make", [of_queue, of_run])
+
+
+async def cancel(held: Held) -> None:
+    """Somebody asks for a stop."""
+    server = held.runner.site.server
+    if held.granted.run_id:
+        await server.do(run.Cancel(id=held.granted.run_id, actor="user:ada"))
+    else:
+        await server.do(attempt.Cancel(id=held.attempt_id, actor="user:ada", reason="RUN_CANCELED"))
+
+
+async def record(held: Held) -> Attempt:
+    """The attempt as it is stored."""
+    return await held.runner.site.server.find(held.attempt_id, Attempt)
+
+
+# -- in whose name
+
+
+@BOTH
+@pytest.mark.parametrize("kind", SAYS)
+@on_loop
+async def test_a_runner_speaks_in_its_own_name(site: OpenSite, make: Make, kind: str) -> None:
+    """The credential says who it is; a message that says otherwise is refused before anything is looked up."""
+    async with site() as here:
+        held = await make(here)
+        other = await here.runner("w2")
+
+        borrowed = await held.refused(kind, other)
+        as_another = await held.refused(kind, runner_id="w2")
+        stolen = await held.stale(kind, other, runner_id="w2")
+
+        assert [(reply.status, reply.code) for reply in (borrowed, as_another)] == [(403, "wrong_runner")] * 2
+        assert stolen == "UNKNOWN_LEASE"
+
+
+@on_loop
+async def test_one_machine_may_carry_many_runners_but_each_lease_is_one_of_theirs(site: OpenSite) -> None:
+    """The parts of a machine share its credential, not their leases."""
+    async with site() as here:
+        host = await here.runner("host")
+        await here.server.enqueue("q1", spec=SPEC)
+        held = await host.take(runner_id="host/1")
+
+        assert await held.stale("Heartbeat", runner_id="host/2") == "UNKNOWN_LEASE"
+        assert await held.stale("Heartbeat", runner_id="host") == "UNKNOWN_LEASE"
+        assert (await held.say("Complete", runner_id="host/1")).body["accepted"] is True
+
+
+@on_loop
+async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> None:
+    """A lease for one job says nothing about another, and a success has no other exit code than 0."""
+    async with site() as here:
+        held = await of_queue(here)
+
+        for kind, fields in (
+            ("AckLease", {"job_id": "q2"}),
+            ("Complete", {"exit_code": 1}),
+            ("Complete", {"exit_code": None}),
+            ("Complete", {"output": 2**70}),
+            ("Complete", {"cost": {"tokens": [2**70]}}),
+            ("Complete", {"output": json.loads("[" * 200 + "]" * 200)}),
+        ):
+            reply = await held.refused(kind, **fields)
+            assert (reply.status, reply.code) == (400, "bad_request"), (kind, fields)
+        assert (await record(held)).state == attempt.LEASED
+
+
+# -- stale leases
+
+
+async def expired(held: Held) -> None:
+    """Nobody has noticed it yet but the clock."""
+    await held.say("Heartbeat")
+    held.runner.site.place.after(120)
+
+
+async def revoked(held: Held) -> None:
+    """It was not acknowledged in time."""
+    held.runner.site.place.after(31)
+    await held.runner.site.server.tick()
+
+
+async def completed(held: Held) -> None:
+    """It ended well."""
+    await held.say("Complete")
+
+
+async def canceled(held: Held) -> None:
+    """It was stopped."""
+    await cancel(held)
+    await held.say("CancelAck")
+
+
+async def replaced(held: Held) -> None:
+    """Another runner had the attempt after it. Until that lease ends, too, the reason is its own end."""
+    await expired(held)
+    site = held.runner.site
+    await site.server.tick()
+    other = await site.runner("w2")
+    second = await other.take()
+    assert second.attempt_id == held.attempt_id
+    assert await held.stale("Complete") == "LEASE_EXPIRED"
+    assert (await second.say("Complete")).body["accepted"] is True
+
+
+async def unknown(held: Held) -> None:
+    """It has a wrong secret."""
+    held.id = held.id[:-1] + ("0" if held.id[-1] != "0" else "1")
+
+
+ENDS = {
+    "LEASE_EXPIRED": expired,
+    "LEASE_REVOKED": revoked,
+    "LEASE_COMPLETED": completed,
+    "LEASE_CANCELED": canceled,
+    "LEASE_REPLACED": replaced,
+    "UNKNOWN_LEASE": unknown,
+}
+# These are not stale but repeats of what ended the lease.
+REPEATS = {("LEASE_COMPLETED", "Complete"), ("LEASE_CANCELED", "Complete"), ("LEASE_CANCELED", "CancelAck")}
+
+
+@pytest.mark.proves("PRO-M9", "PRO-S5", "PRO-Q6", "PRO-Q12")
+@BOTH
+@pytest.mark.parametrize("reason", ENDS)
+@on_loop
+async def test_a_stale_lease_is_told_so_with_the_reason(site: OpenSite, make: Make, reason: str) -> None:
+    """The runner must know at once that it works for nothing, and people must be able to see why."""
+    async with site() as here:
+        held = await make(here)
+        await ENDS[reason](held)
+        before = await record(held)
+
+        for kind in SAYS:
+            if (reason, kind) not in REPEATS:
+                assert await held.stale(kind) == reason
+        if reason == "LEASE_COMPLETED":
+            assert await held.stale("Complete", status="FAILED", exit_code=1) == reason
+
+        assert await record(held) == before
+        assert ENDS.keys() == STALE_REASONS
+
+
+@pytest.mark.parametrize(
+    "lease_id", ["x", "q1", "q1.1.short", "q1.x.0123456789abcdef", "q1.1.0123456789abcdef", "nobody.1.0123456789abcdef"]
+)
+@on_loop
+async def test_what_only_looks_like_a_lease_is_unknown(site: OpenSite, lease_id: str) -> None:
+    """Nothing can be learned by guessing."""
+    async with site() as here:
+        held = await of_queue(here)
+        held.id = lease_id
+
+        assert {await held.stale(kind) for kind in SAYS} == {"UNKNOWN_LEASE"}
+        assert await held.stale("AckLease", job_id="another") == "UNKNOWN_LEASE"
+
+
+# -- the way that everything else is an exception to
+
+
+@pytest.mark.proves("PRO-M2", "PRO-M3", "PRO-M4", "PRO-M5", "PRO-M6")
+@BOTH
+@on_loop
+async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> None:
+    """Every message is answered, and each answer says how long the lease has."""
+    async with site() as here:
+        held = await make(here)
+        kept = {
+            "type": "HeartbeatAck",
+            "lease_id": held.id,
+            "extend_lease": True,
+            "new_lease_ttl_seconds": 120,
+            "cancel_requested": False,
+            "cancel_deadline_seconds": 0,
+        }
+
+        assert (await held.say("AckLease")).body == kept
+        assert (await record(held)).state == attempt.STARTING
+        for _ in range(3):
+            here.place.after(100)
+            assert (await held.say("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
+        assert (await record(held)).state == attempt.RUNNING
+        done = await held.say(
+            "Complete",
+            summary="All tests passed.",
+            artifacts=[{"type": "log", "uri": "s3://x"}],
+            timings={"started_at": "2026-01-04T08:00:05Z", "finished_at": "2026-01-04T08:03:12Z"},
+            output={"n": [1, 2]},
+            cost={"tokens": 7},
+            steps=[{"index": 0, "exit_code": 0, "seconds": 1.5}],
+        )
+
+        assert done.body == {"type": "CompleteAck", "lease_id": held.id, "accepted": True}
+        ended = await record(held)
+        assert (ended.state, ended.result) == (attempt.SUCCEEDED, {"n": [1, 2]})
+        assert ended.report["artifacts"] == [{"type": "log", "uri": "s3://x"}]
+        assert ended.report["timings"]["finished_at"] == "2026-01-04T08:03:12Z"
+        assert (ended.report["summary"], ended.report["cost"]) == ("All tests passed.", {"tokens": 7})
+        assert ended.report["steps"][0]["seconds"] == 1.5
+        assert ended.report.keys() == {"artifacts", "timings", "summary", "cost", "steps"}
+        if held.granted.run_id:
+            assert await here.server.state("r1") == run.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "failure_class"),
+    [
+        ({"exit_code": 1}, "EXIT", "USER"),
+        ({"exit_code": None, "signal": 9}, "SIGNAL", "INFRA"),
+        ({"exit_code": None, "error_code": "CHECKOUT"}, "CHECKOUT", "INFRA"),
+        ({"exit_code": 1, "log_tail": ["…", "Connection reset by peer"]}, "EXIT", "INFRA"),
+    ],
+    ids=str,
+)
+@on_loop
+async def test_a_failure_is_classified_by_what_the_runner_saw(
+    site: OpenSite, fields: dict[str, Any], code: str, failure_class: str
+) -> None:
+    """The runner reports; whether another attempt is worth it is decided here."""
+    async with site() as here:
+        held = await of_run(here)
+
+        reply = await held.say("Complete", status="FAILED", summary="it broke", **fields)
+
+        assert reply.body["accepted"] is True
+        failed = await record(held)
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.failure_class) == (code, failure_class)
+        assert failed.error.message == "it broke"
+        assert await here.server.state("r1/build") == (job.FAILED if failure_class == "USER" else job.RETRYING)
+
+
+@BOTH
+@on_loop
+async def test_a_repeat_is_answered_like_the_first_and_changes_nothing(site: OpenSite, make: Make) -> None:
+    """An answer may get lost on its way: the runner says the same again."""
+    async with site() as here:
+        held = await make(here)
+        for kind in ("AckLease", "Complete"):
+            first = await held.say(kind)
+            before = (await record(held), await here.server.store.last_seq())
+
+            again = await held.say(kind)
+
+            left = again.body.pop("new_lease_ttl_seconds", 0)  # PostgreSQL's clock also runs by itself.
+            assert 0 <= first.body.pop("new_lease_ttl_seconds", 0) - left < 10
+            assert again == first
+            assert (await record(held), await here.server.store.last_seq()) == before
+
+
+@BOTH
+@on_loop
+async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite, make: Make) -> None:
+    """A repeat renews nothing. A runner that trusts a longer lease than it has is not fenced any more."""
+    async with site() as here:
+        held = await make(here)
+        await held.say("AckLease")
+        here.place.after(50)
+
+        again = await held.say("AckLease")
+
+        # PostgreSQL's clock also runs by itself.
+        assert 60 <= again.body["new_lease_ttl_seconds"] <= 70
+        here.place.after(70)
+        assert await held.stale("AckLease") == "LEASE_EXPIRED"
+
+
+# -- cancels
+
+
+@BOTH
+@on_loop
+async def test_nobody_can_confirm_a_cancel_that_was_not_asked_for(site: OpenSite, make: Make) -> None:
+    """Otherwise a runner could make jobs disappear."""
+    async with site() as here:
+        held = await make(here)
+
+        reply = await held.refused("CancelAck")
+
+        assert (reply.status, reply.code) == (409, "cancel_not_requested")
+
+
+@pytest.mark.proves("PRO-Q13", "PRO-M8", "PRO-B2")
+@BOTH
+@on_loop
+async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite, make: Make) -> None:
+    """There is no other channel: the heartbeat's answer carries it, with the time that is left."""
+    async with site() as here:
+        held = await make(here)
+        await held.say("AckLease")
+        await cancel(held)
+        here.place.after(10)
+
+        told = (await held.say("Heartbeat")).body
+        acked = (await held.say("AckLease")).body
+        stopped = await held.say("CancelAck", summary="stopped", artifacts=[{"type": "log", "uri": "s3://x"}])
+        again = await held.say("CancelAck")
+
+        for answer in (told, acked):
+            assert (answer["extend_lease"], answer["cancel_requested"]) == (True, True)
+            assert 15 <= answer["cancel_deadline_seconds"] <= 20
+            assert answer["reason"] == "RUN_CANCELED"
+        assert stopped.body == {"type": "CancelAcked", "lease_id": held.id, "accepted": True}
+        assert again == stopped
+        ended = await record(held)
+        assert (ended.state, ended.report["summary"]) == (attempt.CANCELED, "stopped")
+
+
+@pytest.mark.proves("PRO-M6")
+@BOTH
+@on_loop
+async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSite, make: Make) -> None:
+    """Cancel wins; what the runner brings along is kept."""
+    async with site() as here:
+        held = await make(here)
+        await held.say("Heartbeat")
+        await cancel(held)
+
+        late = await held.say("Complete", summary="done anyway")
+        again = await held.say("Complete", summary="done anyway")
+
+        assert late.body == {
+            "type": "CompleteAck",
+            "lease_id": held.id,
+            "accepted": False,
+            "reason": "CANCEL_REQUESTED",
+        }
+        assert again == late
+        ended = await record(held)
+        assert (ended.state, ended.result, ended.report["summary"]) == (attempt.CANCELED, None, "done anyway")
+
+
+@BOTH
+@on_loop
+async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) -> None:
+    """The deadline ends the wait, whatever the runner does."""
+    async with site() as here:
+        held = await make(here)
+        await held.say("Heartbeat")
+        await cancel(held)
+        here.place.after(31)
+        await here.server.tick()
+
+        assert (await record(held)).state == attempt.CANCELED
+        assert await held.stale("CancelAck") == "LEASE_REVOKED"
+        assert await held.stale("Complete") == "LEASE_REVOKED"
+
+
+# -- another transport
+
+
+@pytest.mark.proves("PRO-B1", "PRO-B3")
+@on_loop
+async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -> None:
+    """A runner may pull its lease from the queue and say the rest to the server: one lease, one set of rules."""
+    async with site() as here, here.place.queue(tenant="acme") as queue:
+        runner = await here.runner()
+        for n in range(2):
+            await queue.enqueue(SPEC, dedupe_key=str(n))
+        held, lost = [
+            Held(
+                runner,
+                LeaseGranted(
+                    lease_id=each.lease_id,
+                    job_id=each.id,
+                    run_id="",
+                    lease_ttl_seconds=120,
+                    heartbeat_interval_seconds=20,
+                    max_runtime_seconds=3600,
+                ),
+            )
+            for each in await queue.claim_next("w1", limit=2)
+        ]
+        here.secrets |= {held.id, lost.id}
+
+        assert (await held.say("AckLease")).body["extend_lease"] is True
+        await queue.cancel(held.attempt_id)
+        assert (await held.say("Heartbeat")).body["cancel_requested"] is True
+        assert (await held.say("CancelAck")).body["accepted"] is True
+        here.place.after(121)
+        assert await lost.stale("Complete") == "LEASE_EXPIRED"
+        assert (await queue.get(held.attempt_id)).status == "failed"

@@ -1,0 +1,291 @@
+"""The messages of docs/spec/runner-protocol.md as they travel: what is taken, what is refused, and their page."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, timedelta, timezone
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from deltaci.core.errors import CODES, STALE_REASONS
+from deltaci.wire import draw
+from deltaci.wire import messages as wire
+from deltaci.wire.addresses import ADDRESSES, REFUSALS
+from deltaci.wire.examples import GIVEN, OURS
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
+KINDS: dict[str, type[msgspec.Struct]] = {
+    kind.__name__: kind for kind in (*draw.FROM_RUNNER, *draw.FROM_SERVER, *draw.AROUND)
+}
+EXAMPLES = {**GIVEN, **OURS}
+
+
+def decoded(name: str, text: str | bytes) -> Any:
+    """What a receiver of this message makes of the text."""
+    kind = KINDS[name]
+    if kind in draw.FROM_RUNNER:
+        return wire.decode_request(text)
+    return wire.decode_answer(text) if kind in draw.FROM_SERVER else wire.decoder(kind)(text)
+
+
+def altered(name: str, place: str = "", value: Any = None, *, without: str = "") -> bytes:
+    """The example, with one thing in it that is different. `place` is a path like `progress.percent`."""
+    told = json.loads(EXAMPLES[name])
+    if without:
+        del told[without]
+        return json.dumps(told).encode()
+    *path, last = place.split(".")
+    inner = told
+    for part in path:
+        inner = inner[int(part) if part.isdecimal() else part]
+    inner[last] = value
+    return json.dumps(told).encode()
+
+
+def refusal(name: str, text: bytes) -> str:
+    """Why the text is refused."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        decoded(name, text)
+    return str(caught.value)
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("Registered", "Problem")])
+def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
+    """A field that is misspelled and silently dropped is found only when it hurts."""
+    assert "unknown field `speed`" in refusal(name, altered(name, "speed", 9))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "told"),
+    [
+        ("LeaseGranted", "job_spec.colour", "red", "unknown field `colour` - at `$.job_spec`"),
+        ("Complete", "artifacts.0.size", 1, "unknown field `size` - at `$.artifacts[0]`"),
+        ("AckLease", "lease_id", 5, "Expected `str`, got `int` - at `$.lease_id`"),
+        ("AckLease", "lease_id", "", "length >= 1 - at `$.lease_id`"),
+        ("AckLease", "runner_id", "w1\n", "regex"),
+        ("AckLease", "runner_id", "w1\nerror: forged", "at `$.runner_id`"),
+        ("Lease", "capabilities", ["a,b"], "at `$.capabilities[0]`"),
+        ("Heartbeat", "progress", 35, "Expected `object | null`, got `int` - at `$.progress`"),
+        ("LeaseGranted", "job_spec.steps", 5, "Expected `array`, got `int` - at `$.job_spec.steps`"),
+        ("Complete", "status", "TIMED_OUT", "Invalid enum value 'TIMED_OUT' - at `$.status`"),
+        ("Complete", "status", "succeeded", "Invalid enum value 'succeeded' - at `$.status`"),
+        ("CancelAck", "final_status", "FAILED", "Invalid enum value 'FAILED' - at `$.final_status`"),
+        ("StaleLease", "reason", "TIRED", "Invalid enum value 'TIRED' - at `$.reason`"),
+        ("Heartbeat", "progress.percent", 101, "at `$.progress.percent`"),
+        ("Heartbeat", "progress.percent", -0.5, "at `$.progress.percent`"),
+        ("Heartbeat", "log_cursor.bytes_sent", -1, "`int` >= 0 - at `$.log_cursor.bytes_sent`"),
+        ("Complete", "exit_code", 2**32, "at `$.exit_code`"),
+        ("Complete", "exit_code", 2**70, "at `$.exit_code`"),
+        ("Complete", "signal", 256, "`int` <= 255 - at `$.signal`"),
+        ("Lease", "slots", 0, "`int` >= 1 - at `$.slots`"),
+        ("Lease", "wait_seconds", 61, "`float` <= 60.0 - at `$.wait_seconds`"),
+        ("LeaseGranted", "lease_ttl_seconds", 2**31, "at `$.lease_ttl_seconds`"),
+        ("AckLease", "accepted_at", "2026-01-04T08:00:00", "with a timezone component - at `$.accepted_at`"),
+        ("Complete", "timings.started_at", "yesterday", "Invalid RFC3339 encoded datetime - at `$.timings.started_at`"),
+        ("AckLease", "type", "Hello", "Invalid value 'Hello' - at `$.type`"),
+        ("AckLease", "type", "HeartbeatAck", "Invalid value 'HeartbeatAck' - at `$.type`"),
+        ("AckLease", "type", 1, "at `$.type`"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(name: str, place: str, value: Any, told: str) -> None:
+    """Whoever writes a runner must see from the answer alone what to change."""
+    assert told in refusal(name, altered(name, place, value))
+
+
+@pytest.mark.parametrize("name", [*GIVEN, "Lease"])
+def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
+    """Nothing is guessed."""
+    key = "runner_id" if name == "Lease" else "lease_id"
+
+    assert "missing required field `type`" in refusal(name, altered(name, without="type"))
+    assert f"missing required field `{key}`" in refusal(name, altered(name, without=key))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None:
+    """What comes in from outside must never be more than a refusal."""
+    for read in (wire.decode_request, wire.decode_answer, wire.decode_message, wire.decoder(wire.Registration)):
+        with pytest.raises(msgspec.MsgspecError):
+            read(data)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(GIVEN)), st.data())
+def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    """Damage in the middle of something good reaches deeper than noise does."""
+    text = bytearray(GIVEN[name].encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+
+    with suppress(msgspec.MsgspecError):
+        decoded(name, bytes(text))
+
+
+@pytest.mark.parametrize("bad", [b'"\xff"', b"[" * 100_000, b'{"a":' * 100_000])
+def test_what_is_not_text_or_has_no_end_is_refused(bad: bytes) -> None:
+    """msgspec itself lets two of Python's own errors through here."""
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode_request(altered("Complete", "output", "X").replace(b'"X"', bad))
+
+
+# -- examples
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("Lease", marks=pytest.mark.proves("PRO-M10")),
+        pytest.param("LeaseGranted", marks=pytest.mark.proves("PRO-M1")),
+        pytest.param("AckLease", marks=pytest.mark.proves("PRO-M2")),
+        pytest.param("Heartbeat", marks=pytest.mark.proves("PRO-M3")),
+        pytest.param("HeartbeatAck", marks=pytest.mark.proves("PRO-M4")),
+        pytest.param("Complete", marks=pytest.mark.proves("PRO-M5")),
+        pytest.param("CompleteAck", marks=pytest.mark.proves("PRO-M6")),
+        "CancelRequested",
+        pytest.param("CancelAck", marks=pytest.mark.proves("PRO-M8")),
+        pytest.param("StaleLease", marks=pytest.mark.proves("PRO-M9")),
+        "CancelAcked",
+        "Registration",
+        "Registered",
+        "Problem",
+    ],
+)
+def test_the_example_is_read_and_written_again_as_it_was(name: str) -> None:
+    """A runner that was written after document 001 alone can talk to us."""
+    message = decoded(name, EXAMPLES[name])
+
+    assert type(message) is KINDS[name]
+    assert json.loads(wire.encode(message)) == json.loads(EXAMPLES[name])
+
+
+@pytest.mark.proves("PRO-M11")
+def test_another_encoding_carries_the_same_fields() -> None:
+    """The fields are the protocol; JSON is only how they travel here."""
+    for name, text in GIVEN.items():
+        message = decoded(name, text)
+
+        other = msgspec.msgpack.encode(message)
+
+        assert msgspec.msgpack.decode(other, type=KINDS[name]) == message
+        assert msgspec.msgpack.decode(other).keys() == json.loads(text).keys()
+
+
+def test_every_example_has_all_fields_of_document_001() -> None:
+    """Only what is marked as ours may be missing from an example that document 001 gives, and what it left open."""
+    left_open = {"job_spec_ref", "stale"}
+    for name in GIVEN:
+        info = inspect.type_info(KINDS[name])
+        assert isinstance(info, inspect.StructType)
+        for field in info.fields:
+            assert isinstance(field.type, inspect.Metadata), field
+            is_ours = (field.type.extra_json_schema or {})["description"].startswith("ours: ")
+            is_told = field.name in json.loads(GIVEN[name])
+            assert is_ours != is_told or field.name in {*left_open, "extend_lease"}, (name, field.name)
+
+
+# -- any message
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Anything that this type allows."""
+    match kind:
+        case inspect.Metadata():
+            return values(kind.type)
+        case inspect.UnionType():
+            return st.one_of([values(part) for part in kind.types])
+        case inspect.StructType():
+            return structs(kind.cls)
+        case inspect.ListType():
+            return st.lists(values(kind.item_type), max_size=3)
+        case inspect.DictType():
+            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
+        case inspect.LiteralType():
+            return st.sampled_from(kind.values)
+        case inspect.StrType(pattern=str()):
+            return st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=","), min_size=1)
+        case inspect.StrType():
+            return st.text(min_size=kind.min_length or 0, max_size=20)
+        case inspect.IntType():
+            return st.integers(kind.ge, kind.le)
+        case inspect.FloatType():
+            return st.floats(kind.ge, kind.le)
+        case _:
+            return _PLAIN[type(kind)]
+
+
+_PLAIN: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
+    inspect.NoneType: st.none(),
+    inspect.BoolType: st.booleans(),
+    inspect.DateTimeType: st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=2, minutes=30))])),
+    inspect.AnyType: st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+}
+
+
+def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Any message or part of one, with some of what is not required."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    needed = {field.name: values(field.type) for field in info.fields if field.required}
+    optional = {field.name: values(field.type) for field in info.fields if not field.required}
+    return st.fixed_dictionaries(needed, optional=optional).map(lambda fields: kind(**fields))
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> None:
+    """Whatever one side may say, the other understands."""
+    message = data.draw(structs(KINDS[name]))
+
+    assert decoded(name, wire.encode(message)) == message
+
+
+# -- the words and the page
+
+
+def test_the_reasons_of_a_stale_lease_are_the_cores() -> None:
+    """A reason that the core finds and the protocol does not know could not be told."""
+    assert set(get_args(wire.StaleReason)) == STALE_REASONS
+
+
+def test_every_code_that_an_address_refuses_with_is_explained() -> None:
+    """A code is worth something only if one can look it up; one that nothing sends is noise."""
+    used = {code for address in ADDRESSES for code in address.codes}
+    of_addresses = {"not_found", "wrong_method"}
+
+    assert used | of_addresses == REFUSALS.keys()
+    assert {code for code in REFUSALS if code not in CODES} == {"bad_json", "bad_message", "overloaded", "unavailable"}
+
+
+def test_every_field_says_what_it_means() -> None:
+    """The page is only as good as the words in the types."""
+    for kind in (*KINDS.values(), *draw.PARTS):
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        for field in info.fields:
+            assert isinstance(field.type, inspect.Metadata), f"{kind.__name__}.{field.name} does not say what it means"
+
+
+def test_the_page_is_what_the_types_say(tmp_path: Path) -> None:
+    """A page that has drifted misleads everybody who writes a runner; run 'make fix'."""
+    other = tmp_path / "protocol.md"
+    other.write_text(draw.page() + "and more", encoding="utf-8")
+
+    assert draw.main(["--check", str(PAGE)]) == 0
+    assert draw.main(["--check", str(other)]) == 1
+    assert draw.main([]) == 2
