@@ -51,6 +51,8 @@ class Deployment:
 
     def start_server(self) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
+        if self.server is not None and self.server.stdout is not None:
+            self.server.stdout.close()
         self.server = self._start(
             *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
             *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -19,10 +20,17 @@ def runs(event: Event) -> bool:
     return event.to == "RUNNING"
 
 
-def read_fifo(path: Path) -> str:
-    """Wait until somebody writes, without polling."""
-    with path.open() as file:
-        return file.read()
+async def told(path: Path) -> str:
+    """What somebody writes into a pipe, as soon as it is there."""
+    loop, came = asyncio.get_running_loop(), asyncio.Event()
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    loop.add_reader(pipe, came.set)
+    try:
+        await came.wait()
+        return os.read(pipe, 1000).decode()
+    finally:
+        loop.remove_reader(pipe)
+        os.close(pipe)
 
 
 @pytest.mark.proves("PRO-B2", "PRO-C1", "PRO-C2", "PRO-C4", "PRO-C5")
@@ -71,7 +79,7 @@ async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobod
             f"test -e {pipe} && echo $$ > {pipe} && rm {pipe} && exec tail -f /dev/null; echo done"
         )
         await place.until(id, runs)
-        pid = int(read_fifo(pipe))
+        pid = int(await told(pipe))
 
         first.kill()
         first.wait()
@@ -93,7 +101,7 @@ async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_i
         os.mkfifo(begun)
         os.mkfifo(go)
         id = await place.enqueue(f"echo first; echo > {begun}; cat {go}; seq 1 20000")
-        read_fifo(begun)
+        await told(begun)
         assert place.server is not None
 
         place.server.kill()
@@ -118,7 +126,7 @@ async def test_a_cancel_stops_even_who_does_not_want_to_and_only_then_is_it_ackn
         os.mkfifo(pipe)
         stubborn = "trap '' TERM INT HUP; while :; do tail -f /dev/null; done"
         id = await place.enqueue(f'setsid sh -c "{stubborn}" & echo $! $$ > {pipe}; {stubborn}')
-        pids = [int(pid) for pid in read_fifo(pipe).split()]
+        pids = [int(pid) for pid in (await told(pipe)).split()]
         assert all(is_alive(pid) for pid in pids)
 
         await place.queue.cancel(id)
@@ -147,10 +155,9 @@ async def test_a_zombie_cannot_finish_what_it_lost(tmp_path: Path) -> None:
         os.mkfifo(begun)
         os.mkfifo(go)
         id = await place.enqueue(
-            f"if test -e {begun}; then rm {begun}.not 2>/dev/null; echo > {begun}; rm {begun}; cat {go}; echo zombie; fi;"
-            " echo done"
+            f"if test -e {begun}; then echo > {begun}; rm {begun}; cat {go}; echo zombie; fi; echo done"
         )
-        read_fifo(begun)
+        await told(begun)
 
         freeze(first, signal.SIGSTOP)
         place.start_runner("r2")
