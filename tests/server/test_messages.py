@@ -15,7 +15,7 @@ from deltaci.wire.messages import LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task
-from tests.server.site import SAYS, Held, OpenSite, Site
+from tests.server.site import SAYS, Held, OpenSite, Runner, Site, stale_reason
 
 SPEC: dict[str, Any] = {"steps": ["true"]}
 
@@ -70,6 +70,20 @@ async def test_a_runner_speaks_in_its_own_name(site: OpenSite, make: Make, kind:
 
         assert [(reply.status, reply.code) for reply in (borrowed, as_another)] == [(403, "wrong_runner")] * 2
         assert stolen == "UNKNOWN_LEASE"
+
+
+@on_loop
+async def test_a_runner_of_the_same_name_in_another_tenant_is_a_stranger(site: OpenSite) -> None:
+    """Names are given by people: that two tenants chose the same one must open nothing."""
+    async with site() as here:
+        held = await of_queue(here)
+        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "other", 900))
+        here.secrets.add(namesake.credential)
+
+        for kind in SAYS:
+            assert await held.stale(kind, namesake) == "UNKNOWN_LEASE"
+        assert stale_reason(await here.refused(lambda: held.log(0, b"x", namesake)), held.id) == "UNKNOWN_LEASE"
+        assert await namesake.lease() == []
 
 
 @on_loop
