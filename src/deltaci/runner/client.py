@@ -70,6 +70,7 @@ class Client:
         self._root = parts.path.rstrip("/") + ROOT
         self._kept = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
+        self._is_aborted = False
         self.token = token
 
     def register(self, token: str, capabilities: Sequence[str], slots: int) -> Credential:
@@ -120,7 +121,8 @@ class Client:
             self._kept.connection = None
 
     def abort(self) -> None:
-        """Hang up in the middle of whatever is said, from any thread: those who wait hear `Unreachable`."""
+        """Hang up for good, in the middle of whatever is said, from any thread: those who wait hear `Unreachable`."""
+        self._is_aborted = True
         for connection in list(self._open):
             if connection.sock is not None:
                 with suppress(OSError):
@@ -139,6 +141,10 @@ class Client:
             sent["Authorization"] = f"Bearer {self.token}"
         try:
             connection = self._connection(timeout)
+            if connection.sock is None:
+                connection.connect()
+            if self._is_aborted:
+                raise OSError("hung up")
             connection.request(method, self._root + path, body, sent)
             answer = connection.getresponse()
             found = answer.read()
