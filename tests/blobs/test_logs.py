@@ -153,3 +153,14 @@ def test_a_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert again.size(*LOG) == 3
     assert again.append(*LOG, 2, b"cd") == 4
     assert again.read(*LOG) == b"abcd"
+
+
+@pytest.mark.parametrize("id", ["..", ".", "../up", "x" * 5000, "run/" + "é" * 300])
+def test_no_id_leads_out_of_the_folder_or_breaks_it(tmp_path: Path, id: str) -> None:
+    """Ids of runs will come from people."""
+    logs = Logs(tmp_path / "logs")
+
+    assert logs.append(id, 1, 0, b"line\n") == 5
+    assert logs.read(id, 1) == b"line\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    assert len(list((tmp_path / "logs").iterdir())) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from urllib.parse import quote
 from deltaci.core.errors import Refused
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
+MAX_NAME: Final = 200
 
 
 class Logs:
@@ -25,7 +27,11 @@ class Logs:
         self._max_bytes = max_bytes
 
     def _path(self, attempt_id: str, number: int) -> Path:
-        return self._folder / quote(attempt_id, safe="") / f"{number}.log"
+        name = quote(attempt_id, safe="")
+        if name.startswith(".") or len(name) > MAX_NAME:
+            # No way out of the folder, and no name that a file system would refuse.
+            name = f"_{sha256(attempt_id.encode()).hexdigest()}"
+        return self._folder / name / f"{number}.log"
 
     def size(self, attempt_id: str, number: int) -> int:
         """How many bytes are kept."""
@@ -37,6 +43,8 @@ class Logs:
     def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
         """Keep the bytes that begin at this offset; returns where the log ends now. What is kept already is skipped."""
         path = self._path(attempt_id, number)
+        if offset and not path.exists():
+            raise Refused("log_gap", f"the log ends at byte 0, not at {offset}; send it from there")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             # A repeat may be under way beside its first try, in another thread or server: each must see a true end.

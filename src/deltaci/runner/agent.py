@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Credential, Unreachable
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import NewToken, Order, decode_news
+from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import LeaseGranted
 
@@ -50,6 +50,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._places: Places | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         self.finished = 0
 
@@ -60,6 +61,7 @@ class Agent:
 
     async def run(self) -> None:
         """Work until stopped."""
+        self._places = Places(self._folder)
         self._keeper = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -84,6 +86,7 @@ class Agent:
             for task in (hearing, renewing, asking, *self._tasks):
                 task.cancel()
             await asyncio.gather(hearing, renewing, asking, *self._tasks, return_exceptions=True)
+            await self._places.close()
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
             await self._keeper.wait()
@@ -158,9 +161,8 @@ class Agent:
         self._has_room.set()
 
     async def _work(self, granted: LeaseGranted) -> None:
-        folder = self._folder / f"job-{secrets.token_hex(8)}"
-        folder.mkdir(parents=True)
-        job = Job(self._client, self._credential.runner_id, granted, folder)
+        assert self._places is not None
+        job = Job(self._client, self._credential.runner_id, granted, self._places)
         self._jobs[granted.lease_id] = job
         started = time.monotonic()
         try:

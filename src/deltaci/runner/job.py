@@ -7,7 +7,6 @@ only under a lease that still stands, the result is said, again and again until 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,10 +17,11 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.executors import Cell, CellFailed, Exit, choose
+from deltaci.runner.executors import Cell, CellFailed, Exit
 from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Release
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
+from deltaci.runner.places import Place, Places
 from deltaci.runner.sections import Writer, new_nonce
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import (
@@ -59,13 +59,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 class Job:
     """One lease, from its grant to its end."""
 
-    def __init__(self, client: Client, runner_id: str, granted: LeaseGranted, folder: Path) -> None:
+    def __init__(self, client: Client, runner_id: str, granted: LeaseGranted, places: Places) -> None:
         self._client = client
         self._runner_id = runner_id
         self._granted = granted
-        self._folder = folder
+        self._places = places
         self._granted_at = time.monotonic()
         self._started_at = datetime.now(UTC)
+        self._spec = granted.job_spec
         self._cell: Cell | None = None
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
@@ -86,21 +87,36 @@ class Job:
         )
         if not isinstance(answer, HeartbeatAck):
             return "stale"
-        workspace = self._folder / "workspace"
-        workspace.mkdir(parents=True)
-        log = LogStream(self._client, self._granted.lease_id, self._folder / "log")
+        place, trouble = await self._place()
+        self._cell = place.cell
+        log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
             if answer.cancel_requested:
                 self.hear(Cancel(lease_id="", deadline_seconds=answer.cancel_deadline_seconds, reason="CANCELED"))
-            ended = await self._execute(workspace, log)
+            ended = await self._execute(place, log) if place.cell is not None else self._refuse(trouble, log)
             return await self._tell(ended, log)
         finally:
             self._keep(Release(lease_id=self._granted.lease_id))
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             log.close()
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await place.leave()
+
+    async def _place(self) -> tuple[Place, str]:
+        """Where it runs; or a bare one, and why it cannot run here."""
+        try:
+            if self._spec is None:
+                self._spec = await asyncio.to_thread(self._client.spec, self._granted.lease_id)
+            return self._places.take(self._spec), ""
+        except (Refused, Unreachable, CellFailed, OSError) as error:
+            return self._places.bare(), str(error)
+
+    @staticmethod
+    def _refuse(trouble: str, log: LogStream) -> Ended:
+        log.write(f"the job cannot be run here: {trouble}\n".encode())
+        summary = f"cannot run here: {trouble}"
+        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code="RUNNER_ERROR", summary=summary)
 
     def hear(self, news: News) -> None:
         """What the keeper learned about this lease."""
@@ -113,25 +129,16 @@ class Job:
         if self._cell is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._cell.stop(grace))
 
-    async def _execute(self, workspace: Path, log: LogStream) -> Ended:
-        try:
-            spec = self._granted.job_spec
-            if spec is None:
-                spec = await asyncio.to_thread(self._client.spec, self._granted.lease_id)
-            executor = choose(spec.executor, spec.image)
-            cell = executor.cell(workspace=workspace, limits=spec.limits, network=spec.network, image=spec.image)
-        except (Refused, Unreachable, CellFailed) as error:
-            log.write(f"the job cannot be run here: {error}\n".encode())
-            return Ended(
-                exit=Exit(None, None, 0.0), steps=[], error_code="RUNNER_ERROR", summary=f"cannot run here: {error}"
-            )
-        self._cell = cell
+    async def _execute(self, place: Place, log: LogStream) -> Ended:
+        cell, spec = place.cell, self._spec
+        assert cell is not None
+        assert spec is not None
         self._hold(None, log)
         sections = Writer(new_nonce())
-        mask = Mask(())
+        mask = Mask([sections.nonce])  # A job that reads its own log must not be able to forge its sections.
         log.write(sections.header() + sections.output(f"{cell.describe}\n".encode()))
         try:
-            return await self._run_steps(spec, cell, workspace, log, sections, mask)
+            return await self._run_steps(spec, cell, place.workspace, log, sections, mask)
         finally:
             if self._stopping is not None:
                 self._is_proved_gone = await self._stopping

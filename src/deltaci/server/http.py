@@ -184,7 +184,8 @@ class RunnerApp:
             return {"size": self._logs.size(ref.attempt_id, ref.number)}
         offset = request.offset()
         data = await request.body(wire.MAX_CHUNK_BYTES)
-        return {"size": self._logs.append(ref.attempt_id, ref.number, offset, data)}
+        # Waiting for the disk is no work for the loop on which everybody else is answered.
+        return {"size": await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data)}
 
 
 def _address(request: Request) -> tuple[str, str]:

@@ -38,6 +38,9 @@ class Cell(Protocol):
     def describe(self) -> str:
         """One sentence for the log: which executor, which limits are in force and which are not."""
 
+    async def open(self) -> None:
+        """Make it ready in advance; otherwise the first step does that. Raises `CellFailed`."""
+
     async def run(
         self,
         script: str,

@@ -110,6 +110,9 @@ class ContainerCell:
             start = ["sh", "-c", choice, "sh", script]
         return [self._tool, "exec", "--workdir", str(workdir), *arguments, self._name, *start]
 
+    async def open(self) -> None:
+        """Nothing in advance: a container is started by its first step."""
+
     async def run(
         self,
         script: str,

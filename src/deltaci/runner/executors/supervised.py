@@ -126,6 +126,11 @@ class SupervisedCell:
         """How to find the job's processes now."""
         return self._handle
 
+    async def open(self) -> None:
+        """Start the supervisor; see `Cell.open`."""
+        if self._process is None and not self._over.is_set():
+            await self._start()
+
     async def run(
         self,
         script: str,

@@ -1,0 +1,109 @@
+"""Where jobs run. The next place is made ready while nobody waits: starting a cell is most of a small job's time.
+
+A place that is made ready in advance is for a job like the last one; one that asks for something else gets its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from deltaci.core.errors import Refused
+from deltaci.runner.executors import Cell, CellFailed, choose
+from deltaci.wire.messages import JobSpec, Limits
+
+PREFIX: Final = "job-"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a cell is made for."""
+
+    executor: str | None
+    image: str
+    network: bool
+    limits: Limits
+
+
+class Place:
+    """A folder of its own, with a workspace and a cell around it."""
+
+    def __init__(self, folder: Path, wish: Wish | None) -> None:
+        self.folder = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        self.workspace = self.folder / "workspace"
+        self.workspace.mkdir(parents=True)
+        self.cell: Cell | None = None
+        if wish is not None:
+            executor = choose(wish.executor, wish.image)
+            self.cell = executor.cell(
+                workspace=self.workspace, limits=wish.limits, network=wish.network, image=wish.image
+            )
+
+    async def leave(self) -> bool:
+        """End whatever is left in it, and remove it. Whether nobody was left."""
+        is_empty = self.cell is None or await self.cell.close()
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        return is_empty
+
+
+class Places:
+    """Makes places, one of them in advance."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spare: Place | None = None
+        self._spare_for: Wish | None = None
+        self._making: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[bool]] = set()
+        for left in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed; its jobs are gone.
+            shutil.rmtree(left, ignore_errors=True)
+
+    def bare(self) -> Place:
+        """Only a folder: for a job that cannot be run here, but whose log tells why."""
+        return Place(self._folder, None)
+
+    def take(self, spec: JobSpec) -> Place:
+        """A place for this job. Raises `Refused` when there is none here."""
+        wish = Wish(spec.executor, spec.image, spec.network, spec.limits)
+        spare, self._spare = self._spare, None
+        if spare is not None and self._spare_for == wish:
+            found = spare
+        else:
+            if spare is not None:
+                self._throw_away(spare)
+            found = Place(self._folder, wish)
+        if self._making is None or self._making.done():
+            self._making = asyncio.create_task(self._make(wish))
+        return found
+
+    async def _make(self, wish: Wish) -> None:
+        place: Place | None = None
+        try:
+            place = Place(self._folder, wish)
+            if place.cell is not None:
+                await place.cell.open()
+        except (Refused, CellFailed, OSError):
+            if place is not None:
+                self._throw_away(place)
+            return
+        self._spare, self._spare_for = place, wish
+
+    def _throw_away(self, place: Place) -> None:
+        leaving = asyncio.create_task(place.leave())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """Leave the one that nobody took."""
+        if self._making is not None:
+            self._making.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._making
+        if self._spare is not None:
+            self._throw_away(self._spare)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
