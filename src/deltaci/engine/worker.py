@@ -36,6 +36,7 @@ DRAIN_SECONDS: Final = 30.0
 CLAIM_WAIT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 1.0
+MANY: Final = 64  # With so many at once a worker claims on two ways.
 CLAIMS_UNDER_WAY: Final = 4  # Claims, starts and ends of different jobs overlap instead of waiting for each other.
 
 Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]
@@ -207,6 +208,7 @@ class Worker:
         self._drain_seconds = drain_seconds
         self._margin = min(5.0, ttl_seconds / 5)  # So much before its lease ends a handler is stopped.
         self._tasks: dict[str, Task] = {}
+        self._asked_for = 0
         self._claim_at_once = min(MAX_CLAIM, max(1, concurrency // CLAIMS_UNDER_WAY))
         self._is_stopping = asyncio.Event()
         self._has_ended = asyncio.Event()
@@ -224,7 +226,9 @@ class Worker:
         handlers = _Handlers(self._handler, self.name, self._concurrency, wake)
         helpers = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._report(handlers))]
         try:
-            await self._claim_and_begin(handlers, until_empty=until_empty)
+            # While one claim is being written, the next is decided.
+            claimers = 2 if self._concurrency >= MANY else 1
+            await asyncio.gather(*(self._claim_and_begin(handlers, until_empty=until_empty) for _ in range(claimers)))
             await self._drain()
         finally:
             for task in self._tasks.values():
@@ -236,17 +240,21 @@ class Worker:
 
     async def _claim_and_begin(self, handlers: _Handlers, *, until_empty: bool) -> None:
         while not self._is_stopping.is_set():
-            free = self._concurrency - len(self._tasks)
+            free = min(self._concurrency - len(self._tasks) - self._asked_for, self._claim_at_once)
             if free <= 0:
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
             asked_at = time.monotonic()
+            self._asked_for += free
             try:
                 claimed = await self._claim(free, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
             except (Unavailable, Conflict):
                 await self._pause()
                 continue
+            finally:
+                self._asked_for -= free
+                self._has_room.set()  # It may have got less than it asked for.
             if claimed:
                 tasks = [Task(job, self._proved(asked_at)) for job in claimed]
                 self._tasks.update((task.job.id, task) for task in tasks)
@@ -262,7 +270,7 @@ class Worker:
             self._queue.claim_next(
                 self.name,
                 labels=self._labels,
-                limit=min(free, self._claim_at_once),
+                limit=free,
                 wait_seconds=wait,
                 ttl_seconds=self._ttl_seconds,
                 starts=True,

@@ -41,7 +41,7 @@ from deltaci.store.port import (
 from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
 from deltaci.store.wake import Wakers
 
-LANES: Final = 2
+LANES: Final = 3
 READERS: Final = 4
 COMMAND_SECONDS: Final = 30.0
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
