@@ -75,9 +75,9 @@ async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobod
         first = place.start_runner("r1")
         pipe = tmp_path / "pid"
         os.mkfifo(pipe)
-        id = await place.enqueue(
-            f"test -e {pipe} && echo $$ > {pipe} && rm {pipe} && exec tail -f /dev/null; echo done"
-        )
+        # The pipe is gone before anybody hears of it: the second one who runs this must not find it.
+        first_time = f"exec 3> {pipe}; rm {pipe}; echo $$ >&3; exec tail -f /dev/null"
+        id = await place.enqueue(f"if test -e {pipe}; then {first_time}; fi; echo done")
         await place.until(id, runs)
         pid = int(await told(pipe))
 
@@ -155,7 +155,7 @@ async def test_a_zombie_cannot_finish_what_it_lost(tmp_path: Path) -> None:
         os.mkfifo(begun)
         os.mkfifo(go)
         id = await place.enqueue(
-            f"if test -e {begun}; then echo > {begun}; rm {begun}; cat {go}; echo zombie; fi; echo done"
+            f"if test -e {begun}; then exec 3> {begun}; rm {begun}; echo >&3; cat {go}; echo zombie; fi; echo done"
         )
         await told(begun)
 
