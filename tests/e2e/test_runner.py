@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.events import Event
+from deltaci.wire.messages import MAX_SPEC_BYTES
 from tests.contract.places import on_loop
 from tests.e2e.deployment import deployed, is_alive
 
@@ -48,6 +49,21 @@ async def test_a_job_runs_and_its_log_arrives(tmp_path: Path) -> None:
         assert [line for line in log.splitlines() if line in ("one", "two", "three")] == ["one", "two", "three"]
         assert [step["exit_code"] for step in record.report["steps"]] == [0, 0]
         assert record.report["artifacts"][0]["bytes"] == len(log)
+
+
+@pytest.mark.proves("PRO-Q2")
+@on_loop
+async def test_a_specification_that_is_too_large_for_the_lease_is_fetched(tmp_path: Path) -> None:
+    """Large ones travel by reference; the runner must follow it."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        half = "x" * (MAX_SPEC_BYTES // 2 + 1)
+        id = await place.enqueue(f"words='{half}'; echo ${{#words}}", f": '{half}'")
+
+        record = await place.outcome(id)
+
+        assert record.state == "SUCCEEDED", place.log_of(record)[-500:]
+        assert str(len(half)) in place.log_of(record).splitlines()
 
 
 @on_loop

@@ -16,7 +16,8 @@ import typer
 from deltaci.core.errors import Refused
 from deltaci.engine import loops
 from deltaci.runner.agent import Agent, KeeperGone
-from deltaci.runner.client import Client, Credential, Unreachable
+from deltaci.runner.client import Client, Unreachable
+from deltaci.wire.messages import Registered
 
 CREDENTIAL_FILE = "credential.json"
 
@@ -54,10 +55,10 @@ async def _run(agent: Agent) -> None:
     await agent.run()
 
 
-def _credential(client: Client, token: str, path: Path, labels: list[str], slots: int) -> Credential:
+def _credential(client: Client, token: str, path: Path, labels: list[str], slots: int) -> Registered:
     """The credential of the last time, if it is still good; otherwise a new one for the token."""
     if path.exists():
-        client.token = msgspec.json.decode(path.read_bytes(), type=Credential).credential
+        client.token = msgspec.json.decode(path.read_bytes(), type=Registered).credential
         try:
             return _kept(path, client.renew())
         except Refused:
@@ -71,7 +72,7 @@ def _credential(client: Client, token: str, path: Path, labels: list[str], slots
     return _kept(path, client.register(token, labels, slots))
 
 
-def _kept(path: Path, credential: Credential) -> Credential:
+def _kept(path: Path, credential: Registered) -> Registered:
     """Only this user may read it."""
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)

@@ -20,7 +20,6 @@ from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, Approve, JobSpec
-from deltaci.core.machine import Command, Machine
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.verify import Report, verify
@@ -52,12 +51,6 @@ PLAN: Final = (
 )
 
 
-def _may(machine: Machine[Any], state: str, order: type[Command]) -> bool:
-    """Whether this order would change something in this state."""
-    rule = machine.rule(state, order)
-    return rule is not None and bool(rule.targets)
-
-
 class FirstRun:
     """A small run, from its birth to its report."""
 
@@ -82,12 +75,12 @@ class FirstRun:
         events = feed.follow(self._service.store, 0, run_id=self.id)
         async for event in events:
             self._show(event)
-            if event.entity == "job" and _may(job.MACHINE, event.to, Approve):
+            if event.entity == "job" and job.MACHINE.changes(event.to, Approve):
                 await self._service.applier.do(
                     Approve(id=event.entity_id, actor="user:you", comment="the first run approves itself")
                 )
             if event.entity == "run":
-                if _may(run.MACHINE, event.to, run.Report):
+                if run.MACHINE.changes(event.to, run.Report):
                     await self._service.applier.do(run.Report(id=self.id, actor="reporter"))
                 elif event.to in run.TERMINAL:
                     break

@@ -118,22 +118,27 @@ def _view(view: View) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
+def write_or_compare(arguments: list[str], module: str, source: str, text: str) -> int:
+    """The command of a page that is drawn: write it, or with `--check` tell whether it is what its source says."""
     is_check = "--check" in arguments
     files = [argument for argument in arguments if not argument.startswith("--")]
     if len(files) != 1:
-        print("usage: python -m deltaci.core.draw [--check] FILE", file=sys.stderr)
+        print(f"usage: python -m {module} [--check] FILE", file=sys.stderr)
         return 2
     target = Path(files[0])
-    text = page().rstrip("\n") + "\n"
+    text = text.rstrip("\n") + "\n"
     if not is_check:
         target.write_text(text, encoding="utf-8")
         return 0
     if target.exists() and target.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{target} is not what the tables say; run 'make fix' and commit it", file=sys.stderr)
+    print(f"{target} is not what the {source} say; run 'make fix' and commit it", file=sys.stderr)
     return 1
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    return write_or_compare(arguments, "deltaci.core.draw", "tables", page())
 
 
 if __name__ == "__main__":

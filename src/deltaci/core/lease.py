@@ -6,7 +6,7 @@ Its changes ride on its attempt's events. Time here is always the store's.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -83,17 +83,18 @@ def _grant(lease: Lease, _command: Grant, _at: int) -> Move:
     return GRANTED, {}, {}
 
 
-def _renewed(lease: Lease, at: int) -> dict[str, Any]:
+def _renewed(lease: Lease, at: int) -> int:
     # A clock that jumped back must not shorten what the runner was already promised.
-    return {"expires_at": max(lease.expires_at, at + lease.ttl_seconds * SECOND)}
+    anew = at + lease.ttl_seconds * SECOND
+    return anew if anew > lease.expires_at else lease.expires_at
 
 
 def _ack(lease: Lease, _command: Ack, at: int) -> Move:
-    return ACTIVE, _renewed(lease, at), {}
+    return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
 
 
 def _renew(lease: Lease, _command: Renew, at: int) -> Move:
-    return ACTIVE, _renewed(lease, at), {}
+    return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
 
 
 def _finish(_lease: Lease, _command: Finish, _at: int) -> Move:
@@ -179,10 +180,7 @@ def change(lease: Lease, order: type[Command], at: int) -> Lease:
     """The lease after the order, which carries nothing but its kind. A repeat gives the same lease back."""
     plain = _PLAIN.get((lease.state, order))
     if plain is not None:
-        until = lease.expires_at
-        if plain[1]:
-            anew = at + lease.ttl_seconds * SECOND
-            until = anew if anew > until else until
+        until = _renewed(lease, at) if plain[1] else lease.expires_at
         return msgspec.structs.replace(lease, state=plain[0], expires_at=until)
     rule = MACHINE.rule(lease.state, order)
     if rule is None:

@@ -179,6 +179,11 @@ class Machine(Generic[S]):
         """The rule for this pair, if there is one."""
         return self._rule.get((state, command))
 
+    def changes(self, state: str, command: type[Command]) -> bool:
+        """Whether the command changes something in this state, rather than being a repeat or refused."""
+        rule = self._rule.get((state, command))
+        return rule is not None and bool(rule.targets)
+
     def through(self, state: str, command: type[Command]) -> Through | None:
         """The implied first step for this pair, if there is one."""
         return self._through.get((state, command))

@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Credential, Unreachable
+from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import NewToken, Order, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import LeaseGranted
+from deltaci.wire.messages import LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
@@ -35,7 +35,7 @@ class Agent:
     """One runner process with some slots."""
 
     def __init__(
-        self, url: str, credential: Credential, *, labels: Sequence[str], slots: int, folder: Path, once: bool = False
+        self, url: str, credential: Registered, *, labels: Sequence[str], slots: int, folder: Path, once: bool = False
     ) -> None:
         self._url = url
         self._client = Client(url, credential.credential)

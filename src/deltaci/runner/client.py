@@ -15,9 +15,9 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import LeaseGranted, RunnerMessage, ServerMessage
+from deltaci.wire.addresses import ROOT
+from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 
-ROOT: Final = "/runner/v1/"
 TIMEOUT_SECONDS: Final = 10.0
 
 
@@ -31,30 +31,15 @@ class Granted(msgspec.Struct, frozen=True):
     leases: list[LeaseGranted]
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """The server's refusal of one message."""
-
-    code: str
-    message: str
-
-
 class Size(msgspec.Struct, frozen=True):
     """How far a log is."""
 
     size: int
 
 
-class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this runner is, and how it proves that."""
-
-    runner_id: str
-    credential: str
-    expires_in_seconds: int
-
-
 _granted = msgspec.json.Decoder(Granted).decode
 _size = msgspec.json.Decoder(Size).decode
-_credential = msgspec.json.Decoder(Credential).decode
+_registered = msgspec.json.Decoder(Registered).decode
 _problem = msgspec.json.Decoder(Problem).decode
 
 
@@ -73,14 +58,14 @@ class Client:
         self._is_aborted = False
         self.token = token
 
-    def register(self, token: str, capabilities: Sequence[str], slots: int) -> Credential:
+    def register(self, token: str, capabilities: Sequence[str], slots: int) -> Registered:
         """Exchange a registration token, once, for a credential."""
-        asked = {"token": token, "capabilities": list(capabilities), "slots": slots}
-        return _credential(self._call("POST", "register", msgspec.json.encode(asked)))
+        asked = Registration(token=token, capabilities=list(capabilities), slots=slots)
+        return _registered(self._call("POST", "register", wire.encode(asked)))
 
-    def renew(self) -> Credential:
+    def renew(self) -> Registered:
         """A fresh credential for the one that is still good."""
-        return _credential(self._call("POST", "renew"))
+        return _registered(self._call("POST", "renew"))
 
     def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
@@ -99,9 +84,10 @@ class Client:
         body = self._call("POST", "batch", msgspec.json.encode(list(said)), timeout=timeout)
         return [_answer(raw) for raw in msgspec.json.decode(body, type=list[msgspec.Raw])]
 
-    def spec(self, lease_id: str) -> wire.JobSpec:
-        """The specification that was too large for the lease."""
-        return msgspec.json.decode(self._call("GET", "specs/", headers={"Delta-Lease": lease_id}), type=wire.JobSpec)
+    def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
+        """The specification that was too large for the lease, from where the lease says it is."""
+        found = self._call("GET", ref.removeprefix(ROOT), headers={"Delta-Lease": lease_id})
+        return msgspec.json.decode(found, type=wire.JobSpec)
 
     def log_size(self, lease_id: str) -> int:
         """How much of the log the server has."""

@@ -107,7 +107,8 @@ class Job:
         """Where it runs; or a bare one, and why it cannot run here."""
         try:
             if self._spec is None:
-                self._spec = await asyncio.to_thread(self._client.spec, self._granted.lease_id)
+                ref = self._granted.job_spec_ref or ""
+                self._spec = await asyncio.to_thread(self._client.spec, ref, self._granted.lease_id)
             return self._places.take(self._spec), ""
         except (Refused, Unreachable, CellFailed, OSError) as error:
             return self._places.bare(), str(error)

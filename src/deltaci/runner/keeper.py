@@ -20,9 +20,9 @@ from typing import IO, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Problem, Unreachable
+from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.reaper import Handle, kill_all
-from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Progress, ServerMessage
+from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage
 
 RETRY_SECONDS: Final = 1.0
 MAX_CALL_SECONDS: Final = 5.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import asyncpg
 
@@ -194,27 +194,25 @@ class PostgresStore:
         begun: Any = None
         is_written = False
         try:
-            request = next(transaction)
-            while True:
+            request, result = _next(transaction, None)
+            while request is not None:
                 if begun is None and not _stands_alone(request):
                     begun = connection.transaction()
                     await begun.start()
                 is_written = is_written or isinstance(request, Write)
-                request = transaction.send(await self._answer(connection, request))
-        except StopIteration as end:
+                request, result = _next(transaction, await self._answer(connection, request))
             if begun is not None:
                 await begun.commit()
-            result: T = end.value
-            return result, is_written
         except asyncio.CancelledError:
             connection.terminate()  # Nobody waits for it any more; asking it to roll back could hide that.
             raise
         except BaseException:
-            if begun is not None and not connection.is_closed():
+            if begun is not None and not connection.is_closed() and connection.is_in_transaction():
                 await begun.rollback()
             raise
         finally:
             transaction.close()
+        return cast(T, result), is_written
 
     async def _answer(self, connection: Any, request: Request) -> Any:
         if isinstance(request, Open):
@@ -353,6 +351,14 @@ def _claim_order(held: Held) -> tuple[int, int, str]:
     if not isinstance(record, Attempt):
         return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
     return -record.priority, ready_at(record) or 0, record.id
+
+
+def _next(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T | None]:
+    """What it asks next; or, when it has ended, its result."""
+    try:
+        return transaction.send(answer), None
+    except StopIteration as end:
+        return None, end.value
 
 
 def _stands_alone(request: Request) -> bool:

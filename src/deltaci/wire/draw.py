@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
+from deltaci.core.draw import write_or_compare
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
 from deltaci.wire.examples import GIVEN, OURS
@@ -260,20 +260,7 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or compare it."""
-    is_check = "--check" in arguments
-    files = [argument for argument in arguments if not argument.startswith("--")]
-    if len(files) != 1:
-        print("usage: python -m deltaci.wire.draw [--check] FILE", file=sys.stderr)
-        return 2
-    target = Path(files[0])
-    text = page().rstrip("\n") + "\n"
-    if not is_check:
-        target.write_text(text, encoding="utf-8")
-        return 0
-    if target.exists() and target.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{target} is not what the types say; run 'make fix' and commit it", file=sys.stderr)
-    return 1
+    return write_or_compare(arguments, "deltaci.wire.draw", "types", page())
 
 
 if __name__ == "__main__":
