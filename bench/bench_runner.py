@@ -59,10 +59,19 @@ async def _measure(folder: Path) -> tuple[list[float], float]:
     async with Service(SqliteStore(str(folder / "bench.db")), folder) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
-        url = await listener.wait_until_listening()
         runner = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "deltaci.main", "runner", "--server", url, "--slots", str(SLOTS), "--work", str(folder / "work")),
+            *(
+                "-m",
+                "deltaci.main",
+                "runner",
+                "--server",
+                listener.url,
+                "--slots",
+                str(SLOTS),
+                "--work",
+                str(folder / "work"),
+            ),
             env={**os.environ, "DELTACI_TOKEN": registration_token(folder, "bench", "default")},
             stderr=asyncio.subprocess.DEVNULL,
         )

@@ -47,13 +47,8 @@ async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int) -
         listener = Listener(service, host, port)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
-        serving = asyncio.create_task(listener.serve())
-        waiting = asyncio.create_task(listener.wait_until_listening())
-        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            print(f"deltaci server: listening on {waiting.result()}", flush=True)
-        waiting.cancel()
-        await serving
+        print(f"deltaci server: listening on {listener.url}", flush=True)
+        await listener.serve()
 
 
 @app.command("token")

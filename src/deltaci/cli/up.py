@@ -124,12 +124,11 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
     async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder) as service:
         listener = Listener(service, "127.0.0.1", port)
         serving = asyncio.create_task(listener.serve())
-        url = await listener.wait_until_listening()
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stopped.set)
-        console.print(f"server on {url}, data in {folder}/, log of the runner in {folder}/runner.log")
-        runner = await _start_runner(url, folder)
+        console.print(f"server on {listener.url}, data in {folder}/, log of the runner in {folder}/runner.log")
+        runner = await _start_runner(listener.url, folder)
         try:
             code = await _first_run(service, console, folder, stopped)
             if not once and not stopped.is_set():

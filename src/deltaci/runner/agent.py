@@ -61,6 +61,14 @@ class Agent:
 
     async def run(self) -> None:
         """Work until stopped."""
+        offered = f", labels {', '.join(self._labels)}" if self._labels else ""
+        LOGGER.info(
+            "runner %s: waits for work at %s, %d at a time%s",
+            self._credential.runner_id,
+            self._url,
+            self._slots,
+            offered,
+        )
         self._places = Places(self._folder)
         self._keeper = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,14 +80,15 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """The socket before the service. `url` is known once it listens."""
+    """The socket before the service. It is taken at once, so `url` is known and who comes early only waits."""
 
     def __init__(self, service: Service, host: str, port: int) -> None:
+        self._socket = socket.create_server((host, port))
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             service.app,
-            host=host,
-            port=port,
             log_config=None,
+            log_level="warning",
             access_log=False,
             interface="asgi3",
             lifespan="off",
@@ -96,18 +98,10 @@ class Listener:
         )
         self._server = _Server(config)
         self._service = service
-        self._host = host
 
     async def serve(self) -> None:
         """Until `stop`."""
-        await self._server.serve()
-
-    async def wait_until_listening(self) -> str:
-        """The address."""
-        while not self._server.started:
-            await asyncio.sleep(0.005)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"http://{self._host}:{port}"
+        await self._server.serve(sockets=[self._socket])
 
     def stop(self) -> None:
         """Finish what is under way, and end."""
