@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 
 from deltaci.runner.executors.cell import Cell, Executor, Exit
+from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.executors.sandbox import SandboxExecutor
 from deltaci.wire.messages import Limits
 
 PATIENCE_SECONDS = 60.0
 
-KINDS: dict[str, Callable[[], Executor]] = {
+KINDS: dict[str, Callable[[Nursery], Executor]] = {
     "process": ProcessExecutor,
-    "process-without-cgroup": lambda: ProcessExecutor(use_cgroups=False),
-    "sandbox": SandboxExecutor,
+    "process-without-cgroup": lambda nursery: ProcessExecutor(nursery, use_cgroups=False),
+    "sandbox": lambda _: SandboxExecutor(),
 }
 
 
-def executor_of(kind: str) -> Executor:
+def executor_of(kind: str, nursery: Nursery) -> Executor:
     """This executor, or a skip that says why it cannot be had here."""
-    executor = KINDS[kind]()
+    executor = KINDS[kind](nursery)
     if reason := executor.why_not():
         pytest.skip(reason)
     return executor
@@ -68,7 +69,8 @@ def in_cell(
     kind: str, workspace: Path, story: Callable[[Bench], Coroutine[Any, Any, None]], limits: Limits | None = None
 ) -> None:
     """Tell a story about one cell, which is closed whatever happens."""
-    executor = executor_of(kind)
+    nursery = Nursery()
+    executor = executor_of(kind, nursery)
 
     async def told() -> None:
         cell = executor.cell(workspace=workspace, limits=limits or Limits(), network=False, image="")
@@ -76,6 +78,7 @@ def in_cell(
             await story(Bench(cell, workspace))
         finally:
             assert await cell.close()
+            await nursery.close()
 
     asyncio.run(told())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from deltaci.runner.executors.nursery import Nursery
 from deltaci.wire.messages import Limits
 from tests.runner.cells import KINDS, Bench
 from tests.runner.leftovers import LEFTOVERS, READY
@@ -15,7 +16,7 @@ from tests.runner.leftovers import LEFTOVERS, READY
 
 async def live(kind: str, workspace: Path) -> None:
     """Start the job, print its handle on one line, and wait for ever."""
-    bench = Bench(KINDS[kind]().cell(workspace=workspace, limits=Limits(), network=False, image=""), workspace)
+    bench = Bench(KINDS[kind](Nursery()).cell(workspace=workspace, limits=Limits(), network=False, image=""), workspace)
     step = bench.start(LEFTOVERS)
     await bench.until(READY)
     print(msgspec.json.encode(bench.cell.handle).decode(), flush=True)

@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.runner import reaper
-from deltaci.runner.executors import choose, container, sandbox
+from deltaci.runner.executors import Executors, container, sandbox
 from deltaci.runner.executors.container import ContainerCell, ContainerExecutor
 from deltaci.wire.messages import Limits
 
@@ -25,7 +25,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_one_that_is_not_there_is_refused(wanted: str | None, image: str) -> None:
     """A job that asked for walls must not run without them."""
     with pytest.raises(Refused, match=r"not installed.*could give: process") as refusal:
-        choose(wanted, image)
+        Executors().choose(wanted, image)
 
     assert refusal.value.code == "no_executor"
 
@@ -34,7 +34,7 @@ def test_one_that_is_not_there_is_refused(wanted: str | None, image: str) -> Non
 def test_a_wish_that_makes_no_sense_is_refused(wanted: str, image: str) -> None:
     """Better than to guess which half of it was meant."""
     with pytest.raises(Refused) as refusal:
-        choose(wanted, image)
+        Executors().choose(wanted, image)
 
     assert refusal.value.code == "no_executor"
 
@@ -42,11 +42,11 @@ def test_a_wish_that_makes_no_sense_is_refused(wanted: str, image: str) -> None:
 @pytest.mark.usefixtures("nothing_installed")
 def test_without_a_wish_the_best_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sandbox where there is one, else plain processes."""
-    assert choose(None).name == "process"
+    assert Executors().choose(None).name == "process"
 
     monkeypatch.setattr(sandbox, "probe", lambda: "")
-    assert choose(None).name == "sandbox"
-    assert choose("process").name == "process"
+    assert Executors().choose(None).name == "sandbox"
+    assert Executors().choose("process").name == "process"
 
 
 def test_a_tool_that_does_not_answer_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.cgroups import Mounts
-from deltaci.runner.executors.supervised import interpreter
+from deltaci.runner.executors.environment import interpreter
 from deltaci.wire.messages import Limits
 from tests.runner.cells import Bench, in_cell
 

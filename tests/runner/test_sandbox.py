@@ -9,7 +9,8 @@ import pytest
 
 from deltaci.runner.executors import sandbox
 from deltaci.runner.executors.cell import Exit
-from deltaci.runner.executors.supervised import interpreter
+from deltaci.runner.executors.environment import interpreter
+from deltaci.runner.executors.nursery import Nursery
 from deltaci.wire.messages import Limits
 from tests.runner.cells import Bench, executor_of, in_cell
 
@@ -112,7 +113,7 @@ def test_the_network_is_out_of_reach_unless_asked_for(tmp_path: Path) -> None:
             assert bench.output.endswith(b"alone\n")
 
         async def connected(_: Bench) -> None:
-            cell = executor_of("sandbox").cell(workspace=tmp_path, limits=Limits(), network=True, image="")
+            cell = executor_of("sandbox", Nursery()).cell(workspace=tmp_path, limits=Limits(), network=True, image="")
             assert (await connect(Bench(cell, tmp_path), port)).exit_code == 0
             assert await cell.close()
 

@@ -18,8 +18,9 @@ import pytest
 
 from deltaci.runner import reaper
 from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.environment import interpreter
+from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
-from deltaci.runner.executors.supervised import interpreter
 from deltaci.runner.reaper import Handle
 from deltaci.wire.messages import Limits
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, executor_of, in_cell, is_alive
@@ -49,7 +50,7 @@ def child_of(parent: int, word: bytes) -> int:
 @pytest.fixture
 def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Handle]]:
     """A runner of its own, with a job that left everything behind that it could."""
-    executor_of(kind)
+    executor_of(kind, Nursery())
     command = [sys.executable, "-m", "tests.runner.doomed", kind, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=env) as process:
@@ -151,15 +152,18 @@ def test_a_job_that_kills_its_supervisor_is_over(kind: str, tmp_path: Path) -> N
 
 def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
     """A job that kills its guard and its supervisor at once, and is held by nothing else, may have left unseen."""
-    cell = ProcessExecutor(use_cgroups=False).cell(workspace=tmp_path, limits=Limits(), network=True, image="")
 
     async def story() -> bool:
+        nursery = Nursery()
+        executor = ProcessExecutor(nursery, use_cgroups=False)
+        cell = executor.cell(workspace=tmp_path, limits=Limits(), network=True, image="")
         bench = Bench(cell, tmp_path)
         await bench.run(DAEMONS)
         files = {pid: os.pidfd_open(pid) for pid in reaper.members(cell.handle)}
         guard = cell.handle.root_pids[0]
         await bench.run(f"kill -STOP {guard} $PPID; kill -9 {guard} $PPID; sleep 1000")
         is_proved = await cell.close()
+        await nursery.close()
         for file in files.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(file, signal.SIGKILL)
@@ -206,7 +210,7 @@ def test_the_step_dies_with_a_supervisor_that_is_killed_too(
     """The kernel's word for the direct child; the others are in the cgroup, and the keeper finds them there."""
     runner, handle = doomed
     (guard,) = handle.root_pids
-    supervisor = child_of(guard, b"guarded")
+    supervisor = child_of(guard, b"nursery")
     step = child_of(supervisor, b"read -r word")
     files = {step: os.pidfd_open(step)}
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.executors import Cell, CellFailed, choose
+from deltaci.runner.executors import Cell, CellFailed, Executor, Executors
 from deltaci.wire.messages import JobSpec, Limits
 
 PREFIX: Final = "job-"
@@ -33,13 +33,12 @@ class Wish(msgspec.Struct, frozen=True):
 class Place:
     """A folder of its own, with a workspace and a cell around it."""
 
-    def __init__(self, folder: Path, wish: Wish | None) -> None:
+    def __init__(self, folder: Path, executor: Executor | None = None, wish: Wish | None = None) -> None:
         self.folder = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
         self.cell: Cell | None = None
-        if wish is not None:
-            executor = choose(wish.executor, wish.image)
+        if executor is not None and wish is not None:
             self.cell = executor.cell(
                 workspace=self.workspace, limits=wish.limits, network=wish.network, image=wish.image
             )
@@ -56,6 +55,7 @@ class Places:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._executors = Executors()
         self._spare: Place | None = None
         self._spare_for: Wish | None = None
         self._making: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class Places:
 
     def bare(self) -> Place:
         """Only a folder: for a job that cannot be run here, but whose log tells why."""
-        return Place(self._folder, None)
+        return Place(self._folder)
 
     def take(self, spec: JobSpec) -> Place:
         """A place for this job. Raises `Refused` when there is none here."""
@@ -76,15 +76,18 @@ class Places:
         else:
             if spare is not None:
                 self._throw_away(spare)
-            found = Place(self._folder, wish)
+            found = self._new(wish)
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make(wish))
         return found
 
+    def _new(self, wish: Wish) -> Place:
+        return Place(self._folder, self._executors.choose(wish.executor, wish.image), wish)
+
     async def _make(self, wish: Wish) -> None:
         place: Place | None = None
         try:
-            place = Place(self._folder, wish)
+            place = self._new(wish)
             if place.cell is not None:
                 await place.cell.open()
         except (Refused, CellFailed, OSError):
@@ -107,3 +110,4 @@ class Places:
         if self._spare is not None:
             self._throw_away(self._spare)
         await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._executors.close()

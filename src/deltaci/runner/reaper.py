@@ -46,6 +46,11 @@ def members(handle: Handle) -> list[int]:
     return sorted(_find(handle))
 
 
+def in_cgroup(handle: Handle) -> set[int]:
+    """Who is in the job's own group; nobody when it has none. Much cheaper than to look at everybody."""
+    return {pid for pid in _in_cgroup(handle.cgroup) if _look(pid) is not None}
+
+
 def kill_all(handle: Handle, seconds: float = 5.0) -> list[int]:
     """Kill until nobody is left; returns who is left after all. Empty is the proof that the job is over.
 

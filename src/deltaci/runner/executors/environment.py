@@ -1,4 +1,4 @@
-"""What a job sees of the runner's environment: a search path, and nothing else."""
+"""What a job sees of the runner's environment: a search path, and nothing else; and what runs its supervisor."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Final
 from deltaci.runner.reaper import MARK
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def interpreter() -> Path:
+    """The Python that runs supervisors: the real one, as a virtual environment may be out of a sandbox's sight."""
+    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
 
 
 def search_path() -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.supervised import SupervisedCell
 from deltaci.wire.messages import Limits
 
@@ -18,7 +19,8 @@ class ProcessExecutor:
 
     name = "process"
 
-    def __init__(self, *, use_cgroups: bool = True) -> None:
+    def __init__(self, nursery: Nursery, *, use_cgroups: bool = True) -> None:
+        self._nursery = nursery
         self._use_cgroups = use_cgroups
 
     def why_not(self) -> str:
@@ -32,7 +34,7 @@ class ProcessExecutor:
             title=f"process executor: no isolation{shared}",
             workspace=workspace,
             groups=groups_for(limits, OVERHEAD_PROCESSES) if self._use_cgroups else lambda _: cgroups.Groups(),
-            wrap=lambda command: [*command, "guarded"],
+            launch=lambda marker, groups, theirs: self._nursery.cell(marker, groups.joins(), theirs),
             rlimits=partial(memory_rlimit, limits),
             limits=limits,
             has_walls=False,
@@ -40,8 +42,7 @@ class ProcessExecutor:
 
 
 def groups_for(limits: Limits, overhead: int) -> partial[cgroups.Groups]:
-    """The job's groups, made when its name is known; what killed runners left behind is removed by the way."""
-    cgroups.sweep()
+    """The job's groups, made when its name is known."""
     return partial(cgroups.make, limits=limits, overhead=overhead)
 
 

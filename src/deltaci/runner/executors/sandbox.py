@@ -6,8 +6,11 @@ capabilities and cannot see the runner's files, processes or cgroups.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from functools import lru_cache
@@ -15,8 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.environment import environment, interpreter
+from deltaci.runner.executors.nursery import SCRIPT
 from deltaci.runner.executors.process import groups_for, memory_rlimit
-from deltaci.runner.executors.supervised import SUPERVISOR, SupervisedCell
+from deltaci.runner.executors.supervised import SupervisedCell
 from deltaci.wire.messages import Limits
 
 OVERHEAD_PROCESSES: Final = 3  # Bubblewrap outside, bubblewrap as the namespace's first process, the supervisor.
@@ -27,6 +32,31 @@ HIDDEN_FILES: Final = ("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gsha
 HIDDEN_FOLDERS: Final = ("/etc/deltaci", "/etc/ssh", "/etc/sudoers.d", "/etc/ssl/private")
 SUPERVISOR_INSIDE: Final = "/run/deltaci/supervisor.py"
 ALONE: Final = ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox")
+
+
+# Joins the groups first, so that nothing of the job ever runs outside of them; a group that is gone ends it here.
+JOIN: Final = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+MAX_COMPLAINT_BYTES: Final = 4000
+
+
+class Spawned:
+    """Bubblewrap as the guard of its cell: with it everybody inside is gone, by the kernel's word."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        """Its exit code, once it is gone."""
+        return await self._process.wait()
+
+    async def complaint(self) -> str:
+        """What it said when it did not start."""
+        assert self._process.stderr is not None
+        text = b""
+        with contextlib.suppress(TimeoutError):
+            text = await asyncio.wait_for(self._process.stderr.read(MAX_COMPLAINT_BYTES), 1.0)
+        return text.decode(errors="replace").strip()
 
 
 class SandboxExecutor:
@@ -42,15 +72,25 @@ class SandboxExecutor:
         """A cell with walls. The workspace is the only place that outlives it."""
         place = workspace.resolve()
 
-        def wrap(command: list[str]) -> list[str]:
-            inside = [SUPERVISOR_INSIDE if part == str(SUPERVISOR) else part for part in command]
-            return [*bubblewrap(place, has_network=network), "--", *inside]
+        async def launch(marker: str, groups: cgroups.Groups, theirs: socket.socket) -> Spawned:
+            command = (*bubblewrap(place, has_network=network), "--", str(interpreter()), "-I", "-S", "-B")
+            return Spawned(
+                await asyncio.create_subprocess_exec(
+                    *("/bin/sh", "-c", JOIN, "sh", *groups.joins(), "--", *command, SUPERVISOR_INSIDE),
+                    stdin=theirs.fileno(),
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=environment(place, marker, {}),
+                    cwd="/",
+                    start_new_session=True,
+                )
+            )
 
         return SupervisedCell(
             title=f"sandbox executor: bubblewrap, {'with' if network else 'no'} network",
             workspace=place,
             groups=groups_for(limits, OVERHEAD_PROCESSES),
-            wrap=wrap,
+            launch=launch,
             rlimits=lambda groups: memory_rlimit(limits, groups) | process_rlimit(limits, groups),
             limits=limits,
             has_walls=True,
@@ -84,7 +124,7 @@ def bubblewrap(workspace: Path | None, *, has_network: bool) -> list[str]:
         arguments += ["--ro-bind", names, names]
     if not sys.base_prefix.startswith("/usr"):
         arguments += ["--ro-bind", sys.base_prefix, sys.base_prefix]
-    arguments += ["--ro-bind", str(SUPERVISOR), SUPERVISOR_INSIDE]
+    arguments += ["--ro-bind", str(SCRIPT), SUPERVISOR_INSIDE]
     if workspace is not None:
         arguments += ["--bind", str(workspace), str(workspace)]
     # What bubblewrap made by itself on the way to these places is a file system in memory: close it as well.

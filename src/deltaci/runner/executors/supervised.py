@@ -1,7 +1,9 @@
 """A cell around a supervisor: what the process executor and the sandbox share.
 
-The supervisor is started by the first step and holds the job together until the end. Orders go to it over a socket
-pair; the output of a step comes back through a pipe of its own, so a leftover that keeps it open hinders nobody.
+The supervisor holds the job together until the end. Orders go to it over a socket pair; the output of a step comes
+back through a pipe of its own, so a leftover that keeps it open hinders nobody. When the runner hangs up, the
+supervisor ends everybody and then itself: that is how a cell is closed, and the exit of its guard is the proof. Only
+when that does not come, or not as it should, are the job's processes searched for, on the whole machine.
 """
 
 from __future__ import annotations
@@ -10,42 +12,34 @@ import array
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import signal
 import socket
-import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from deltaci.core.errors import InvariantBroken
+from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.runner import reaper
 from deltaci.runner.executors import cgroups, supervisor
 from deltaci.runner.executors.cell import SHELL, CellFailed, Exit
 from deltaci.runner.executors.environment import environment
+from deltaci.runner.executors.nursery import MARK_CHARS, START_SECONDS, Guard, framed
 from deltaci.runner.reaper import Handle
 from deltaci.wire.messages import Limits
 
-START_SECONDS: Final = 20.0
 KILL_SECONDS: Final = 5.0
+HANG_UP_SECONDS: Final = 2.0  # How long a supervisor may take to end everybody before they are searched for.
 TIMEOUT_GRACE_SECONDS: Final = 2.0  # From the TERM to a step that took too long to its KILL.
 LINGER_SECONDS: Final = 0.5  # How long output is awaited after the step's exit, while somebody keeps the pipe open.
 MAX_READ_BYTES: Final = 1 << 18
 MAX_ANSWER_BYTES: Final = 1 << 16
-MAX_COMPLAINT_BYTES: Final = 4000
-SUPERVISOR: Final = Path(supervisor.__file__)
 
-# Joins the groups first, so that nothing of the job ever runs outside of them; a group that is gone ends it here.
-JOIN: Final = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
-
-
-def interpreter() -> Path:
-    """The Python that runs the supervisor: the real one, as a virtual environment may be out of a sandbox's sight."""
-    return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+Launch = Callable[[str, cgroups.Groups, socket.socket], Awaitable[Guard]]
+"""Starts a supervisor: with this mark, in these groups, at the other end of this socket."""
 
 
 class Output:
@@ -89,7 +83,7 @@ class Output:
 
 
 class SupervisedCell:
-    """One job under one supervisor. `wrap` puts the supervisor's command into whatever contains it."""
+    """One job under one supervisor. `launch` starts it, in whatever contains it."""
 
     def __init__(
         self,
@@ -97,28 +91,28 @@ class SupervisedCell:
         title: str,
         workspace: Path,
         groups: Callable[[str], cgroups.Groups],
-        wrap: Callable[[list[str]], list[str]],
+        launch: Launch,
         rlimits: Callable[[cgroups.Groups], dict[str, int]],
         limits: Limits,
         has_walls: bool,
     ) -> None:
-        self._marker = secrets.token_hex(16)
+        self._marker = secrets.token_hex(MARK_CHARS // 2)
         self._workspace = workspace
         self._groups = groups(cgroups.name_for(self._marker))
         self._rlimits = rlimits(self._groups)
-        self._wrap = wrap
+        self._launch = launch
         self._has_walls = has_walls
         self.describe = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
         self._handle = Handle(marker=self._marker, cgroup=self._groups.tracker)
-        self._process: asyncio.subprocess.Process | None = None
+        self._guard: Guard | None = None
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] | None = None
-        self._exit: asyncio.Future[dict[str, Any]] | None = None
+        self._ready: asyncio.Future[int] | None = None
+        self._exit: asyncio.Future[int] | None = None
         self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
         self._outputs: list[Output] = []
         self._on_output: Callable[[bytes], None] | None = None
-        self._was_struck = False  # Whether it was us who killed the supervisor.
+        self._was_struck = False  # Whether it was us who had to kill the supervisor.
         self._over = asyncio.Event()  # Nothing more is started.
 
     @property
@@ -128,7 +122,7 @@ class SupervisedCell:
 
     async def open(self) -> None:
         """Start the supervisor; see `Cell.open`."""
-        if self._process is None and not self._over.is_set():
+        if self._guard is None and not self._over.is_set():
             await self._start()
 
     async def run(
@@ -144,6 +138,13 @@ class SupervisedCell:
         """Run one step; see `Cell.run`. Output of earlier steps' leftovers goes to the step that runs meanwhile."""
         if self._exit is not None:
             raise InvariantBroken("a cell runs one step at a time, but a second one was started")
+        variables = environment(self._workspace, self._marker, env)
+        order = [
+            *(str(workdir), str(len(shell) + 1), str(len(variables)), *shell, script),
+            *(f"{name}={value}" for name, value in (*variables.items(), *self._rlimits.items())),
+        ]
+        if any("\0" in text for text in order):
+            raise Refused("bad_spec", "the step or its environment has a NUL character, which no command can have")
         began = time.monotonic()
         killed = Exit(None, int(signal.SIGKILL), 0.0)
         if self._over.is_set():
@@ -151,25 +152,18 @@ class SupervisedCell:
         self._exit = asyncio.get_running_loop().create_future()
         self._on_output = on_output
         try:
-            if self._process is None:
+            if self._guard is None:
                 await self._start()
             if self._over.is_set():  # Stopped while it started, and maybe before there was anybody to kill.
                 await self._end()
                 return killed
-            order = {
-                "do": "run",
-                "argv": [*shell, script],
-                "env": environment(self._workspace, self._marker, env),
-                "workdir": str(workdir),
-                "rlimits": self._rlimits,
-            }
             output = Output(self._deliver)
             self._outputs.append(output)
-            await self._order(order, output.write)
-            answer, is_timed_out = await self._await_exit(timeout_seconds)
+            await self._order(output.write, "run", *order)
+            code, is_timed_out = await self._await_exit(timeout_seconds)
             seconds = time.monotonic() - began
             await output.finish()
-            return Exit(answer["exit_code"], answer["signal"], seconds, is_timed_out)
+            return Exit(code if code >= 0 else None, -code if code < 0 else None, seconds, is_timed_out)
         finally:
             self._exit = None
             self._on_output = None
@@ -198,36 +192,36 @@ class SupervisedCell:
 
     async def _end(self) -> bool:
         """Kill everybody. What cannot be proved is not claimed."""
-        roots = set(self._handle.root_pids)
-        if roots & set(await asyncio.to_thread(reaper.members, self._handle)):
-            self._was_struck = True
+        code = await self._hang_up()
+        if code == 0 and not await asyncio.to_thread(reaper.in_cgroup, self._handle):
+            return True
+        self._was_struck = self._was_struck or code is None
         left = await asyncio.to_thread(reaper.kill_all, self._handle, KILL_SECONDS)
-        if self._process is None or left:
-            return not left
-        code = await self._process.wait()
         # Somebody else killed the guard before us, and neither wall nor cgroup held the job: who knows who left?
-        is_blind = code != 0 and not self._was_struck and not self._has_walls and not self._groups.tracker
-        return not is_blind
+        is_blind = not (self._was_struck or self._has_walls or self._groups.tracker)
+        return not left and not is_blind
+
+    async def _hang_up(self) -> int | None:
+        """Let the supervisor end everybody and itself; the guard's exit code, or None when that takes too long."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        if self._guard is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HANG_UP_SECONDS):
+                    return await self._guard.wait()
+        return None
 
     # -- the supervisor
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = self._wrap([str(interpreter()), "-I", "-S", "-B", str(SUPERVISOR)])
         self._ready = asyncio.get_running_loop().create_future()
         self._socket = ours
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", JOIN, "sh", *self._groups.joins(), "--", *command),
-                stdin=theirs.fileno(),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment(self._workspace, self._marker, {}),
-                cwd="/",
-                start_new_session=True,
-            )
-        self._handle = Handle(marker=self._marker, root_pids=(self._process.pid,), cgroup=self._groups.tracker)
+            self._guard = await self._launch(self._marker, self._groups, theirs)
+        self._handle = Handle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
         self._listener = asyncio.create_task(self._listen(ours))
         await asyncio.wait([self._ready], timeout=START_SECONDS)
         if not self._ready.done() or self._ready.exception() is not None:
@@ -235,16 +229,18 @@ class SupervisedCell:
                 return
             self._over.set()
             raise CellFailed(f"the cell did not start: {await self._complaint()}")
-        # No step has run yet, so whoever is there now is ours and not the job's.
-        self._own = frozenset(await asyncio.to_thread(reaper.members, self._handle))
+        if self._has_walls:
+            # No step has run yet, so whoever is there now is ours and not the job's.
+            self._own = frozenset(await asyncio.to_thread(reaper.members, self._handle))
+        else:
+            self._own = frozenset((self._guard.pid, self._ready.result()))
 
     async def _complaint(self) -> str:
         await self._end()
-        text = b""
-        if self._process is not None and self._process.stderr is not None:
-            with contextlib.suppress(TimeoutError):
-                text = await asyncio.wait_for(self._process.stderr.read(MAX_COMPLAINT_BYTES), 1.0)
-        said = text.decode(errors="replace").strip() or "no word from its supervisor"
+        said = await self._guard.complaint() if self._guard is not None else ""
+        if not said and self._ready is not None and self._ready.done():
+            said = str(self._ready.exception())
+        said = said or "no word from its supervisor"
         return f"{said}; look whether the runner may start processes here, or choose another executor"
 
     async def _listen(self, ours: socket.socket) -> None:
@@ -255,50 +251,61 @@ class SupervisedCell:
             while data := await loop.sock_recv(ours, MAX_ANSWER_BYTES):
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._hear(line.decode(errors="replace"))
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(CellFailed("the supervisor ended"))
-            self._ready.exception()  # Seen: who waits for it may have given up.
+            self._fail("the supervisor ended")
         self._over.set()
-        self._hear({"exit_code": None, "signal": int(signal.SIGKILL)})
+        self._exited(-signal.SIGKILL)
 
-    def _hear(self, answer: dict[str, Any]) -> None:
-        if "ready" in answer:
-            if self._ready is not None and not self._ready.done():
-                self._ready.set_result(None)
-        elif self._exit is not None and not self._exit.done():
-            self._exit.set_result(answer)
+    def _hear(self, answer: str) -> None:
+        verb, _, told = answer.partition(" ")
+        if verb == "exit":
+            self._exited(int(told))
+        elif self._ready is not None and not self._ready.done():
+            if verb == "ready":
+                self._ready.set_result(int(told))
+            else:
+                self._fail(told)
 
-    async def _order(self, order: dict[str, Any], file: int | None = None) -> None:
+    def _exited(self, code: int) -> None:
+        if self._exit is not None and not self._exit.done():
+            self._exit.set_result(code)
+
+    def _fail(self, why: str) -> None:
+        assert self._ready is not None
+        self._ready.set_exception(CellFailed(why))
+        self._ready.exception()  # Seen: who waits for it may have given up.
+
+    async def _order(self, file: int | None, *texts: str) -> None:
         """Send it. When nobody listens any more the exit says so, not this."""
         if self._socket is None:
             return
-        data = json.dumps(order).encode()
+        data = framed(*texts)
+        head = data[: supervisor.LENGTH_BYTES]
         try:
             # The first bytes carry the descriptor; the socket is empty between orders, so they always fit.
-            head = len(data).to_bytes(supervisor.LENGTH_BYTES, "big")
             socket.send_fds(self._socket, [head], [file] if file is not None else [])
-            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+            await asyncio.get_running_loop().sock_sendall(self._socket, data[len(head) :])
         except OSError:
             return
         finally:
             if file is not None:
                 os.close(file)
 
-    async def _await_exit(self, timeout_seconds: float) -> tuple[dict[str, Any], bool]:
+    async def _await_exit(self, timeout_seconds: float) -> tuple[int, bool]:
         if self._exit is None:
             raise InvariantBroken("an exit is awaited, but no step was started")
         await asyncio.wait([self._exit], timeout=timeout_seconds or None)
         if self._exit.done():
             return self._exit.result(), False
-        await self._order({"do": "signal", "signal": int(signal.SIGTERM)})
+        await self._order(None, "signal", str(int(signal.SIGTERM)))
         await asyncio.wait([self._exit], timeout=TIMEOUT_GRACE_SECONDS)
-        await self._order({"do": "signal", "signal": int(signal.SIGKILL)})
+        await self._order(None, "signal", str(int(signal.SIGKILL)))
         await asyncio.wait([self._exit], timeout=KILL_SECONDS)
         if not self._exit.done():  # It hangs in the kernel, or hindered its supervisor: nothing more runs in here.
             self._over.set()
             await self._end()
-            return {"exit_code": None, "signal": int(signal.SIGKILL)}, True
+            return -signal.SIGKILL, True
         return self._exit.result(), True
 
     def _deliver(self, data: bytes) -> None:
