@@ -15,6 +15,7 @@ import _signal as signal  # type: ignore[import-not-found]  # Without the enums 
 import _socket
 import ctypes
 import errno
+import gc
 import os
 import resource
 import select
@@ -64,9 +65,11 @@ def receive(runner: _socket.socket) -> tuple[list[str], int | None] | None:
     return [os.fsdecode(text) for text in b"".join(parts).split(b"\0")], file
 
 
-def find(name: str, path: str) -> bool:
-    """Whether there is such a program on the search path."""
-    return any(os.access(f"{folder}/{name}", os.X_OK) for folder in path.split(":"))
+def find(name: str, path: str) -> str:
+    """The program with this name, by the search path; empty when there is none. `os.execvpe` would import for that."""
+    if "/" in name:
+        return name
+    return next((found for folder in path.split(":") if os.access(found := f"{folder}/{name}", os.X_OK)), "")
 
 
 def become(order: list[str], output: int) -> NoReturn:
@@ -92,9 +95,13 @@ def become(order: list[str], output: int) -> NoReturn:
             name, _, value = each.partition("=")
             resource.setrlimit(getattr(resource, name), (int(value), int(value)))
         os.chdir(workdir)
-        if argv[0] == "bash" and not find("bash", env["PATH"]):
+        program = find(argv[0], env["PATH"])
+        if not program and argv[0] == "bash":
             argv = ["sh", "-e", "-c", argv[-1]]  # No pipefail: not every sh knows it.
-        os.execvpe(argv[0], argv, env)
+            program = find("sh", env["PATH"])
+        if not program:
+            raise FileNotFoundError(errno.ENOENT, "there is no such program on the search path", argv[0])
+        os.execve(program, argv, env)
     except BaseException as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         os.write(2, f"deltaci: cannot start the step: {error}\n".encode(errors="replace"))
@@ -345,6 +352,7 @@ def main() -> None:
     if "nursery" not in sys.argv:
         supervise(runner)
         return
+    gc.disable()  # It would write to every page that a child shares with us.
     woken = Woken()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     nursery = Nursery(runner)
