@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -90,3 +93,14 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def await_deaths(files: dict[int, int]) -> list[int]:
+    """Wait for the end of every process, by its descriptor; returns who lives on."""
+    deadline = time.monotonic() + 20
+    for file in files.values():
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(file)
+    return [pid for pid in files if is_alive(pid)]

@@ -23,22 +23,11 @@ from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.reaper import Handle
 from deltaci.wire.messages import Limits
-from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, executor_of, in_cell, is_alive
+from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 
 both = pytest.mark.parametrize("kind", KINDS)
 ROOT = Path(__file__).parent.parent.parent
-
-
-def await_deaths(files: dict[int, int]) -> list[int]:
-    """Wait for the end of every process, by its descriptor; returns who lives on."""
-    deadline = time.monotonic() + 20
-    for file in files.values():
-        poll = select.poll()
-        poll.register(file, select.POLLIN)
-        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        os.close(file)
-    return [pid for pid in files if is_alive(pid)]
 
 
 def child_of(parent: int, word: bytes) -> int:
