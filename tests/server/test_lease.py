@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from deltaci.core import attempt, job, run
+from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.worker import Worker
 from deltaci.store import wake
-from deltaci.wire.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted
+from deltaci.wire.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
@@ -109,7 +109,7 @@ async def test_a_runner_that_only_finds_bad_jobs_goes_on_to_the_next(site: OpenS
 # -- what is handed out
 
 
-@pytest.mark.proves("PRO-M1", "PRO-M10")
+@pytest.mark.proves("PRO-M1", "PRO-M10", "PRO-D5")
 @on_loop
 async def test_a_lease_says_what_to_do_and_how_long_there_is(site: OpenSite) -> None:
     """Everything that a runner needs is in one message."""
@@ -121,7 +121,7 @@ async def test_a_lease_says_what_to_do_and_how_long_there_is(site: OpenSite) -> 
 
         assert (granted.job_id, granted.run_id) == ("r1/build", "r1")
         assert (granted.lease_ttl_seconds, granted.heartbeat_interval_seconds) == (120, 20)
-        assert granted.max_runtime_seconds == 600
+        assert granted.max_runtime_seconds == 600 + lease.RUNTIME_BUFFER_SECONDS
         assert granted.job_spec is not None
         assert granted.job_spec.steps[0] == "true"
         assert granted.job_spec_ref is None
@@ -164,7 +164,7 @@ async def test_whatever_the_queue_takes_a_runner_can_read(site: OpenSite, timeou
 
         held = await runner.take()
 
-        assert held.granted.max_runtime_seconds == timeout
+        assert held.granted.max_runtime_seconds == min(timeout + lease.RUNTIME_BUFFER_SECONDS, MAX_SECONDS)
         assert held.granted.job_spec == JobSpec()
         assert (await held.say("AckLease")).status == 200
 

@@ -34,15 +34,28 @@ def runner_command(
     labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
     work: Annotated[Path, typer.Option(help="The folder in which jobs run.")] = Path(".runner"),
     once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
+    drain_seconds: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
+        ),
+    ] = 0,
 ) -> None:
-    """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves."""
+    """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
+
+    Asked a second time, it stops its jobs and hands them back to the server, for others.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     work.mkdir(parents=True, exist_ok=True, mode=0o700)
     offered = [label.strip() for label in labels.split(",") if label.strip()]
     try:
         credential = _credential(Client(server), token, work / CREDENTIAL_FILE, offered, slots)
         os.environ.pop("DELTACI_TOKEN", None)
-        loops.run(_run(Agent(server, credential, labels=offered, slots=slots, folder=work, once=once)))
+        agent = Agent(
+            server, credential, labels=offered, slots=slots, folder=work, once=once, drain_seconds=drain_seconds
+        )
+        loops.run(_run(agent))
     except (Refused, Unreachable, KeeperGone) as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(1) from None

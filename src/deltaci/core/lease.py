@@ -30,6 +30,7 @@ TTL_SECONDS: Final = 120
 HEARTBEAT_SECONDS: Final = 20
 ACCEPT_SECONDS: Final = 30
 CANCEL_SECONDS: Final = 30
+RUNTIME_BUFFER_SECONDS: Final = 60  # How much later than its time is over a runner stops a job of its own accord.
 
 
 class Lease(Stateful, frozen=True, kw_only=True):

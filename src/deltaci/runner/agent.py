@@ -35,7 +35,15 @@ class Agent:
     """One runner process with some slots."""
 
     def __init__(
-        self, url: str, credential: Registered, *, labels: Sequence[str], slots: int, folder: Path, once: bool = False
+        self,
+        url: str,
+        credential: Registered,
+        *,
+        labels: Sequence[str],
+        slots: int,
+        folder: Path,
+        once: bool = False,
+        drain_seconds: float = 0.0,
     ) -> None:
         self._url = url
         self._client = Client(url, credential.credential)
@@ -46,6 +54,7 @@ class Agent:
         self._slots = slots
         self._folder = folder
         self._once = once
+        self._drain_seconds = drain_seconds
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
@@ -55,9 +64,20 @@ class Agent:
         self.finished = 0
 
     def stop(self) -> None:
-        """Take nothing new; finish what runs."""
+        """Take nothing new; finish what runs, as long as that may take. Asked again: hand it back at once."""
+        if self._is_stopping.is_set():
+            self._hand_back()
+            return
+        if self._jobs:
+            LOGGER.info("leaving when the jobs that run (%d) are over; ask again to hand them back now", len(self._jobs))
         self._is_stopping.set()
         self._has_room.set()
+        if self._drain_seconds:
+            asyncio.get_running_loop().call_later(self._drain_seconds, self._hand_back)
+
+    def _hand_back(self) -> None:
+        for job in self._jobs.values():
+            job.hand_back()
 
     async def run(self) -> None:
         """Work until stopped."""

@@ -89,6 +89,10 @@ class Client:
         found = self._call("GET", ref.removeprefix(ROOT), headers={"Delta-Lease": lease_id})
         return msgspec.json.decode(found, type=wire.JobSpec)
 
+    def hand_back(self, lease_id: str) -> None:
+        """Give a job back of which nothing runs any more."""
+        self._call("POST", "hand-back", headers={"Delta-Lease": lease_id})
+
     def log_size(self, lease_id: str) -> int:
         """How much of the log the server has."""
         return _size(self._call("GET", "log", headers={"Delta-Lease": lease_id})).size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -71,6 +72,8 @@ class Job:
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
         self._is_lost = False
+        self._is_executing = False
+        self._is_handed_back = False
         self._is_proved_gone = True
         self._keep: Callable[[Order], None] = lambda _: None
 
@@ -103,21 +106,21 @@ class Job:
             log.close()
             await place.leave()
 
-    async def _place(self) -> tuple[Place, str]:
+    async def _place(self) -> tuple[Place, Exception | None]:
         """Where it runs; or a bare one, and why it cannot run here."""
         try:
             if self._spec is None:
                 ref = self._granted.job_spec_ref or ""
                 self._spec = await asyncio.to_thread(self._client.spec, ref, self._granted.lease_id)
-            return self._places.take(self._spec), ""
+            return self._places.take(self._spec), None
         except (Refused, Unreachable, CellFailed, OSError) as error:
-            return self._places.bare(), str(error)
+            return self._places.bare(), error
 
     @staticmethod
-    def _refuse(trouble: str, log: LogStream) -> Ended:
+    def _refuse(trouble: Exception | None, log: LogStream) -> Ended:
         log.write(f"the job cannot be run here: {trouble}\n".encode())
         summary = f"cannot run here: {trouble}"
-        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code="RUNNER_ERROR", summary=summary)
+        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=_error_code(trouble), summary=summary)
 
     def hear(self, news: News) -> None:
         """What the keeper learned about this lease."""
@@ -127,6 +130,15 @@ class Job:
         else:
             self._cancel = news
             grace = float(max(0, min(GRACE_SECONDS, news.deadline_seconds - STOP_MARGIN_SECONDS)))
+        self._stop(grace)
+
+    def hand_back(self) -> None:
+        """The runner leaves: stop the job and let others have it. What is over but for the telling is told."""
+        if self._is_executing:
+            self._is_handed_back = True
+            self._stop(GRACE_SECONDS)
+
+    def _stop(self, grace: float) -> None:
         if self._cell is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._cell.stop(grace))
 
@@ -138,9 +150,11 @@ class Job:
         sections = Writer(new_nonce())
         mask = Mask([sections.nonce])  # A job that reads its own log must not be able to forge its sections.
         log.write(sections.header() + sections.output(f"{cell.describe}\n".encode()))
+        self._is_executing = True
         try:
             return await self._run_steps(spec, cell, place.workspace, log, sections, mask)
         finally:
+            self._is_executing = False
             if self._stopping is not None:
                 self._is_proved_gone = await self._stopping
             self._is_proved_gone = await cell.close() and self._is_proved_gone
@@ -152,7 +166,7 @@ class Job:
         last = Exit(0, None, 0.0)
         ends_at = self._granted_at + self._granted.max_runtime_seconds
         for index, each in enumerate(spec.steps):
-            if self._cancel is not None or self._is_lost:
+            if self._cancel is not None or self._is_lost or self._is_handed_back:
                 break
             step = each if isinstance(each, Step) else Step(run=each)
             name = step.name or step.run.strip().partition("\n")[0]
@@ -168,7 +182,7 @@ class Job:
                     on_output=lambda data: log.write(sections.output(mask.feed(data))),
                 )
             except (Refused, CellFailed, OSError) as error:
-                return Ended(exit=last, steps=results, error_code="RUNNER_ERROR", summary=f"{name}: {error}")
+                return Ended(exit=last, steps=results, error_code=_error_code(error), summary=f"{name}: {error}")
             log.write(sections.output(mask.flush()) + sections.end(index, last.exit_code, last.seconds))
             results.append(
                 StepResult(
@@ -180,7 +194,8 @@ class Job:
                 )
             )
             if (last.exit_code != 0 or last.is_timed_out) and not step.continue_on_error:
-                return Ended(exit=last, steps=results, summary=_why(name, last))
+                code = "TIMED_OUT" if last.is_timed_out else ""
+                return Ended(exit=last, steps=results, error_code=code, summary=_why(name, last))
         return Ended(exit=Exit(0, None, last.seconds), steps=results, summary=f"{len(results)} steps succeeded")
 
     def _hold(self, progress: Progress | None, log: LogStream) -> None:
@@ -217,10 +232,20 @@ class Job:
                 artifacts=kept,
                 summary=f"stopped: {self._cancel.reason}",
             )
+        elif self._is_handed_back:
+            return await self._give_back()
         else:
             said = self._complete(ended, kept, log)
         answer = await self._insist(said)
         return "canceled" if isinstance(said, CancelAck) else _outcome(answer, said)
+
+    async def _give_back(self) -> str:
+        """Say so, once: whoever does not hear it will see the lease run out."""
+        if self._is_proved_gone:
+            with suppress(Unreachable, Refused):
+                await asyncio.to_thread(self._client.hand_back, self._granted.lease_id)
+                return "handed back"
+        return "left to run out"
 
     def _complete(self, ended: Ended, kept: list[Artifact], log: LogStream) -> Complete:
         is_success = ended.exit.exit_code == 0 and not ended.error_code
@@ -251,6 +276,11 @@ class Job:
             if time.monotonic() > self._granted_at + self._granted.lease_ttl_seconds and self._cell is None:
                 return None
         return None
+
+
+def _error_code(error: Exception | None) -> str:
+    """Whose fault it is that it did not run: the job's, or this runner's, so that another may try."""
+    return "BAD_SPEC" if isinstance(error, Refused) and error.code == "bad_spec" else "RUNNER_STARTUP"
 
 
 def _outcome(answer: ServerMessage | None, said: RunnerMessage) -> str:

@@ -144,6 +144,9 @@ class RunnerApp:
                 return answer
             case "batch":
                 return await self._batch(who, request)
+            case "hand-back":
+                await self._protocol.hand_back(who, request.lease_id())
+                return {"handed_back": True}
             case "specs":
                 held = await self._protocol.held(who, request.lease_id())
                 if rest != held.id:

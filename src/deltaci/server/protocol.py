@@ -121,7 +121,8 @@ class Protocol:
             run_id=record.run_id,
             lease_ttl_seconds=self._ttl_seconds,
             heartbeat_interval_seconds=max(1, self._ttl_seconds * lease.HEARTBEAT_SECONDS // lease.TTL_SECONDS),
-            max_runtime_seconds=record.timeout_seconds,
+            # The server ends it when its time is over. The runner does so a little later, should it not hear of that.
+            max_runtime_seconds=min(record.timeout_seconds + lease.RUNTIME_BUFFER_SECONDS, wire.MAX_SECONDS),
             job_spec=spec,
             job_spec_ref=ref,
         )
@@ -139,6 +140,18 @@ class Protocol:
         name = known.worker_id if known is not None and who.may_speak_for(known.worker_id) else who.id
         lease.check_fence(record.lease, record.ended_lease, ref, name, max(now, record.updated_at))
         return record
+
+    async def hand_back(self, who: Runner, lease_id: str) -> None:
+        """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""
+        while True:
+            record = await self.held(who, lease_id)
+            try:
+                await self._applier.do(attempt.Stall(id=record.id, reason=attempt.HANDED_BACK, expected_rev=record.rev))
+                break
+            except Refused as refused:
+                if refused.code != "stale_rev":  # A heartbeat came between: the lease is looked at again.
+                    raise
+        await self._applier.do(attempt.Requeue(id=record.id))
 
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""

@@ -89,6 +89,14 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         codes=("bad_request", "not_found", "unreadable", *_ANY),
     ),
     Address(
+        method="POST",
+        name="hand-back",
+        does="give the job back because the runner leaves: nothing of it runs any more, and it counts for nothing",
+        headers=UNDER_LEASE,
+        answer='`{"handed_back": true}`; 409 with `StaleLease`',
+        codes=("bad_request", "wrong_state", "unreadable", *_ANY),
+    ),
+    Address(
         method="GET",
         name="log",
         does="ask how much of the lease's log is kept",

@@ -20,6 +20,7 @@ MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is not embedded but referred to.
 MAX_BATCH: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
+MAX_SECONDS: Final = 2**31 - 1
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ Secret = Annotated[str, Meta(min_length=1, max_length=2000)]
 Line = Annotated[str, Meta(max_length=2000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Uri = Annotated[str, Meta(min_length=1, max_length=2000)]
-Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seconds = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Code = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 Signal = Annotated[int, Meta(ge=0, le=255)]

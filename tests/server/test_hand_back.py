@@ -1,0 +1,72 @@
+"""A runner that leaves gives its jobs back: others may have them, and nothing is counted against them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from deltaci.core import attempt
+from deltaci.core.attempt import Attempt
+from tests.contract.places import on_loop
+from tests.server.site import OpenSite, stale_reason
+from tests.server.test_log import held_lease
+
+
+@on_loop
+async def test_a_job_that_is_handed_back_goes_to_another_and_has_lost_nothing(site: OpenSite) -> None:
+    """Not a lost lease, and not a failed attempt; and as nothing of it runs, nobody has to wait for it."""
+    async with site() as here:
+        held, other = await held_lease(here), await here.runner("w2")
+        await held.say("AckLease")
+
+        reply = await held.runner.ask("POST", "hand-back", delta_lease=held.id)
+
+        assert (reply.status, reply.body) == (200, {"handed_back": True})
+        assert await here.server.state("q1") == attempt.QUEUED
+        record = await here.server.find("q1", Attempt)
+        assert record.lost_leases == 0
+        assert (await other.take()).attempt_id == "q1"
+        assert await held.stale("Complete") == "LEASE_REVOKED"
+
+
+@on_loop
+async def test_only_the_holder_hands_back(site: OpenSite) -> None:
+    """Whoever could hand back another's job could stop it."""
+    async with site() as here:
+        held, other = await held_lease(here), await here.runner("w2")
+        await held.say("AckLease")
+
+        reply = await here.refused(lambda: other.ask("POST", "hand-back", delta_lease=held.id))
+        assert stale_reason(reply, held.id) == "UNKNOWN_LEASE"
+        assert (await held.say("Complete")).body["accepted"]
+
+        reply = await here.refused(lambda: held.runner.ask("POST", "hand-back", delta_lease=held.id))
+        assert stale_reason(reply, held.id) == "LEASE_COMPLETED"
+
+
+@on_loop
+async def test_what_shall_be_canceled_is_not_handed_back(site: OpenSite) -> None:
+    """It would begin again somewhere else."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("AckLease")
+        await here.server.do(attempt.Cancel(id="q1", reason="CANCELED"))
+
+        reply = await here.refused(lambda: held.runner.ask("POST", "hand-back", delta_lease=held.id))
+
+        assert (reply.status, reply.code) == (409, "wrong_state")
+        assert (await held.say("CancelAck")).status == 200
+
+
+@on_loop
+async def test_a_heartbeat_at_the_same_time_does_no_harm(site: OpenSite) -> None:
+    """The lease keeper does not know yet that the job is given back."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("AckLease")
+
+        replies = await asyncio.gather(
+            *(held.say("Heartbeat") for _ in range(5)), held.runner.ask("POST", "hand-back", delta_lease=held.id)
+        )
+
+        assert replies[-1].body == {"handed_back": True}
+        assert await here.server.state("q1") == attempt.QUEUED
