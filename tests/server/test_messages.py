@@ -211,6 +211,26 @@ async def test_what_only_looks_like_a_lease_is_unknown(site: OpenSite, lease_id:
 # -- the way that everything else is an exception to
 
 
+@pytest.mark.proves("PRO-M3", "PRO-U2")
+@BOTH
+@on_loop
+async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Make) -> None:
+    """The last word counts; a heartbeat that says nothing of it takes nothing back, and a new lease begins anew."""
+    async with site() as here:
+        held = await make(here)
+        await held.say("AckLease")
+        told = {"percent": 35, "current_step": "x" * 5000, "step_index": 1}
+
+        await held.say("Heartbeat", progress=told, log_cursor={"bytes_sent": 7})
+        await held.say("Heartbeat")
+
+        assert (await record(held)).progress == {**told, "current_step": "x" * 500, "log_bytes": 7}
+        here.place.after(121)
+        await here.server.tick()
+        again = await held.runner.take()
+        assert (await record(again)).progress is None
+
+
 @pytest.mark.proves("PRO-M2", "PRO-M3", "PRO-M4", "PRO-M5", "PRO-M6")
 @BOTH
 @on_loop

@@ -121,6 +121,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     report: Any = None
     error: Failure | None = None
     spec: Any = None
+    progress: Any = None  # What the runner said last of how far it is, under the lease that it has or had.
 
     @property
     def times_out_at(self) -> int:
@@ -191,7 +192,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             "expires_at": given.expires_at,
         },
     }
-    return LEASED, {"lease": given, "claims": number, "started_at": 0}, told
+    return LEASED, {"lease": given, "claims": number, "started_at": 0, "progress": None}, told
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Move:
@@ -213,6 +214,11 @@ def _start(attempt: Attempt, command: Start, at: int) -> Move:
 def _renew(attempt: Attempt, command: Leased, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Renew, at)
     return attempt.state, changes, told
+
+
+def _beat(attempt: Attempt, command: Heartbeat, at: int) -> Move:
+    state, changes, told = _renew(attempt, command, at)
+    return state, changes if command.progress is None else {**changes, "progress": command.progress}, told
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
@@ -389,7 +395,7 @@ MACHINE: Final[Machine[Attempt]] = Machine(
       for s in (*HELD[1:], CANCEL_REQUESTED)),
     Through(LEASED, Extend, Ack, "who keeps the lease has taken the job"),
     Through(CANCEL_REQUESTED, Extend, Ack, "who keeps the lease has taken the job", when=_is_unacknowledged),
-    *(Rule(s, Heartbeat, (To(s, "heartbeat"),), _renew, ORCHESTRATOR, "alive; the lease runs anew", ("PRO-Q5",))
+    *(Rule(s, Heartbeat, (To(s, "heartbeat"),), _beat, ORCHESTRATOR, "alive; the lease runs anew", ("PRO-Q5",))
       for s in (*HELD[2:], CANCEL_REQUESTED)),
     Through(LEASED, Heartbeat, Ack, "who reports progress has taken the job"),
     Through(STARTING, Heartbeat, Start, "the first heartbeat means that it runs"),

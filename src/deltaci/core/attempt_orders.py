@@ -56,7 +56,9 @@ class Extend(Leased, frozen=True, kw_only=True):
 
 
 class Heartbeat(Leased, frozen=True, kw_only=True):
-    """Document 001's heartbeat: alive and executing."""
+    """Document 001's heartbeat: alive and executing. Progress is the runner's best guess; nothing follows from it."""
+
+    progress: Any = None
 
 
 class BeginUpload(Leased, frozen=True, kw_only=True):

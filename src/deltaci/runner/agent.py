@@ -69,7 +69,7 @@ class Agent:
             self._hand_back()
             return
         if self._jobs:
-            LOGGER.info("leaving when the jobs that run (%d) are over; ask again to hand them back now", len(self._jobs))
+            LOGGER.info("leaving when the %d that run are over; ask again to hand them back", len(self._jobs))
         self._is_stopping.set()
         self._has_room.set()
         if self._drain_seconds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -40,6 +40,8 @@ from deltaci.wire.messages import (
     RunnerMessage,
     ServerMessage,
 )
+
+MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
 Answer = ServerMessage | Refused
 
@@ -256,7 +258,7 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                 )
             return attempt.Ack(**named)
         case Heartbeat():
-            return attempt.Heartbeat(**named)
+            return attempt.Heartbeat(**named, progress=_progress(message))
         case CancelAck():
             return attempt.CancelAck(**named, report=_report(message))
         case Complete():
@@ -274,6 +276,16 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                     log_tail=tuple(message.log_tail),
                 ),
             )
+
+
+def _progress(message: Heartbeat) -> dict[str, Any] | None:
+    """How far the runner is, for people; None when it does not say."""
+    told: dict[str, Any] = msgspec.to_builtins(message.progress) if message.progress is not None else {}
+    if "current_step" in told:
+        told["current_step"] = told["current_step"][:MAX_STEP_CHARS]
+    if message.log_cursor is not None:
+        told["log_bytes"] = message.log_cursor.bytes_sent
+    return told or None
 
 
 def _report(message: Complete | CancelAck) -> dict[str, Any]:
