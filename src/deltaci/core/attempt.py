@@ -176,6 +176,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             ttl_seconds=command.ttl_seconds,
             accept_by=at + command.accept_seconds * SECOND,
             expires_at=at + command.ttl_seconds * SECOND,
+            salt=command.salt,
         ),
         lease.Grant,
         at,
