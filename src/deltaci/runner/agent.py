@@ -15,11 +15,12 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.ear import Ear
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import NewToken, Order, decode_news
+from deltaci.runner.keeper import Cancel, NewToken, Order, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import LeaseGranted, Registered
+from deltaci.wire.messages import CancelRequested, LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
@@ -40,6 +41,7 @@ class Agent:
         self._url = url
         self._client = Client(url, credential.credential)
         self._asking = Client(url, credential.credential)  # A line of its own, on which it waits.
+        self._listening = Client(url, credential.credential)  # And one on which it is told.
         self._credential = credential
         self._renew_at = time.monotonic() + credential.expires_in_seconds / 2
         self._labels = list(labels)
@@ -47,6 +49,7 @@ class Agent:
         self._folder = folder
         self._once = once
         self._jobs: dict[str, Job] = {}
+        self._ear = Ear(self._listening, credential.runner_id, self._jobs.keys, self._heed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -82,6 +85,7 @@ class Agent:
         self._tell(NewToken(token=self._client.token))
         hearing = asyncio.create_task(self._hear())
         renewing = asyncio.create_task(self._renew())
+        listening = asyncio.create_task(self._ear.run())
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,9 +95,9 @@ class Agent:
             if self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            for task in (hearing, renewing, asking, *self._tasks):
+            for task in (hearing, renewing, listening, asking, *self._tasks):
                 task.cancel()
-            await asyncio.gather(hearing, renewing, asking, *self._tasks, return_exceptions=True)
+            await asyncio.gather(hearing, renewing, listening, asking, *self._tasks, return_exceptions=True)
             await self._places.close()
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
@@ -113,6 +117,11 @@ class Agent:
             if job is not None:
                 job.hear(news)
 
+    def _heed(self, wanted: CancelRequested) -> None:
+        """A cancel that came before the heartbeat's answer, which will say the same."""
+        told = Cancel(lease_id=wanted.lease_id, deadline_seconds=wanted.deadline_seconds, reason=wanted.reason)
+        self._jobs[wanted.lease_id].hear(told)
+
     async def _renew(self) -> None:
         """Have a fresh credential long before the old one is over."""
         while True:
@@ -123,7 +132,7 @@ class Agent:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
                 self._renew_at = time.monotonic() + RETRY_SECONDS
                 continue
-            self._client.token = self._asking.token = fresh.credential
+            self._client.token = self._asking.token = self._listening.token = fresh.credential
             self._tell(NewToken(token=fresh.credential))
             self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
@@ -172,6 +181,7 @@ class Agent:
         assert self._places is not None
         job = Job(self._client, self._credential.runner_id, granted, self._places)
         self._jobs[granted.lease_id] = job
+        self._ear.leases_changed()
         started = time.monotonic()
         try:
             outcome = await job.run(self._tell)
@@ -181,3 +191,4 @@ class Agent:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
         finally:
             self._jobs.pop(granted.lease_id, None)
+            self._ear.leases_changed()

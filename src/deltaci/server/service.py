@@ -16,8 +16,11 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
+from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
+from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.store.port import Store
@@ -38,16 +41,23 @@ class Service:
 
     def __init__(self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS) -> None:
         self.store = store
-        self.applier = Applier(store)
+        key = server_key(folder / KEY_FILE)
+        lease_ids = LeaseIds(key)
+        self.applier = Applier(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
-        signer = Signer(server_key(folder / KEY_FILE), time.time)
+        signer = Signer(key, time.time)
         self.protocol = Protocol(store, self.applier, ttl_seconds)
-        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs)
+        self.control = ControlHub(store, lease_ids)
+        self._follower = Follower(store)
+        self._follower.tell(self.control.hear)
+        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs, self.control)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
         await self.store.open()
         await self.applier.start()
+        await self._follower.start()
+        self.control.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
         return self
 
@@ -56,6 +66,8 @@ class Service:
             self._timers.cancel()
             with suppress(asyncio.CancelledError):
                 await self._timers
+        await self._follower.stop()
+        await self.control.stop()
         await self.applier.stop()
         await self.store.close()
 
@@ -106,4 +118,5 @@ class Listener:
     def stop(self) -> None:
         """Finish what is under way, and end."""
         self._service.protocol.stop_waiting()
+        self._service.control.stop_waiting()
         self._server.should_exit = True

@@ -65,6 +65,14 @@ ADDRESSES: Final[tuple[Address, ...]] = (
     ),
     Address(
         method="POST",
+        name="control",
+        does="wait up to `wait_seconds` to be asked to stop; optional: heartbeats are answered with the same",
+        body="`Control`",
+        answer='`{"cancels": [CancelRequested, …]}`, an empty list when nothing is wanted',
+        codes=("wrong_runner", *_BODY, *_ANY),
+    ),
+    Address(
+        method="POST",
         name="messages",
         does="say one thing under a lease; safe to repeat",
         body="`AckLease`, `Heartbeat`, `Complete` or `CancelAck`",

@@ -30,7 +30,7 @@ FROM_SERVER: Final[Kinds] = (
     wire.CancelRequested,
     wire.StaleLease,
 )
-AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Problem)
+AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Control, wire.Problem)
 PARTS: Final[Kinds] = (
     wire.JobSpec,
     wire.Step,
@@ -99,9 +99,14 @@ sequenceDiagram
     participant P as Person
     participant S as Server
     participant R as Runner
+    R->>S: POST {ROOT}control (Control, wait_seconds=30), while it has a lease
     P->>S: cancel the run
-    R->>S: Heartbeat
-    S-->>R: HeartbeatAck (cancel_requested=true, cancel_deadline_seconds=30)
+    par at once, where there is a push channel
+        S-->>R: 200 cancels: [CancelRequested (deadline_seconds=30)]
+    and with the next heartbeat, always
+        R->>S: Heartbeat
+        S-->>R: HeartbeatAck (cancel_requested=true, cancel_deadline_seconds=30)
+    end
     Note over R: stops the job, gracefully as long as there is time
     alt it stopped
         R->>S: CancelAck

@@ -115,6 +115,12 @@ OURS: Final[dict[str, str]] = {
   "slots": 2,
   "wait_seconds": 30
 }""",
+    "Control": """{
+  "type": "Control",
+  "runner_id": "runner_xyz",
+  "lease_ids": ["lease_abc"],
+  "wait_seconds": 30
+}""",
     "CancelAcked": """{
   "type": "CancelAcked",
   "lease_id": "lease_abc",

@@ -159,6 +159,21 @@ class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
 
 
+class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """A runner waits to be told what is wanted of it. Ours: the push channel that document 001 leaves open.
+
+    Whatever is told here is told by the next answer to a heartbeat, too.
+    """
+
+    runner_id: Annotated[Name, says("who waits")]
+    lease_ids: Annotated[
+        list[Secret],
+        Meta(max_length=1000),
+        says("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
+    ] = []
+    wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
+
+
 class LeaseGranted(FromServer, frozen=True, kw_only=True):
     """The right to execute one attempt of a job. Either the specification is inside, or `job_spec_ref` says where."""
 
