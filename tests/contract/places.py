@@ -27,7 +27,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Put, Request, Store, Transaction, Write
+from deltaci.store.port import Put, Ready, Request, Store, Transaction, Write
 from deltaci.store.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
@@ -210,6 +210,9 @@ class Wrapped:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         return await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        return await self.inner.waiting(before, limit)
 
     async def last_seq(self) -> int:
         return await self.inner.last_seq()

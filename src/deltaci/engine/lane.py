@@ -70,7 +70,8 @@ class Overloaded(Exception):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A worker asks for work: so many of its tenant's best attempts that fit its labels.
 
-    One that is sure to begin at once may say so: then each is claimed and started in one go.
+    One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
+    certain attempts gets these or none.
     """
 
     tenant: str
@@ -81,6 +82,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     accept_seconds: int
     request_id: str = ""
     starts: bool = False
+    only: tuple[str, ...] = ()
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -232,7 +234,7 @@ class Lane:
                 wanted.update(_related(item))
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim):
-            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit)
+            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only)
         else:
             stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
             self._take(held, wanted | drawn)
@@ -355,7 +357,7 @@ class Lane:
             return ready
         # What this batch already gave away is still ready in the store: ask for that many more.
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
+        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken, claim.only)
         return (yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND))
 
     def _claim(

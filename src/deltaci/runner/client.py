@@ -26,9 +26,10 @@ class Unreachable(Exception):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The answer to a request for work."""
+    """The answer to a request for work: leases, and which of the attempts that were named nobody can claim any more."""
 
     leases: list[LeaseGranted]
+    gone: list[str] = []
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -76,8 +77,12 @@ class Client:
 
     def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
+        return self.ask(asked).leases
+
+    def ask(self, asked: wire.Lease) -> Granted:
+        """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
-        return _granted(body).leases
+        return _granted(body)
 
     def control(self, asked: wire.Control) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""

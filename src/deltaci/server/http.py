@@ -138,7 +138,7 @@ class RunnerApp:
             case "renew":
                 return self._registry.renew(who)
             case "lease":
-                return {"leases": await self._lease(who, request)}
+                return await self._lease(who, request)
             case "control":
                 return {"cancels": await self._cancels(who, request)}
             case "messages":
@@ -157,13 +157,16 @@ class RunnerApp:
         assert name == "log", name
         return await self._log(who, request)
 
-    async def _lease(self, who: Runner, request: Request) -> list[wire.LeaseGranted]:
+    async def _lease(self, who: Runner, request: Request) -> dict[str, Any]:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         gone = asyncio.create_task(request.gone())
         try:
-            return await self._protocol.lease(who, asked, gone.done)
+            granted = await self._protocol.lease(who, asked, gone.done)
         finally:
             gone.cancel()
+        if not asked.attempts:
+            return {"leases": granted}
+        return {"leases": granted, "gone": await self._protocol.gone(who, asked.attempts)}
 
     async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))

@@ -115,6 +115,10 @@ OURS: Final[dict[str, str]] = {
   "slots": 2,
   "wait_seconds": 30
 }""",
+    "Dispatch": """{
+  "type": "Dispatch",
+  "attempt_id": "run_456/job_123.1"
+}""",
     "Control": """{
   "type": "Control",
   "runner_id": "runner_xyz",

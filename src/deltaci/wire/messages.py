@@ -157,6 +157,15 @@ class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     slots: Annotated[Slots, says("how many jobs it takes now")] = 1
     wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
     sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
+    attempts: Annotated[
+        list[Id], Meta(max_length=100), says("ours: these or none, from a `Dispatch`; empty: whatever fits")
+    ] = []
+
+
+class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Somewhere an attempt waits to be claimed. Ours: what transport A's queue carries; a hint without any secret."""
+
+    attempt_id: Annotated[Id, says("for `attempts` of a `Lease`")]
 
 
 class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
