@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
 from deltaci.engine import loops
 from deltaci.runner.agent import Agent, KeeperGone
@@ -34,16 +35,19 @@ def runner_command(
     labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
     work: Annotated[Path, typer.Option(help="The folder in which jobs run.")] = Path(".runner"),
     once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
+    nats: NatsOption = "",
+    nats_credentials: NatsCredentialsOption = "",
 ) -> None:
     """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     work.mkdir(parents=True, exist_ok=True, mode=0o700)
     offered = [label.strip() for label in labels.split(",") if label.strip()]
     try:
+        bus = bus_address(nats, nats_credentials)
         credential = _credential(Client(server), token, work / CREDENTIAL_FILE, offered, slots)
         os.environ.pop("DELTACI_TOKEN", None)
-        loops.run(_run(Agent(server, credential, labels=offered, slots=slots, folder=work, once=once)))
-    except (Refused, Unreachable, KeeperGone) as error:
+        loops.run(_run(Agent(server, credential, labels=offered, slots=slots, folder=work, once=once, nats=bus)))
+    except (Refused, Unreachable, KeeperGone, ValueError) as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -60,8 +60,8 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         name="lease",
         does="ask for work; waits up to `wait_seconds` for the first job",
         body="`Lease`",
-        answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; `"gone": [<attempt>, …]` beside it '
-        "names those of `attempts` that nobody can claim any more, those of these leases included",
+        answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; '
+        '`"gone": [<attempt>, …]` names those of `attempts` that nobody can claim any more, these leases included',
         codes=("wrong_runner", *_BODY, *_ANY),
     ),
     Address(

@@ -138,7 +138,8 @@ OURS: Final[dict[str, str]] = {
     "Registered": """{
   "runner_id": "runner_xyz",
   "credential": "dci_credential",
-  "expires_in_seconds": 900
+  "expires_in_seconds": 900,
+  "tenant": "default"
 }""",
     "Problem": """{
   "code": "log_gap",

@@ -130,6 +130,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret")]
     expires_in_seconds: Annotated[int, says("renew it before that")]
+    tenant: Annotated[str, says("for whom it works")] = ""
 
 
 # -- messages
