@@ -30,9 +30,11 @@ def find_binary() -> Path:
 class NatsServer:
     """Started, killed and started again on the same port; what it keeps can be taken from it."""
 
-    def __init__(self, *options: str) -> None:
-        self._options = options
+    def __init__(self, configuration: str = "") -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="deltaci-nats-"))
+        file = self._directory / "nats.conf"
+        file.write_text(configuration)
+        self._options = ("-c", str(file)) if configuration else ()
         self._process: Postmaster | None = None
         self._port = -1  # The kernel chooses.
 
@@ -46,12 +48,11 @@ class NatsServer:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"nats://127.0.0.1:{self._port}"
+        return self.url_of("")
 
-    @property
-    def directory(self) -> Path:
-        """Where its files are, and where a test may put its configuration."""
-        return self._directory
+    def url_of(self, user: str) -> str:
+        """The same for somebody: `name:password`."""
+        return f"nats://{user}{'@' if user else ''}127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start it and wait until it answers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -200,6 +201,42 @@ async def test_a_cancel_comes_over_the_control_subject(tmp_path: Path, nats_serv
         assert ids.lease_ref(message.lease_id).fingerprint == record.ended_lease.fingerprint
         secret = message.lease_id.rpartition(".")[2]
         assert not [path for path in tmp_path.glob("*.log") if secret in path.read_text()]
+
+
+@on_loop
+async def test_the_permissions_of_the_documentation_are_enough_and_no_more(tmp_path: Path) -> None:
+    """Read from the page itself: a job and its cancel pass, and a runner sees nothing of another's."""
+    page = (Path(__file__).parents[2] / "docs" / "nats.md").read_text()
+    [granted] = re.findall(r"^authorization \{.*?^\}", page, re.DOTALL | re.MULTILINE)
+    granted = granted.replace("$SERVER_PASSWORD", "s3rver").replace("$R1_PASSWORD", "s3cret")
+    with NatsServer(granted) as server:
+        own, theirs = server.url_of("r1:s3cret"), server.url_of("server:s3rver")
+        async with deployed(tmp_path, "--lease-ttl", "120", "--nats", theirs) as place:
+            place.start_runner("r1", "--nats", own)
+            await linked(place, "r1")
+            pipe = tmp_path / "begun"
+            os.mkfifo(pipe)
+            id = await place.enqueue(f"echo begun > {pipe}; exec tail -f /dev/null")
+            await told(pipe)
+            assert await seconds_to_claim(place, id) < 5
+
+            await place.queue.cancel(id)
+            await place.outcome(id)
+
+            at = {event.to: event.at for event in await place.queue.log(id)}
+            assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 5 * SECOND
+            assert not [path for path in tmp_path.glob("*.log") if re.search("s3cret|s3rver", path.read_text())]
+        denied: list[str] = []
+
+        async def note(error: Exception) -> None:
+            denied.append(str(error))
+
+        client = await nats.connect(own, error_cb=note)
+        for subject in (subjects.control(TENANT, "r2"), "deltaci.>", "_INBOX.>", subjects.control("other", "r1")):
+            await client.subscribe(subject)
+            await client.flush()
+        await client.close()
+        assert len(denied) == 4, denied
 
 
 @pytest.mark.proves("PRO-B3", "PRO-K3")

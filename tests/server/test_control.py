@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from deltaci.core import attempt, ids, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
 from deltaci.core.instants import SECOND, instant
+from deltaci.server import follower
 from deltaci.server.control import ControlHub
 from deltaci.server.lease_ids import LeaseIds
+from deltaci.store.port import Unavailable
 from deltaci.wire.messages import CancelRequested, Control
-from tests.contract.places import Place, on_loop
+from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task
 from tests.server.site import KEY, LEASE_IDS, OpenSite, Runner, opened
@@ -298,3 +302,40 @@ async def test_an_outlet_is_told_whom_it_concerns(site: OpenSite) -> None:
         tenant, runner_id, message = await heard.get()
 
         assert (tenant, runner_id, message.lease_id) == ("acme", "w1", held.id)
+
+
+class Shaky(Wrapped):
+    """A store whose log cannot be read for a while."""
+
+    failures = 0
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("gone for a moment")
+        return await super().events(after, limit, entity_id=entity_id, run_id=run_id)
+
+
+@on_loop
+async def test_a_store_that_was_away_takes_nothing_with_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the log goes on where it was: nothing of it is skipped, nothing told twice."""
+    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.01)
+    async with place.server() as server:
+        store, heard = Shaky(server.store), asyncio.Queue[Event]()
+        following = follower.Follower(store)
+
+        def hear(events: Sequence[Event]) -> None:
+            for event in events:
+                heard.put_nowait(event)
+
+        following.tell(hear)
+        await server.enqueue("before")
+        await following.start()
+
+        for n in range(3):
+            store.failures = 2
+            await server.enqueue(f"a{n}")
+            assert (await heard.get()).entity_id == f"a{n}"
+        await following.stop()
+
+        assert heard.empty()
