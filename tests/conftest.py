@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
 
 
@@ -34,3 +35,10 @@ def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
     yield dsn
     postgres_server.start()
     postgres_server.drop_database(dsn)
+
+
+@pytest.fixture
+def nats_server() -> Iterator[NatsServer]:
+    """A real NATS with JetStream and nothing in it."""
+    with NatsServer() as server:
+        yield server

@@ -1,4 +1,5 @@
 """Real servers for tests: a PostgreSQL of our own, in a directory of its own, that is as durable as one in use.
+`tests/nats_server.py` has a NATS of the same kind.
 
     with PostgresServer() as server:
         dsn = server.create_database()
@@ -156,7 +157,16 @@ class Postmaster:
     """A running server process, its log and a guard. All its children write to the same pipe, so the end of
     that pipe is the end of them all."""
 
-    def __init__(self, command: Sequence[str], owner: Account | None, directory: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        owner: Account | None,
+        directory: Path,
+        name: str = "PostgreSQL",
+        ready: str = READY,
+    ) -> None:
+        self._name = name
+        self._ready = ready
         self._log: deque[str] = deque(maxlen=200)
         self._is_ready = False
         self._decided = threading.Event()  # it is ready, or it ended before
@@ -190,7 +200,7 @@ class Postmaster:
         if not self._is_ready:
             problem = "stopped while it started" if in_time else f"was not ready after {DEADLINE:.0f} s"
             self.kill()
-            raise ServerFailed(f"PostgreSQL {problem}; its log:\n{self.log}")
+            raise ServerFailed(f"{self._name} {problem}; its log:\n{self.log}")
 
     def stop(self, how: signal.Signals) -> None:
         if self.is_running:
@@ -214,7 +224,7 @@ class Postmaster:
         deadline = time.monotonic() + DEADLINE
         self._reader.join(DEADLINE)
         if self._reader.is_alive():
-            raise ServerFailed(f"PostgreSQL runs {DEADLINE:.0f} s after its stop; its log:\n{self.log}")
+            raise ServerFailed(f"{self._name} runs {DEADLINE:.0f} s after its stop; its log:\n{self.log}")
         self._process.wait(max(0.0, deadline - time.monotonic()))
         self._guard.kill()
         self._guard.communicate()
@@ -223,7 +233,7 @@ class Postmaster:
         with log:
             for line in log:
                 self._log.append(line)
-                if READY in line:
+                if self._ready in line:
                     self._is_ready = True
                     self._decided.set()
         self._decided.set()

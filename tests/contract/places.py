@@ -25,9 +25,9 @@ from deltaci.core.reactions import Birth
 from deltaci.core.verify import verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
-from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Put, Request, Store, Transaction, Write
+from deltaci.store.port import Put, Ready, Request, Store, Transaction, Write
 from deltaci.store.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
@@ -91,10 +91,12 @@ class Place:
             await store.close()
 
     @asynccontextmanager
-    async def server(self, wrap: Callable[[Store], Store] = lambda store: store) -> AsyncIterator[Server]:
+    async def server(
+        self, wrap: Callable[[Store], Store] = lambda store: store, mint: Mint | None = None
+    ) -> AsyncIterator[Server]:
         """One of the servers that share this data."""
         async with self.opened() as store:
-            server = Server(wrap(store))
+            server = Server(wrap(store), mint)
             await server.applier.start()
             try:
                 yield server
@@ -110,9 +112,9 @@ class Place:
 class Server:
     """An applier over its own store, and what cases often do with it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, mint: Mint | None = None) -> None:
         self.store = store
-        self.applier = Applier(store)
+        self.applier = Applier(store, mint)
 
     async def do(self, command: Command) -> Decision:
         """Apply one command."""
@@ -208,6 +210,9 @@ class Wrapped:
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         return await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        return await self.inner.waiting(before, limit)
 
     async def last_seq(self) -> int:
         return await self.inner.last_seq()

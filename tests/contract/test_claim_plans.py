@@ -10,6 +10,7 @@ import pytest
 
 from deltaci.store import sqlite
 from deltaci.store.port import Store
+from deltaci.store.sql import FIRST_READY, NEXT_QUEUE
 from deltaci.store.sqlite import SqliteStore
 from tests.contract.places import on_loop, write
 from tests.contract.test_store_port import waiting
@@ -44,6 +45,13 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
         assert on_records
         assert all("records_ready (tenant=?" in step and "SEARCH" in step for step in on_records), plan
         assert not [step for step in plan if "B-TREE" in step], plan
+    for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql.format(*'????')}", values)]
+        assert "SEARCH records USING" in plan[0], plan
+        assert "records_ready" in plan[0], plan
+        assert not [step for step in plan if "B-TREE" in step], plan
+    [by_id] = connection.execute(f"EXPLAIN QUERY PLAN {sqlite._ONLY.format('?, ?')}", ["a1", "a2", "a", START])
+    assert "(id=?)" in by_id[3]
     connection.close()
 
 
@@ -65,11 +73,20 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
         found = []
         for sql, values in ((postgres._READY, ["a", "arm", START, 1]), (postgres._KEYS, ["a"])):
             found.append("\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}", *values)))
+        for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
+            shown = f"EXPLAIN {sql.format('$1', '$2', '$3', '$4')}"
+            found.append("\n".join(row[0] for row in await connection.fetch(shown, *values)))
+        only.append(
+            "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {postgres._ONLY}", ["a1"], "a", START))
+        )
         await connection.close()
         return found
 
+    only: list[str] = []
     for plan in asyncio.run(plans()):
         assert "using records_ready" in plan
-        assert plan.count("(tenant = ") == plan.count("Index Cond"), plan
+        assert plan.count("(tenant = ") + plan.count("ROW(tenant, queue_key) > ") == plan.count("Index Cond"), plan
         assert "Seq Scan" not in plan, plan
         assert "Sort" not in plan, plan
+    assert "using records_pkey" in only[0]
+    assert "Index Cond: (id = ANY" in only[0]

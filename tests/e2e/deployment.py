@@ -49,13 +49,13 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def start_server(self) -> None:
+    def start_server(self, *words: str) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
         if self.server is not None and self.server.stdout is not None:
             self.server.stdout.close()
         self.server = self._start(
             *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
-            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS)),
+            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *words),
             name="server",
         )
         assert self.server.stdout is not None
@@ -119,10 +119,10 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(folder: Path) -> AsyncIterator[Deployment]:
-    """A deployment with its server running."""
+async def deployed(folder: Path, *words: str) -> AsyncIterator[Deployment]:
+    """A deployment with its server running, with these options beside the usual ones."""
     made = Deployment(folder)
-    made.start_server()
+    made.start_server(*words)
     try:
         async with made.queue:
             yield made

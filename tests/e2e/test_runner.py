@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.events import Event
+from deltaci.core.instants import SECOND
 from deltaci.wire.messages import MAX_SPEC_BYTES
 from tests.contract.places import on_loop
 from tests.e2e.deployment import deployed, is_alive
@@ -152,6 +153,27 @@ async def test_a_cancel_stops_even_who_does_not_want_to_and_only_then_is_it_ackn
         assert record.ended_lease is not None
         assert record.ended_lease.state == "CANCELED"  # By the runner's own word, not by the deadline.
         assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.mark.proves("PRO-M7", "PRO-Q13", "PRO-B2")
+@on_loop
+async def test_a_cancel_does_not_wait_for_a_heartbeat(tmp_path: Path) -> None:
+    """With the usual interval of 20 seconds, a stop that somebody asks for is over in a few."""
+    async with deployed(tmp_path, "--lease-ttl", "120") as place:
+        place.start_runner("r1")
+        pipe = tmp_path / "begun"
+        os.mkfifo(pipe)
+        id = await place.enqueue(f"echo begun > {pipe}; exec tail -f /dev/null")
+        await told(pipe)
+
+        await place.queue.cancel(id)
+        record = await place.outcome(id)
+
+        assert record.state == "CANCELED"
+        at = {event.to: event.at for event in await place.queue.log(id)}
+        assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 5 * SECOND
+        assert record.ended_lease is not None
+        assert record.ended_lease.state == "CANCELED"  # By the runner's own word.
 
 
 def freeze(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

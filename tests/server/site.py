@@ -18,8 +18,11 @@ import pytest
 from deltaci.blobs.logs import Logs
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
+from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer
+from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
+from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.wire import messages as wire
@@ -28,6 +31,7 @@ from tests.contract.places import Place, Server
 from tests.lab import TENANT
 
 KEY = b"k" * 32
+LEASE_IDS = LeaseIds(KEY)
 TIME = "2026-01-04T08:00:00Z"
 
 # What each message needs beside its lease and its runner.
@@ -66,8 +70,21 @@ class Site:
         self.logs = Logs(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
         registry = Registry(server.applier, self.signer)
-        self.app = RunnerApp(Protocol(server.store, server.applier), registry, self.logs)
+        self.control = ControlHub(server.store, LEASE_IDS)
+        self.follower = Follower(server.store)
+        self.follower.tell(self.control.hear)
+        self.app = RunnerApp(Protocol(server.store, server.applier), registry, self.logs, self.control)
         self.secrets: set[str] = set()
+
+    async def listen(self) -> None:
+        """Begin to follow the log; only cases that are about what it tells need that."""
+        await self.follower.start()
+        self.control.start()
+
+    async def close(self) -> None:
+        """Stop what follows the log."""
+        await self.follower.stop()
+        await self.control.stop()
 
     async def ask(
         self,
@@ -171,6 +188,13 @@ class Runner:
         assert reply.status == 200, reply
         return msgspec.convert(reply.body["leases"], list[wire.LeaseGranted])
 
+    async def control(self, *lease_ids: str, **fields: Any) -> list[wire.CancelRequested]:
+        """Wait to be told. What comes back is read as a runner reads it."""
+        asked = {"type": "Control", "runner_id": self.id, "lease_ids": lease_ids, **fields}
+        reply = await self.ask("POST", "control", json.dumps(asked).encode())
+        assert reply.status == 200, reply
+        return msgspec.convert(reply.body["cancels"], list[wire.CancelRequested])
+
     async def take(self, **fields: Any) -> Held:
         """Ask for one job, which must be there."""
         [granted] = await self.lease(**fields)
@@ -239,8 +263,11 @@ OpenSite = Callable[[], AbstractAsyncContextManager[Site]]
 @asynccontextmanager
 async def opened(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
     """A site that is open, and checked when it closes."""
-    async with place.server() as server:
+    async with place.server(mint=LEASE_IDS.mint) as server:
         site = Site(place, server, folder)
-        yield site
+        try:
+            yield site
+        finally:
+            await site.close()
         await server.verified()
         await site.check_secrets(caplog)

@@ -273,3 +273,47 @@ async def _work(runner: Runner) -> None:
     held = await runner.take()
     for kind in ("AckLease", "Heartbeat", "Complete"):
         assert (await held.say(kind)).status == 200
+
+
+# -- from a dispatch
+
+
+@pytest.mark.proves("PRO-B1", "PRO-K3", "PRO-F3")
+@on_loop
+async def test_a_runner_that_was_told_of_attempts_gets_these_or_hears_that_they_are_gone(site: OpenSite) -> None:
+    """What is gone needs no second try; what only does not fit this runner is somebody else's."""
+    async with site() as here:
+        first, second = await here.runner("w1", slots=5), await here.runner("w2", slots=5)
+        for n in range(3):
+            await here.server.enqueue(f"q{n}", spec=SPEC)
+        await here.server.enqueue("arm", spec=SPEC, queue_key="arm")
+        await here.server.enqueue("later", spec=SPEC, run_at=here.place.now() + 10**9)
+        wanted = ["q1", "arm", "later", "never", "q0"]
+
+        taken = await _told_of(first, wanted)
+        again = await _told_of(second, wanted)
+
+        assert (_jobs(taken), taken.body["gone"]) == (["q0", "q1"], ["q1", "never", "q0"])
+        assert (_jobs(again), again.body["gone"]) == ([], ["q1", "never", "q0"])
+        assert [each.job_id for each in await second.lease()] == ["q2"]
+
+
+@on_loop
+async def test_another_tenants_attempts_are_gone_for_whoever_names_them(site: OpenSite) -> None:
+    """Whether they exist is nobody else's affair."""
+    async with site() as here:
+        stranger = await here.runner("w2", tenant="other")
+        await here.server.enqueue("q1", spec=SPEC)
+
+        reply = await _told_of(stranger, ["q1", "q2"])
+
+        assert reply.body == {"leases": [], "gone": ["q1", "q2"]}
+
+
+async def _told_of(runner: Runner, attempts: list[str]) -> Any:
+    asked = {"type": "Lease", "runner_id": runner.id, "slots": 5, "attempts": attempts}
+    return await runner.ask("POST", "lease", json.dumps(asked).encode())
+
+
+def _jobs(reply: Any) -> list[str]:
+    return sorted(each["job_id"] for each in reply.body["leases"])

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
 from deltaci.engine import loops
 from deltaci.runner.agent import Agent, KeeperGone
@@ -41,6 +42,8 @@ def runner_command(
             help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
         ),
     ] = 0,
+    nats: NatsOption = "",
+    nats_credentials: NatsCredentialsOption = "",
 ) -> None:
     """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
 
@@ -50,13 +53,21 @@ def runner_command(
     work.mkdir(parents=True, exist_ok=True, mode=0o700)
     offered = [label.strip() for label in labels.split(",") if label.strip()]
     try:
+        bus = bus_address(nats, nats_credentials)
         credential = _credential(Client(server), token, work / CREDENTIAL_FILE, offered, slots)
         os.environ.pop("DELTACI_TOKEN", None)
         agent = Agent(
-            server, credential, labels=offered, slots=slots, folder=work, once=once, drain_seconds=drain_seconds
+            server,
+            credential,
+            labels=offered,
+            slots=slots,
+            folder=work,
+            once=once,
+            drain_seconds=drain_seconds,
+            nats=bus,
         )
         loops.run(_run(agent))
-    except (Refused, Unreachable, KeeperGone) as error:
+    except (Refused, Unreachable, KeeperGone, ValueError) as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(1) from None
 

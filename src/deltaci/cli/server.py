@@ -10,11 +10,13 @@ from typing import Annotated
 
 import typer
 
+from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
+from deltaci.wire.bus import BusAddress
 
 app = typer.Typer()
 
@@ -31,19 +33,21 @@ def server_command(
     lease_ttl: Annotated[
         int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
     ] = lease.TTL_SECONDS,
+    nats: NatsOption = "",
+    nats_credentials: NatsCredentialsOption = "",
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     data.mkdir(parents=True, exist_ok=True)
     try:
-        loops.run(_serve(store, data, host, port, lease_ttl))
+        loops.run(_serve(store, data, host, port, lease_ttl, bus_address(nats, nats_credentials)))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int) -> None:
-    async with Service(open_store(store), data, ttl_seconds=lease_ttl) as service:
+async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int, nats: BusAddress | None) -> None:
+    async with Service(open_store(store), data, ttl_seconds=lease_ttl, nats=nats) as service:
         listener = Listener(service, host, port)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)

@@ -177,6 +177,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             ttl_seconds=command.ttl_seconds,
             accept_by=at + command.accept_seconds * SECOND,
             expires_at=at + command.ttl_seconds * SECOND,
+            salt=command.salt,
         ),
         lease.Grant,
         at,
@@ -196,8 +197,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Ack, at)
-    return STARTING, changes, told
+    return STARTING, *_with_lease(attempt, lease.Ack, at)
 
 
 def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Move | None:
@@ -212,8 +212,7 @@ def _start(attempt: Attempt, command: Start, at: int) -> Move:
 
 
 def _renew(attempt: Attempt, command: Leased, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Renew, at)
-    return attempt.state, changes, told
+    return attempt.state, *_with_lease(attempt, lease.Renew, at)
 
 
 def _beat(attempt: Attempt, command: Heartbeat, at: int) -> Move:
@@ -222,8 +221,7 @@ def _beat(attempt: Attempt, command: Heartbeat, at: int) -> Move:
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
-    changes, told = _with_lease(attempt, lease.Renew, at)
-    return UPLOADING, changes, told
+    return UPLOADING, *_with_lease(attempt, lease.Renew, at)
 
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:

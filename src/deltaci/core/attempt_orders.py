@@ -29,6 +29,7 @@ class Grant(Command, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     ttl_seconds: int = lease.TTL_SECONDS
     accept_seconds: int = lease.ACCEPT_SECONDS
+    salt: str = ""
 
 
 class Leased(Command, frozen=True, kw_only=True):

@@ -34,7 +34,11 @@ RUNTIME_BUFFER_SECONDS: Final = 60  # How much later than its time is over a run
 
 
 class Lease(Stateful, frozen=True, kw_only=True):
-    """Who may execute the attempt, until when, and how to recognise them."""
+    """Who may execute the attempt, until when, and how to recognise them.
+
+    `salt` is what whoever made the lease's id needs, beside their key, to make the same one again; alone it tells
+    nothing. Empty: its id was drawn, and nobody can.
+    """
 
     number: int
     worker_id: str
@@ -42,6 +46,7 @@ class Lease(Stateful, frozen=True, kw_only=True):
     ttl_seconds: int
     accept_by: int
     expires_at: int
+    salt: str = ""
 
 
 class Grant(Command, frozen=True, kw_only=True):

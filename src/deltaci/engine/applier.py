@@ -10,20 +10,23 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.lane import MAX_BATCH, Answer, Claim, Claimed, Item, Lane, Overloaded, Tick, Waiting
+from deltaci.engine.lane import MAX_BATCH, Answer, Claim, Claimed, Item, Lane, Mint, Overloaded, Tick, Waiting
 from deltaci.engine.unreadable import Reports
 from deltaci.store.port import Store, Unavailable
 
-__all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Overloaded", "Tick"]
+__all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Mint", "Overloaded", "Tick"]
 
 
 class Applier:
-    """Commands in, decisions out, everything durable. Start it before use, stop it after."""
+    """Commands in, decisions out, everything durable. Start it before use, stop it after.
 
-    def __init__(self, store: Store) -> None:
+    Lease ids are drawn, unless there is somebody who mints them so that they can be made again.
+    """
+
+    def __init__(self, store: Store, mint: Mint | None = None) -> None:
         clock = ForwardClock()  # One for all lanes: none may lag behind what another has seen.
         reports = Reports()
-        self._lanes = [Lane(store, clock, reports) for _ in range(store.lanes)]
+        self._lanes = [Lane(store, clock, reports, mint) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Final
 
 from deltaci.core.events import Event
@@ -34,13 +35,23 @@ async def follow(
     Of this tenant alone, unless none is named. A slow reader costs nobody anything: it reads pages at its own
     pace and nothing is kept for it.
     """
+    async with aclosing(pages(store, after, entity_id=entity_id, run_id=run_id)) as read:
+        async for page in read:
+            for event in page:
+                if tenant in ("", event.tenant):
+                    yield event
+
+
+async def pages(
+    store: Store, after: int, *, entity_id: str = "", run_id: str = ""
+) -> AsyncGenerator[list[Event], None]:
+    """The same, as many at a time as there are: for one who looks things up for all of them together."""
     seen = after
     with store.wakers.subscribed() as waker:
         while True:
             page = await store.events(seen, PAGE, entity_id=entity_id, run_id=run_id)
-            for event in page:
-                seen = event.seq
-                if tenant in ("", event.tenant):
-                    yield event
+            if page:
+                seen = page[-1].seq
+                yield page
             if len(page) < PAGE:
                 await waker.wait()

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -53,9 +53,14 @@ MAX_CACHED: Final = 50_000
 MAX_TRIES: Final = 50
 MAX_BROKEN: Final = 3
 SECRET_BYTES: Final = 16
+SALT_CHARS: Final = 16
 STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
 
 LOGGER: Final = logging.getLogger(__name__)
+
+
+# Makes the secret part of a lease id from the attempt's id, the lease's number and a salt that is kept with it.
+Mint = Callable[[str, int, str], str]
 
 
 class Overloaded(Exception):
@@ -65,7 +70,8 @@ class Overloaded(Exception):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A worker asks for work: so many of its tenant's best attempts that fit its labels.
 
-    One that is sure to begin at once may say so: then each is claimed and started in one go.
+    One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
+    certain attempts gets these or none.
     """
 
     tenant: str
@@ -76,6 +82,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     accept_seconds: int
     request_id: str = ""
     starts: bool = False
+    only: tuple[str, ...] = ()
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -105,8 +112,9 @@ class Waiting(msgspec.Struct):
 class Lane:
     """One sequence of batches, with the records that it keeps in memory."""
 
-    def __init__(self, store: Store, clock: ForwardClock, reports: Reports) -> None:
+    def __init__(self, store: Store, clock: ForwardClock, reports: Reports, mint: Mint | None = None) -> None:
         self._store = store
+        self._mint = mint
         self._clock = clock
         self._reports = reports
         self._world = World()
@@ -226,7 +234,7 @@ class Lane:
                 wanted.update(_related(item))
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim):
-            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit)
+            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only)
         else:
             stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
             self._take(held, wanted | drawn)
@@ -349,7 +357,7 @@ class Lane:
             return ready
         # What this batch already gave away is still ready in the store: ask for that many more.
         taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
+        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken, claim.only)
         return (yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND))
 
     def _claim(
@@ -366,8 +374,11 @@ class Lane:
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or ready_at(current) is None:
                 continue
-            own = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2]
+            own, salt = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2], ""
             number = current.claims + 1
+            if self._mint is not None:
+                salt = own[:SALT_CHARS]
+                own = self._mint(current.id, number, salt)
             token = ids.lease_id(current.id, number, own)
             ref = ids.LeaseRef(current.id, number, ids.lease_fingerprint(token))
             grant = attempt.Grant(
@@ -378,6 +389,7 @@ class Lane:
                 labels=claim.labels,
                 ttl_seconds=claim.ttl_seconds,
                 accept_seconds=claim.accept_seconds,
+                salt=salt,
             )
             decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
             if decision is None:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.dispatches import Dispatches
+from deltaci.runner.ear import Ear
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import NewToken, Order, decode_news
+from deltaci.runner.keeper import Cancel, NewToken, Order, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import LeaseGranted, Registered
+from deltaci.wire.bus import BusAddress
+from deltaci.wire.messages import CancelRequested, LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
+SWEEP_SECONDS: Final = 15.0
+UNLINKED_SECONDS: Final = 5.0  # While NATS is away: not so long that its return goes unnoticed.
 RETRY_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -44,10 +50,15 @@ class Agent:
         folder: Path,
         once: bool = False,
         drain_seconds: float = 0.0,
+        nats: BusAddress | None = None,
     ) -> None:
         self._url = url
         self._client = Client(url, credential.credential)
         self._asking = Client(url, credential.credential)  # A line of its own, on which it waits.
+        self._listening = Client(url, credential.credential)  # And one on which it is told.
+        self._dispatches: Dispatches | None = None
+        self._nats = nats
+        self._is_behind = False
         self._credential = credential
         self._renew_at = time.monotonic() + credential.expires_in_seconds / 2
         self._labels = list(labels)
@@ -56,6 +67,7 @@ class Agent:
         self._once = once
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, Job] = {}
+        self._ear = Ear(self._listening, credential.runner_id, self._jobs.keys, self._heed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -72,6 +84,8 @@ class Agent:
             LOGGER.info("leaving when the %d that run are over; ask again to hand them back", len(self._jobs))
         self._is_stopping.set()
         self._has_room.set()
+        if self._dispatches is not None:
+            self._dispatches.wake()
         if self._drain_seconds:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._hand_back)
 
@@ -102,6 +116,8 @@ class Agent:
         self._tell(NewToken(token=self._client.token))
         hearing = asyncio.create_task(self._hear())
         renewing = asyncio.create_task(self._renew())
+        listening = asyncio.create_task(self._ear.run())
+        linked = self._link()
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
@@ -111,13 +127,27 @@ class Agent:
             if self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            for task in (hearing, renewing, asking, *self._tasks):
+            for task in (hearing, renewing, listening, *linked, asking, *self._tasks):
                 task.cancel()
-            await asyncio.gather(hearing, renewing, asking, *self._tasks, return_exceptions=True)
+            await asyncio.gather(hearing, renewing, listening, *linked, asking, *self._tasks, return_exceptions=True)
             await self._places.close()
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
             await self._keeper.wait()
+
+    def _link(self) -> list[asyncio.Task[None]]:
+        """Have dispatches and cancels from NATS, if there is one."""
+        if self._nats is None or not self._credential.tenant:
+            return []
+        self._dispatches = Dispatches(
+            self._nats,
+            self._credential.tenant,
+            self._credential.runner_id,
+            self._labels,
+            hear=self._ear.tell,
+            on_link=self._ear.relieve,
+        )
+        return [asyncio.create_task(self._dispatches.run())]
 
     def _tell(self, order: Order) -> None:
         if self._keeper is not None and self._keeper.stdin is not None:
@@ -133,6 +163,11 @@ class Agent:
             if job is not None:
                 job.hear(news)
 
+    def _heed(self, wanted: CancelRequested) -> None:
+        """A cancel that came before the heartbeat's answer, which will say the same."""
+        told = Cancel(lease_id=wanted.lease_id, deadline_seconds=wanted.deadline_seconds, reason=wanted.reason)
+        self._jobs[wanted.lease_id].hear(told)
+
     async def _renew(self) -> None:
         """Have a fresh credential long before the old one is over."""
         while True:
@@ -143,25 +178,31 @@ class Agent:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
                 self._renew_at = time.monotonic() + RETRY_SECONDS
                 continue
-            self._client.token = self._asking.token = fresh.credential
+            self._client.token = self._asking.token = self._listening.token = fresh.credential
             self._tell(NewToken(token=fresh.credential))
             self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
         """Ask for as much as there is room for, again and again."""
+        if self._dispatches is not None:
+            await self._dispatches.wait_up(RETRY_SECONDS)
         while not self._is_stopping.is_set():
             free = self._slots - len(self._tasks)
             if free <= 0:
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
+            free = 1 if self._once else free
+            is_linked = self._dispatches is not None and self._dispatches.is_up
+            told = await self._told_of(free)
             asked = wire.Lease(
                 runner_id=self._credential.runner_id,
                 capabilities=self._labels,
-                slots=1 if self._once else free,
-                wait_seconds=WAIT_SECONDS,
+                slots=free,
+                wait_seconds=0.0 if is_linked else UNLINKED_SECONDS if self._dispatches else WAIT_SECONDS,
+                attempts=list(told),
             )
-            asking = asyncio.create_task(asyncio.to_thread(self._asking.lease, asked))
+            asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
             stopping = asyncio.create_task(self._is_stopping.wait())
             await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
@@ -169,20 +210,35 @@ class Agent:
                 # What it may still be given is never acknowledged, and goes back to others.
                 self._asking.abort()
                 await asyncio.gather(asking, return_exceptions=True)
+                await self._settle(told, ())
                 return
             try:
-                granted = asking.result()
+                answer = asking.result()
             except Unreachable as error:
                 LOGGER.warning("%s; trying again", error)
+                await self._settle(told, ())
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
                 continue
+            granted = answer.leases
+            await self._settle(told, answer.gone)
+            self._is_behind = bool(granted) and not told
             for each in granted:
                 task = asyncio.create_task(self._work(each))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
             if granted and self._once:
                 return
+
+    async def _told_of(self, most: int) -> dict[str, Any]:
+        """Wait for dispatches, if they come. What they may have missed is asked for every now and then."""
+        if self._dispatches is None or self._is_behind:
+            return {}
+        return await self._dispatches.take(most, SWEEP_SECONDS * random.uniform(0.8, 1.2))
+
+    async def _settle(self, told: dict[str, Any], gone: Collection[str]) -> None:
+        if self._dispatches is not None:
+            await self._dispatches.settle(told, gone)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -192,6 +248,7 @@ class Agent:
         assert self._places is not None
         job = Job(self._client, self._credential.runner_id, granted, self._places)
         self._jobs[granted.lease_id] = job
+        self._ear.leases_changed()
         started = time.monotonic()
         try:
             outcome = await job.run(self._tell)
@@ -201,3 +258,4 @@ class Agent:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
         finally:
             self._jobs.pop(granted.lease_id, None)
+            self._ear.leases_changed()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import CODES, Refused
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
@@ -26,9 +26,16 @@ class Unreachable(Exception):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The answer to a request for work."""
+    """The answer to a request for work: leases, and which of the attempts that were named nobody can claim any more."""
 
     leases: list[LeaseGranted]
+    gone: list[str] = []
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The answer to who waits to be told what is wanted."""
+
+    cancels: list[wire.CancelRequested]
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -38,6 +45,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 _granted = msgspec.json.Decoder(Granted).decode
+_wanted = msgspec.json.Decoder(Wanted).decode
 _size = msgspec.json.Decoder(Size).decode
 _registered = msgspec.json.Decoder(Registered).decode
 _problem = msgspec.json.Decoder(Problem).decode
@@ -69,8 +77,17 @@ class Client:
 
     def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
+        return self.ask(asked).leases
+
+    def ask(self, asked: wire.Lease) -> Granted:
+        """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
-        return _granted(body).leases
+        return _granted(body)
+
+    def control(self, asked: wire.Control) -> list[wire.CancelRequested]:
+        """Wait to be told what is wanted of the leases that this runner has."""
+        body = self._call("POST", "control", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
+        return _wanted(body).cancels
 
     def say(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
         """Say one thing."""
@@ -155,7 +172,9 @@ class Client:
             problem = Problem("unavailable", f"the server answered {status}")
         if status >= 500:
             raise Unreachable(problem.message)
-        raise Refused(problem.code, problem.message)
+        # Whoever answers may be a proxy, or a server that has other codes than ours.
+        otherwise = "not_found" if status == 404 else "bad_request"
+        raise Refused(problem.code if problem.code in CODES else otherwise, problem.message)
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)

@@ -16,6 +16,7 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.lane import Overloaded
+from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
 from deltaci.store.port import Conflict, Unavailable
@@ -38,6 +39,7 @@ _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
+_decode_control = wire.decoder(wire.Control)
 _decode_registration = wire.decoder(wire.Registration)
 
 
@@ -100,8 +102,9 @@ class Request:
 class RunnerApp:
     """The addresses under /runner/v1/."""
 
-    def __init__(self, protocol: Protocol, registry: Registry, logs: Logs) -> None:
+    def __init__(self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub) -> None:
         self._protocol = protocol
+        self._control = control
         self._registry = registry
         self._logs = logs
 
@@ -135,7 +138,9 @@ class RunnerApp:
             case "renew":
                 return self._registry.renew(who)
             case "lease":
-                return {"leases": await self._lease(who, request)}
+                return await self._lease(who, request)
+            case "control":
+                return {"cancels": await self._cancels(who, request)}
             case "messages":
                 message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
@@ -155,11 +160,22 @@ class RunnerApp:
         assert name == "log", name
         return await self._log(who, request)
 
-    async def _lease(self, who: Runner, request: Request) -> list[wire.LeaseGranted]:
+    async def _lease(self, who: Runner, request: Request) -> dict[str, Any]:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         gone = asyncio.create_task(request.gone())
         try:
-            return await self._protocol.lease(who, asked, gone.done)
+            granted = await self._protocol.lease(who, asked, gone.done)
+        finally:
+            gone.cancel()
+        if not asked.attempts:
+            return {"leases": granted}
+        return {"leases": granted, "gone": await self._protocol.gone(who, asked.attempts)}
+
+    async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
+        asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
+        gone = asyncio.create_task(request.gone())
+        try:
+            return await self._control.wait(who, asked, gone)
         finally:
             gone.cancel()
 

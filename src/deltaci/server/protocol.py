@@ -21,9 +21,11 @@ from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
+from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
 from deltaci.engine.unreadable import refusal
+from deltaci.server.follower import look
 from deltaci.store.port import Open, Store, Transaction
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
@@ -86,6 +88,7 @@ class Protocol:
             limit=asked.slots,
             ttl_seconds=self._ttl_seconds,
             accept_seconds=lease.ACCEPT_SECONDS,
+            only=tuple(asked.attempts),
         )
         loop = asyncio.get_running_loop()
         give_up = loop.time() + asked.wait_seconds
@@ -99,6 +102,16 @@ class Protocol:
                 if not claimed:
                     await waker.wait(left)
         return []
+
+    async def gone(self, who: Runner, attempts: Sequence[str]) -> list[str]:
+        """Those that are not there to be claimed, now: held, over, or never there for this tenant."""
+        _, records = await self._store.transact(lambda: look(attempts))
+        there = {
+            each.id
+            for each in records
+            if refusal(each) is not None or (each.tenant == who.tenant and ready_at(each) is not None)
+        }
+        return [id for id in attempts if id not in there]
 
     async def _grant(self, who: Runner, claimed: Sequence[Claimed]) -> list[LeaseGranted]:
         """What a runner can execute. The rest is failed at once: no other runner could do better."""

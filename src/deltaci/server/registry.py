@@ -39,7 +39,7 @@ class Registry:
     def renew(self, who: Runner) -> Registered:
         """A fresh credential for a runner that is known."""
         token = self._signer.sign("run", who.id, who.tenant, self._seconds)
-        return Registered(runner_id=who.id, credential=token, expires_in_seconds=self._seconds)
+        return Registered(runner_id=who.id, credential=token, expires_in_seconds=self._seconds, tenant=who.tenant)
 
     def who(self, token: str) -> Runner:
         """Who shows this credential."""

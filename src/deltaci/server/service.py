@@ -16,11 +16,16 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
+from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.dispatch import Dispatcher
+from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
+from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.store.port import Store
+from deltaci.wire.bus import BusAddress
 
 KEY_FILE: Final = "server.key"
 KEEP_ALIVE_SECONDS: Final = 75
@@ -36,18 +41,33 @@ def registration_token(folder: Path, runner_id: str, tenant: str, seconds: float
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
-    def __init__(self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+    def __init__(
+        self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS, nats: BusAddress | None = None
+    ) -> None:
         self.store = store
-        self.applier = Applier(store)
+        key = server_key(folder / KEY_FILE)
+        lease_ids = LeaseIds(key)
+        self.applier = Applier(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
-        signer = Signer(server_key(folder / KEY_FILE), time.time)
+        signer = Signer(key, time.time)
         self.protocol = Protocol(store, self.applier, ttl_seconds)
-        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs)
+        self.control = ControlHub(store, lease_ids)
+        self._follower = Follower(store)
+        self._follower.tell(self.control.hear)
+        self._dispatcher = Dispatcher(store, nats) if nats is not None else None
+        if self._dispatcher is not None:
+            self._follower.tell(self._dispatcher.hear)
+            self.control.add_outlet(self._dispatcher.tell)
+        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs, self.control)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
         await self.store.open()
         await self.applier.start()
+        await self._follower.start()
+        self.control.start()
+        if self._dispatcher is not None:
+            self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
         return self
 
@@ -56,6 +76,10 @@ class Service:
             self._timers.cancel()
             with suppress(asyncio.CancelledError):
                 await self._timers
+        if self._dispatcher is not None:
+            await self._dispatcher.stop()
+        await self._follower.stop()
+        await self.control.stop()
         await self.applier.stop()
         await self.store.close()
 
@@ -106,4 +130,5 @@ class Listener:
     def stop(self) -> None:
         """Finish what is under way, and end."""
         self._service.protocol.stop_waiting()
+        self._service.control.stop_waiting()
         self._server.should_exit = True

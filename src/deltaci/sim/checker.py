@@ -1,7 +1,7 @@
 """Is this history legal? Written from the documents alone: it shares no code with what it checks.
 
-It reads the log event by event, as it is committed, and keeps what it needs to judge the next one. A violation names the
-invariant, the event, and what was expected.
+It reads the log event by event, as it is committed, and keeps what it needs to judge the next one. A violation names
+the invariant, the event, and what was expected.
 """
 
 from __future__ import annotations
@@ -201,13 +201,13 @@ class Checker:
             self._occupy(name, event.entity_id, str(told["worker_id"]))
             return Lease(number, str(told["worker_id"]), state, int(told["expires_at"]), int(told["accept_by"]))
         if before is None or before.number != number or before.state != told["from"]:
-            raise Violation("one-lease", f"{name} changes lease {number} from {told['from']}, but the lease is {before}")
+            raise Violation("one-lease", f"{name} changes lease {number} from {told['from']}, but it is {before}")
         if told["from"] != state and state not in LEGAL["lease"].get(told["from"], ()):
             raise Violation("legal", f"{name}: lease {told['from']} → {state} is no transition of a lease")
         if state == "EXPIRED" and event.at < before.expires_at:
             raise Violation("expiry", f"{name} lets the lease expire {(before.expires_at - event.at) / SECOND} s early")
         if state in LIVE and event.at >= before.expires_at:
-            raise Violation("revived", f"{name} renews a lease that ended {(event.at - before.expires_at) / SECOND} s ago")
+            raise Violation("revived", f"{name} renews a lease that ended at {before.expires_at}")
         expires_at = int(told.get("expires_at", before.expires_at))
         if state in LIVE and expires_at < before.expires_at:
             raise Violation("shortened", f"{name} shortens the lease by {(before.expires_at - expires_at) / SECOND} s")

@@ -12,9 +12,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 class Node:
@@ -75,26 +76,34 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """A future of this loop."""
         return asyncio.Future(loop=self)
 
-    def create_task(
-        self, coro: Any, *, name: str | None = None, context: Context | None = None
-    ) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         """A task, in the node of whoever makes it."""
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[Unpack[Args]], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
         """At this moment, after what is already waiting for it."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Args]], object],
+        *args: *Args,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """So much later."""
         return self.call_at(self.now + max(0.0, delay), callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[Unpack[Args]], object],
+        *args: *Args,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """At that moment."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -117,7 +126,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_until_complete(self, future: Any) -> Any:
         """Let things happen until this is done."""
         task = asyncio.ensure_future(future, loop=self)
-        self.run(lambda: task.done())
+        self.run(task.done)
         return task.result()
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
@@ -129,7 +138,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             while not is_over():
                 if ready:
                     handle = ready.popleft()
-                    if handle._cancelled:  # type: ignore[attr-defined]
+                    if handle._cancelled:
                         continue
                     node = handle._context.get(HERE, WORLD)  # type: ignore[attr-defined]
                     if node.is_dead:
@@ -140,7 +149,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     self.steps += 1
                     handle._run()
                     continue
-                while later and later[0][2]._cancelled:  # type: ignore[attr-defined]
+                while later and later[0][2]._cancelled:
                     heapq.heappop(later)
                 if not later:
                     raise Stuck("nothing more can happen")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -27,10 +28,12 @@ from deltaci.store.port import (
     OpenReady,
     Put,
     PutAside,
+    Ready,
     Request,
     T,
     Transaction,
     Write,
+    fits,
     fitting,
 )
 from deltaci.store.wake import Wakers
@@ -101,7 +104,7 @@ class MemoryStore:
             return self._clock(), self._load(request.ids)
         if isinstance(request, OpenReady):
             now = self._clock()
-            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit))
+            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit, request.only))
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, LoadJobs):
@@ -119,6 +122,8 @@ class MemoryStore:
         return [_held(row) for row in found if row is not None]
 
     def _find_ready(self, request: FindReady) -> list[Held]:
+        if request.only:
+            return self._find_only(request)
         best: list[ReadyKey] = []
         keys = [key for tenant, key in self._ready if tenant == request.tenant]
         for key in fitting(keys, request.labels):
@@ -131,6 +136,16 @@ class MemoryStore:
                         break
         best.sort()
         return [_held(self._rows[entry[2]]) for entry in best[: request.limit]]
+
+    def _find_only(self, request: FindReady) -> list[Held]:
+        found: list[tuple[ReadyKey, Held]] = []
+        for row in filter(None, map(self._rows.get, dict.fromkeys(request.only))):
+            if row.ready is not None and row.ready[0][0] == request.tenant and row.ready[1][1] <= request.now:
+                held = _held(row)
+                if fits(held, request.labels):
+                    found.append((row.ready[1], held))
+        found.sort(key=lambda entry: entry[0])
+        return [held for _, held in found[: request.limit]]
 
     def _find_due(self, request: FindDue) -> list[Held]:
         found: list[Held] = []
@@ -209,6 +224,14 @@ class MemoryStore:
             if event.seq > after and entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
         )
         return [event for _, event in zip(range(limit), matching, strict=False)]
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """What waits since before then."""
+        found: list[Ready] = []
+        for (tenant, key), entries in self._ready.items():
+            old = ((at, id) for _, at, id in entries if at <= before)
+            found += [Ready(tenant, key, id, at) for at, id in islice(old, limit)]
+        return found
 
     async def last_seq(self) -> int:
         """The newest seq."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
@@ -49,6 +50,7 @@ class OpenReady(msgspec.Struct, frozen=True):
     tenant: str
     labels: tuple[str, ...]
     limit: int
+    only: tuple[str, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -66,19 +68,36 @@ class LoadJobs(msgspec.Struct, frozen=True):
 class FindReady(msgspec.Struct, frozen=True):
     """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
 
-    Only this tenant's: what another one has waiting is neither found nor walked past.
+    Only this tenant's: what another one has waiting is neither found nor walked past. With `only`, those among them
+    that have one of these ids.
     """
 
     tenant: str
     labels: tuple[str, ...]
     now: int
     limit: int
+    only: tuple[str, ...] = ()
 
 
 def fitting(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
     """The queues from which a worker with these labels may take."""
     offered = set(labels)
     return [key for key in queue_keys if required_labels(key) <= offered]
+
+
+def fits(held: Held, labels: Iterable[str]) -> bool:
+    """Whether a worker with these labels may take it. One that cannot be read concerns whoever finds it."""
+    record = held.record
+    return not isinstance(record, Attempt) or required_labels(record.queue_key) <= set(labels)
+
+
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """An attempt that waits to be claimed, by what the store knows of it without reading it."""
+
+    tenant: str
+    queue_key: str
+    id: str
+    ready_at: int
 
 
 class FindDue(msgspec.Struct, frozen=True):
@@ -161,6 +180,10 @@ class Store(Protocol):
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events with a greater seq, in order, of everything or of one entity or run."""
+        ...
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """What waits to be claimed since before then: of every queue of every tenant so many, best first."""
         ...
 
     async def last_seq(self) -> int:

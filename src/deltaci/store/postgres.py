@@ -31,14 +31,16 @@ from deltaci.store.port import (
     Open,
     OpenReady,
     PutAside,
+    Ready,
     Request,
     T,
     Transaction,
     Unavailable,
     Write,
+    fits,
     fitting,
 )
-from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
 from deltaci.store.wake import Wakers
 
 LANES: Final = 3
@@ -76,6 +78,11 @@ _OPEN_READY: Final = (
     f"SELECT c.now, r.* FROM (SELECT {_CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
     f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
     "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
+)
+# The ids lead to the rows: a bare `tenant` might lead along the index of all that is ready.
+_ONLY: Final = (
+    f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) AND tenant || '' = $2 AND ready_at + 0 <= $3 "
+    "FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 # One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
@@ -130,6 +137,7 @@ class PostgresStore:
         self._shift = shift  # Microseconds that tests move the database's clock by.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
+        self._ready = ReadyReader(self._fetch, ("$1", "$2", "$3", "$4"))
         self.wakers = Wakers()
         self._notifier = Notifier(self._connect, self.wakers)
 
@@ -234,10 +242,10 @@ class PostgresStore:
         return await self._find_ready(connection, request)
 
     async def _open_ready(self, connection: Any, request: OpenReady) -> tuple[int, list[Held]]:
-        if request.labels:
+        if request.labels or request.only:
             now, _ = await self._open_batch(connection, ())
             return now, await self._find_ready(
-                connection, FindReady(request.tenant, request.labels, now, request.limit)
+                connection, FindReady(request.tenant, request.labels, now, request.limit, request.only)
             )
         rows = await connection.fetch(_OPEN_READY, request.tenant, self._shift(), request.limit)
         return int(rows[0][0]), _held([row[1:] for row in rows if row[1] is not None])
@@ -245,6 +253,11 @@ class PostgresStore:
     @staticmethod
     async def _find_ready(connection: Any, request: FindReady) -> list[Held]:
         best: list[Held] = []
+        if request.only:
+            rows = await connection.fetch(_ONLY, list(request.only), request.tenant, request.now)
+            best = [held for held in _held(rows) if fits(held, request.labels)]
+            best.sort(key=_claim_order)
+            return best[: request.limit]
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         chosen = fitting(keys, request.labels)
         for key in chosen:
@@ -316,6 +329,10 @@ class PostgresStore:
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """What waits since before then."""
+        return await self._ready.waiting(before, limit)
 
     async def last_seq(self) -> int:
         """The newest seq."""

@@ -9,7 +9,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.codec import KIND_OF, encode, select
-from deltaci.store.port import Put, Unreadable
+from deltaci.store.port import Put, Ready, Unreadable
 
 # The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """
@@ -25,6 +25,16 @@ QUEUE_KEYS: Final = """
 PUT_ASIDE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
     "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"
+)
+
+# The next queue that holds something, of whatever tenant; and the first of one queue, in the order of claims.
+NEXT_QUEUE: Final = (
+    "SELECT tenant, queue_key FROM records WHERE ready_at IS NOT NULL AND (tenant, queue_key) > ({0}, {1}) "
+    "ORDER BY tenant, queue_key LIMIT 1"
+)
+FIRST_READY: Final = (
+    "SELECT id, ready_at FROM records WHERE tenant = {0} AND queue_key = {1} AND ready_at <= {2} "
+    "ORDER BY priority DESC, ready_at, id LIMIT {3}"
 )
 
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
@@ -67,6 +77,25 @@ class LogReader:
             if len(rows) < PAGE:
                 break
             seen = rows[-1][0]
+        return found
+
+
+class ReadyReader:
+    """Reads what waits to be claimed, queue by queue, and locks nothing."""
+
+    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str, str]) -> None:
+        self._fetch = fetch
+        self._next = NEXT_QUEUE.format(*marks)
+        self._first = FIRST_READY.format(*marks)
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """Of every queue of every tenant the first that are ready since before then."""
+        found: list[Ready] = []
+        tenant = key = ""
+        while queues := await self._fetch(self._next, tenant, key):
+            tenant, key = queues[0]
+            rows = await self._fetch(self._first, tenant, key, before, limit)
+            found += [Ready(tenant, key, id, ready_at) for id, ready_at in rows]
         return found
 
 

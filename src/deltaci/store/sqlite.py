@@ -30,14 +30,16 @@ from deltaci.store.port import (
     OpenReady,
     Put,
     PutAside,
+    Ready,
     Request,
     T,
     Transaction,
     Unavailable,
     Write,
+    fits,
     fitting,
 )
-from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, new_row
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
 from deltaci.store.wake import Wakers
 
 BUSY_SECONDS: Final = 10.0
@@ -75,6 +77,7 @@ class SqliteStore:
         self._write_to: sqlite3.Connection | None = None
         self._read_from: sqlite3.Connection | None = None
         self._log = LogReader(self._read, ("?", "?", "?"))
+        self._ready = ReadyReader(self._read, ("?", "?", "?", "?"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -148,7 +151,7 @@ class SqliteStore:
             return self._clock(), self._load(request.ids)
         if isinstance(request, OpenReady):
             now = self._clock()
-            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit))
+            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit, request.only))
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, Write):
@@ -184,6 +187,8 @@ class SqliteStore:
         """The best of each queue, then the best of those: each is a short walk along the index."""
         found: list[tuple[int, int, str, Held]] = []
         connection = self._connected(self._write_to)
+        if request.only:
+            return self._find_only(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in fitting(keys, request.labels):
             rows = connection.execute(
@@ -192,6 +197,20 @@ class SqliteStore:
             )
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
+        found.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in found[: request.limit]]
+
+    def _find_only(self, request: FindReady) -> list[Held]:
+        found: list[tuple[int, int, str, Held]] = []
+        wanted = list(dict.fromkeys(request.only))
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            some = wanted[start : start + MAX_VARIABLES]
+            sql = _ONLY.format(", ".join("?" * len(some)))
+            rows = self._connected(self._write_to).execute(sql, [*some, request.tenant, request.now])
+            for priority, ready_at, id, kind, version, due_at, body in rows:
+                held = Held(decode_record(id, kind, body), version, due_at)
+                if fits(held, request.labels):
+                    found.append((-priority, ready_at, id, held))
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found[: request.limit]]
 
@@ -235,6 +254,10 @@ class SqliteStore:
         """Committed events, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """What waits since before then."""
+        return await self._ready.waiting(before, limit)
+
     async def last_seq(self) -> int:
         """The newest seq."""
         return int((await self._read("SELECT seq FROM log_head"))[0][0])
@@ -275,6 +298,10 @@ _COLUMNS: Final = "id, kind, version, due_at, body"
 _READY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
     "ORDER BY priority DESC, ready_at, id LIMIT ?"
+)
+# The ids lead to the rows: without the sign the way to what is ready, which begins with the tenant, might be taken.
+_ONLY: Final = (
+    f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE id IN ({{}}) AND +tenant = ? AND +ready_at <= ?"
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"

@@ -60,7 +60,16 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         name="lease",
         does="ask for work; waits up to `wait_seconds` for the first job",
         body="`Lease`",
-        answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work',
+        answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; '
+        '`"gone": [<attempt>, …]` names those of `attempts` that nobody can claim any more, these leases included',
+        codes=("wrong_runner", *_BODY, *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="control",
+        does="wait up to `wait_seconds` to be asked to stop; optional: heartbeats are answered with the same",
+        body="`Control`",
+        answer='`{"cancels": [CancelRequested, …]}`, an empty list when nothing is wanted',
         codes=("wrong_runner", *_BODY, *_ANY),
     ),
     Address(

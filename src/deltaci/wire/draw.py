@@ -30,7 +30,7 @@ FROM_SERVER: Final[Kinds] = (
     wire.CancelRequested,
     wire.StaleLease,
 )
-AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Problem)
+AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Dispatch, wire.Control, wire.Problem)
 PARTS: Final[Kinds] = (
     wire.JobSpec,
     wire.Step,
@@ -53,7 +53,8 @@ This is version {wire.VERSION}; the version is part of every address.
 Everything is JSON in UTF-8 over HTTP, except the bytes of a log. Everything is strict: a field that is not listed, a
 word that is not in its list or a number out of its range is refused with 422 and the place where it was found. A field
 that is not required may be left out, which means its default. Times are UTC, as in `2026-01-04T08:00:00Z`, and need
-their zone. Fields whose meaning begins with “ours” are additions to document 001.
+their zone. Fields whose meaning begins with “ours” are additions to document 001. Word of work and of cancels may
+also come over NATS, see [`docs/nats.md`](nats.md); everything else is as here.
 
 `lease_id`, `cancel_token`, registration tokens and credentials are secrets: keep them out of logs and addresses.
 """
@@ -99,9 +100,14 @@ sequenceDiagram
     participant P as Person
     participant S as Server
     participant R as Runner
+    R->>S: POST {ROOT}control (Control, wait_seconds=30), while it has a lease
     P->>S: cancel the run
-    R->>S: Heartbeat
-    S-->>R: HeartbeatAck (cancel_requested=true, cancel_deadline_seconds=30)
+    par at once, where there is a push channel
+        S-->>R: 200 cancels: [CancelRequested (deadline_seconds=30)]
+    and with the next heartbeat, always
+        R->>S: Heartbeat
+        S-->>R: HeartbeatAck (cancel_requested=true, cancel_deadline_seconds=30)
+    end
     Note over R: stops the job, gracefully as long as there is time
     alt it stopped
         R->>S: CancelAck

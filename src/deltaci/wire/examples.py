@@ -115,6 +115,16 @@ OURS: Final[dict[str, str]] = {
   "slots": 2,
   "wait_seconds": 30
 }""",
+    "Dispatch": """{
+  "type": "Dispatch",
+  "attempt_id": "run_456/job_123.1"
+}""",
+    "Control": """{
+  "type": "Control",
+  "runner_id": "runner_xyz",
+  "lease_ids": ["lease_abc"],
+  "wait_seconds": 30
+}""",
     "CancelAcked": """{
   "type": "CancelAcked",
   "lease_id": "lease_abc",
@@ -128,7 +138,8 @@ OURS: Final[dict[str, str]] = {
     "Registered": """{
   "runner_id": "runner_xyz",
   "credential": "dci_credential",
-  "expires_in_seconds": 900
+  "expires_in_seconds": 900,
+  "tenant": "default"
 }""",
     "Problem": """{
   "code": "log_gap",

@@ -131,6 +131,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret")]
     expires_in_seconds: Annotated[int, says("renew it before that")]
+    tenant: Annotated[str, says("for whom it works")] = ""
 
 
 # -- messages
@@ -158,6 +159,30 @@ class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     slots: Annotated[Slots, says("how many jobs it takes now")] = 1
     wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
     sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
+    attempts: Annotated[
+        list[Id], Meta(max_length=100), says("ours: these or none, from a `Dispatch`; empty: whatever fits")
+    ] = []
+
+
+class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Somewhere an attempt waits to be claimed. Ours: what transport A's queue carries; a hint without any secret."""
+
+    attempt_id: Annotated[Id, says("for `attempts` of a `Lease`")]
+
+
+class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """A runner waits to be told what is wanted of it. Ours: the push channel that document 001 leaves open.
+
+    Whatever is told here is told by the next answer to a heartbeat, too.
+    """
+
+    runner_id: Annotated[Name, says("who waits")]
+    lease_ids: Annotated[
+        list[Secret],
+        Meta(max_length=1000),
+        says("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
+    ] = []
+    wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True):

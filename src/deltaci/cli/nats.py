@@ -1,0 +1,26 @@
+"""The options for NATS that the server and the runner share."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from deltaci.wire.bus import BusAddress
+
+NatsOption = Annotated[
+    str,
+    typer.Option("--nats", envvar="DELTACI_NATS", help="NATS with JetStream, e.g. nats://host:4222; see docs/nats.md."),
+]
+NatsCredentialsOption = Annotated[str, typer.Option("--nats-credentials", help="A credentials file for NATS.")]
+
+
+def bus_address(url: str, credentials: str) -> BusAddress | None:
+    """The address, checked; None without one. It may hold a password, so no child is to inherit it."""
+    os.environ.pop("DELTACI_NATS", None)
+    if not url:
+        return None
+    address = BusAddress(url, credentials)
+    address.check()
+    return address

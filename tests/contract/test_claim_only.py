@@ -1,0 +1,112 @@
+"""A claim of certain attempts: these or none, by the same rules as any other claim."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.core.instants import SECOND
+from deltaci.store.port import FindReady, OpenReady, Ready
+from tests.contract.places import Place, ask, birth, on_loop, write
+from tests.contract.test_store_port import waiting
+from tests.contract.test_unreadable import poisoned
+from tests.lab import START, TENANT
+
+
+async def found(place: Place, *only: str, labels: tuple[str, ...] = (), limit: int = 100, tenant: str = TENANT) -> str:
+    """The ids that are found, in order."""
+    async with place.opened() as store:
+        [held] = await ask(store, FindReady(tenant, labels, place.now(), limit, only))
+        [(_, opened)] = await ask(store, OpenReady(tenant, labels, limit, only))
+    assert [each.record.id for each in opened] == [each.record.id for each in held]
+    return " ".join(each.record.id for each in held)
+
+
+@on_loop
+async def test_only_what_is_named_ready_and_fitting_is_found(place: Place) -> None:
+    """A name opens nothing: not another tenant's, not what needs more, not what is not due."""
+    async with place.opened() as store:
+        await write(
+            store,
+            waiting("a", START - 1),
+            waiting("b", START - 2, priority=5),
+            waiting("c", START - 3),
+            waiting("later", place.now() + 100 * SECOND),
+            waiting("arm", START, labels="arm"),
+            waiting("theirs", START, tenant="other"),
+        )
+
+    assert await found(place, "a", "c", "b") == "b c a"
+    assert await found(place, "a", "c", "b", limit=2) == "b c"
+    assert await found(place, "a", "a", "nobody") == "a"
+    assert await found(place, "later", "arm", "theirs") == ""
+    assert await found(place, "arm", "a", labels=("arm", "x64")) == "a arm"
+    assert await found(place, "theirs", "a", tenant="other") == "theirs"
+    assert await found(place, *(f"n{n}" for n in range(1200)), "c") == "c"
+
+
+@pytest.mark.proves("PRO-F3", "PRO-K3")
+@on_loop
+async def test_of_many_who_were_told_of_one_attempt_one_gets_it(place: Place) -> None:
+    """A dispatch may come twice, and to several runners: the store decides."""
+    async with place.server() as one, place.server() as two:
+        await one.applier.do_all([birth(f"a{n}") for n in range(5)])
+
+        claims = [server.claim(f"w{n}", 5, only=("a1", "a3")) for n in range(4) for server in (one, two)]
+        granted = [each.attempt.id for claimed in await asyncio.gather(*claims) for each in claimed]
+
+        assert sorted(granted) == ["a1", "a3"]
+        assert await two.claim("w9", only=("a1", "a3")) == []
+        assert {await one.state(f"a{n}") for n in (0, 2, 4)} == {attempt.QUEUED}
+        await one.verified()
+
+
+@on_loop
+async def test_what_is_over_or_held_is_not_claimed_by_name(place: Place) -> None:
+    """An old dispatch says nothing about what has happened since."""
+    async with place.server() as server:
+        for id in ("done", "held", "canceled"):
+            await server.enqueue(id)
+        lease = await server.take(only=("done",))
+        await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+        await server.take("w2", only=("held",))
+        await server.do(attempt.Cancel(id="canceled", reason="ENOUGH"))
+
+        assert await server.claim("w3", 9, only=("done", "held", "canceled", "never")) == []
+        await server.verified()
+
+
+@on_loop
+async def test_one_that_cannot_be_read_does_not_hold_up_the_others(place: Place) -> None:
+    """It is put aside like everywhere else."""
+    async with place.server() as server:
+        await server.enqueue("good")
+        await poisoned(server.store, 1)
+
+        assert [each.attempt.id for each in await server.claim("w1", 9, only=("bad0", "good"))] == ["good"]
+
+
+@on_loop
+async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
+    """Whoever tells runners of it must find all queues of all tenants, and of a long one its head."""
+    async with place.opened() as store:
+        assert await store.waiting(START, 10) == []
+        await write(
+            store,
+            *(waiting(f"a{n}", START + n, priority=n % 2) for n in range(6)),
+            waiting("arm", START, labels="arm,x64"),
+            waiting("theirs", START - 7, tenant="other"),
+            waiting("later", START + 100),
+        )
+
+        listed = await store.waiting(START + 50, 3)
+
+    assert sorted(listed, key=lambda each: (each.tenant, each.queue_key)) == [
+        Ready(TENANT, "", "a1", START + 1),
+        Ready(TENANT, "", "a3", START + 3),
+        Ready(TENANT, "", "a5", START + 5),
+        Ready(TENANT, "arm,x64", "arm", START),
+        Ready("other", "", "theirs", START - 7),
+    ]

@@ -1,0 +1,341 @@
+"""The push channel: a cancel reaches the runner that waits for it, at once, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt, ids, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.core.instants import SECOND, instant
+from deltaci.server import follower
+from deltaci.server.control import ControlHub
+from deltaci.server.lease_ids import LeaseIds
+from deltaci.store.port import Unavailable
+from deltaci.wire.messages import CancelRequested, Control
+from tests.contract.places import Place, Wrapped, on_loop
+from tests.contract.test_runs import planned
+from tests.lab import task
+from tests.server.site import KEY, LEASE_IDS, OpenSite, Runner, opened
+from tests.server.test_messages import BOTH, SPEC, Make, cancel, of_queue
+
+NOBODY_SECONDS = 0.05
+
+
+class Listeners:
+    """Shows when a runner has begun to wait: then only a push can answer it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = asyncio.Semaphore(0)
+        original = ControlHub._wanted
+
+        async def wanted(hub: ControlHub, tenant: str, asked: Control) -> list[CancelRequested]:
+            found = await original(hub, tenant, asked)
+            self.begun.release()  # What follows it, up to the wait itself, is not interrupted.
+            return found
+
+        monkeypatch.setattr(ControlHub, "_wanted", wanted)
+
+    async def all(self, count: int = 1) -> None:
+        """Until so many of them wait."""
+        for _ in range(count):
+            await self.begun.acquire()
+
+
+async def told(asked: asyncio.Task[list[CancelRequested]]) -> list[CancelRequested]:
+    """What it was told, unless it still waits."""
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(asyncio.shield(asked), NOBODY_SECONDS)
+    return []
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_runner_waits_for_itself_only(site: OpenSite) -> None:
+    """Whoever could listen for another would learn its lease ids."""
+    async with site() as here:
+        runner, other = await here.runner("host"), await here.runner("hos")
+
+        for wrong, name in ((runner, "hos"), (runner, "host2"), (other, "host"), (other, "host/1")):
+            asked = json.dumps({"type": "Control", "runner_id": name}).encode()
+            reply = await here.refused(lambda by=wrong, asked=asked: by.ask("POST", "control", asked))  # type: ignore[misc]
+            assert (reply.status, reply.code) == (403, "wrong_runner")
+        assert await runner.control(runner_id="host/1") == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"wait_seconds": 61}, {"wait_seconds": -1}, {"lease_ids": [""]}, {"leases": []}, {"runner_id": 5}],
+    ids=str,
+)
+@on_loop
+async def test_what_makes_no_sense_is_refused(site: OpenSite, fields: dict[str, Any]) -> None:
+    """Like every message of the protocol."""
+    async with site() as here:
+        runner = await here.runner()
+        asked = json.dumps({"type": "Control", "runner_id": "w1", **fields}).encode()
+
+        reply = await here.refused(lambda: runner.ask("POST", "control", asked))
+
+        assert (reply.status, reply.code) == (422, "bad_message")
+
+
+@on_loop
+async def test_a_lease_that_is_not_its_own_tells_a_runner_nothing(site: OpenSite) -> None:
+    """Nor does one that never was, or one that is over."""
+    async with site() as here:
+        held = await of_queue(here)
+        other, stranger = await here.runner("w2"), await here.runner("w3", tenant="other")
+        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "other", 900))
+        here.secrets.add(namesake.credential)
+        await cancel(held)
+        forged = f"{held.id[:-8]}{'0' * 8}"
+
+        assert await other.control(held.id) == []
+        assert await stranger.control(held.id) == []
+        assert await namesake.control(held.id) == []
+        assert await held.runner.control(forged, "nonsense", "q9.1.0123456789abcdef0123") == []
+        await held.say("CancelAck")
+        assert await held.runner.control(held.id) == []
+
+
+# -- told
+
+
+@pytest.mark.proves("PRO-M7", "PRO-Q13", "PRO-B2")
+@BOTH
+@on_loop
+async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The person who asks for a stop does not wait for a heartbeat, and the message is all that the runner needs."""
+    async with site() as here:
+        await here.listen()
+        held = await make(here)
+        await held.say("AckLease")
+        listeners = Listeners(monkeypatch)
+        asked = asyncio.create_task(held.runner.control(held.id, wait_seconds=60))
+        await listeners.all()
+
+        await cancel(held)
+        [message] = await asked
+
+        assert (message.lease_id, message.job_id) == (held.id, held.granted.job_id)
+        assert (message.reason, message.deadline_seconds) == ("RUN_CANCELED", 30)
+        assert abs(instant(message.ts) - here.place.now()) < 10 * SECOND
+        assert (await held.say("CancelAck")).body["accepted"] is True
+
+
+@pytest.mark.proves("PRO-Q13")
+@BOTH
+@on_loop
+async def test_what_was_wanted_before_is_told_at_once(site: OpenSite, make: Make) -> None:
+    """Between two polls nobody listens; the next one must not wait for what has come already."""
+    async with site() as here:
+        await here.listen()
+        held = await make(here)
+        await cancel(held)
+        here.place.after(10)
+
+        [message] = await held.runner.control(held.id, wait_seconds=60)
+
+        assert message.lease_id == held.id
+        assert 15 <= message.deadline_seconds <= 20
+
+
+@on_loop
+async def test_nobody_else_is_told(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not another runner, not a namesake of another tenant, not another part of the same machine."""
+    async with site() as here:
+        await here.listen()
+        host = await here.runner("host")
+        others = [await here.runner("w2"), Runner(here, "host", here.signer.sign("run", "host", "other", 900))]
+        await here.server.enqueue("q1", spec=SPEC)
+        held = await host.take(runner_id="host/1")
+        listeners = Listeners(monkeypatch)
+        asked = [asyncio.create_task(each.control(wait_seconds=60)) for each in (host, *others)]
+        mine = asyncio.create_task(host.control(runner_id="host/1", wait_seconds=60))
+        await listeners.all(4)
+
+        await cancel(held)
+
+        assert [each.lease_id for each in await mine] == [held.id]
+        assert [await told(each) for each in asked] == [[], [], []]
+        here.control.stop_waiting()
+        assert await asyncio.gather(*asked) == [[], [], []]
+
+
+@on_loop
+async def test_a_run_that_is_canceled_tells_each_of_its_runners(
+    site: OpenSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One event, many leases: all that one runner has come together."""
+    async with site() as here:
+        await here.listen()
+        await planned(here.server, *(task(f"n{n}", work=SPEC) for n in range(6)))
+        runners = [await here.runner(f"w{n}", slots=2) for n in range(3)]
+        leases = {runner.id: {each.lease_id for each in await runner.lease(slots=2)} for runner in runners}
+        listeners = Listeners(monkeypatch)
+        asked = [asyncio.create_task(runner.control(*leases[runner.id], wait_seconds=60)) for runner in runners]
+        await listeners.all(3)
+
+        await here.server.do(run.Cancel(id="r1", actor="user:ada"))
+
+        for runner, found in zip(runners, await asyncio.gather(*asked), strict=True):
+            assert {each.lease_id for each in found} == leases[runner.id]
+
+
+@on_loop
+async def test_who_waits_is_answered_when_the_server_ends_or_when_its_time_is_over(site: OpenSite) -> None:
+    """A server that stops must not be held up by those who wait."""
+    async with site() as here:
+        await here.listen()
+        held = await of_queue(here)
+
+        assert await held.runner.control(held.id, wait_seconds=0.01) == []
+        here.control.stop_waiting()
+        assert await held.runner.control(held.id, wait_seconds=60) == []
+
+
+@on_loop
+async def test_who_hung_up_is_forgotten(site: OpenSite) -> None:
+    """A runner that comes and goes must leave nothing behind."""
+    async with site() as here:
+        await here.listen()
+        runner, gone = await here.runner(), asyncio.Event()
+        body = json.dumps({"type": "Control", "runner_id": "w1", "wait_seconds": 60}).encode()
+        credential = [("Authorization", f"Bearer {runner.credential}")]
+        gone.set()
+
+        reply = await here.ask("POST", "control", body, headers=credential, gone=gone)
+
+        assert reply.body == {"cancels": []}
+        assert here.control._waiting == {}
+
+
+# -- more than one server
+
+
+@on_loop
+async def test_a_cancel_at_one_server_reaches_who_waits_at_another(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer knows nothing of leases: each server can name what any of them has granted."""
+    async with opened(place, tmp_path / "1", caplog) as one, opened(place, tmp_path / "2", caplog) as two:
+        await two.listen()
+        held = await of_queue(one)
+        there = Runner(two, "w1", held.runner.credential)
+        listeners = Listeners(monkeypatch)
+        asked = asyncio.create_task(there.control(wait_seconds=60))
+        await listeners.all()
+
+        await cancel(held)
+
+        assert [each.lease_id for each in await asked] == [held.id]
+
+
+# -- what leases are called
+
+
+def test_a_lease_id_is_made_again_only_with_the_key_and_the_salt() -> None:
+    """A number that is used again after a restored backup must not bring an old lease back to life."""
+    ours, theirs = LeaseIds(KEY), LeaseIds(b"x" * 32)
+
+    made = {mint("a", number, salt) for mint in (ours.mint, theirs.mint) for number in (1, 2) for salt in ("s", "t")}
+
+    assert len(made) == 8
+    assert ours.mint("a", 1, "s") == LeaseIds(KEY).mint("a", 1, "s")
+    assert min(map(len, made)) >= ids.MIN_SECRET_CHARS
+
+
+@on_loop
+async def test_a_lease_that_was_not_made_with_the_key_is_left_to_heartbeats(site: OpenSite) -> None:
+    """A program that claims with the library draws its ids; so does a server whose key was replaced."""
+    async with site() as here, here.place.server() as library:
+        runner = await here.runner()
+        await here.server.enqueue("q1", spec=SPEC)
+        [claimed] = await library.claim("w1")
+        here.secrets.add(claimed.lease_id)
+        await here.server.do(attempt.Cancel(id="q1", reason="ENOUGH"))
+        record = await here.server.find("q1", Attempt)
+
+        assert record.lease is not None
+        assert record.lease.salt == ""
+        assert LEASE_IDS.of(record) == ""
+        # But who names it is told all the same: the record knows its fingerprint.
+        assert [each.reason for each in await runner.control(claimed.lease_id)] == ["ENOUGH"]
+
+
+@on_loop
+async def test_every_lease_of_a_server_can_be_named(site: OpenSite) -> None:
+    """Also the second one of an attempt, and none that is over."""
+    async with site() as here:
+        held = await of_queue(here)
+        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == held.id
+
+        here.place.after(121)
+        await here.server.tick()
+        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == ""
+        again = await held.runner.take()
+
+        assert again.id != held.id
+        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == again.id
+
+
+@on_loop
+async def test_an_outlet_is_told_whom_it_concerns(site: OpenSite) -> None:
+    """Another transport needs the tenant and the runner, and gets the same message."""
+    async with site() as here:
+        heard = asyncio.Queue[tuple[str, str, CancelRequested]]()
+        here.control.add_outlet(lambda *what: heard.put_nowait(what))
+        await here.listen()
+        held = await of_queue(here)
+
+        await cancel(held)
+        tenant, runner_id, message = await heard.get()
+
+        assert (tenant, runner_id, message.lease_id) == ("acme", "w1", held.id)
+
+
+class Shaky(Wrapped):
+    """A store whose log cannot be read for a while."""
+
+    failures = 0
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("gone for a moment")
+        return await super().events(after, limit, entity_id=entity_id, run_id=run_id)
+
+
+@on_loop
+async def test_a_store_that_was_away_takes_nothing_with_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the log goes on where it was: nothing of it is skipped, nothing told twice."""
+    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.01)
+    async with place.server() as server:
+        store, heard = Shaky(server.store), asyncio.Queue[Event]()
+        following = follower.Follower(store)
+
+        def hear(events: Sequence[Event]) -> None:
+            for event in events:
+                heard.put_nowait(event)
+
+        following.tell(hear)
+        await server.enqueue("before")
+        await following.start()
+
+        for n in range(3):
+            store.failures = 2
+            await server.enqueue(f"a{n}")
+            assert (await heard.get()).entity_id == f"a{n}"
+        await following.stop()
+
+        assert heard.empty()

@@ -1,0 +1,193 @@
+"""What a server tells over a real NATS, and that all of it can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from deltaci.core import attempt
+from deltaci.server import dispatch
+from deltaci.server.dispatch import Dispatcher
+from deltaci.server.follower import Follower
+from deltaci.store.memory import MemoryStore
+from deltaci.wire import messages as wire
+from deltaci.wire import subjects
+from deltaci.wire.bus import BusAddress
+from deltaci.wire.messages import CancelRequested, Dispatch
+from tests.contract.places import Server, birth, on_loop
+from tests.lab import TENANT
+from tests.nats_server import NatsServer
+
+
+class Bench:
+    """A server's dispatcher over memory, and one who overhears everything that it tells."""
+
+    def __init__(self, server: Server, client: Client, url: str) -> None:
+        self.server = server
+        self.client = client
+        self.url = url
+        self.heard = asyncio.Queue[Msg]()
+
+    async def overhear(self) -> None:
+        """Dispatches as they are told, before any stream drops what it knows."""
+
+        async def hear(message: Msg) -> None:
+            self.heard.put_nowait(message)
+
+        await self.client.subscribe("deltaci.dispatch.>", cb=hear)
+        await self.client.flush()
+
+    async def told(self, count: int) -> list[str]:
+        """The attempts of the next so many dispatches, in any order."""
+        found = [await self.heard.get() for _ in range(count)]
+        return sorted(wire.decoder(Dispatch)(each.data).attempt_id for each in found)
+
+    async def kept(self, tenant: str = TENANT) -> int:
+        """How many dispatches the tenant's stream holds."""
+        return (await self.client.jetstream().stream_info(subjects.stream(tenant))).state.messages
+
+    @asynccontextmanager
+    async def dispatching(self) -> AsyncIterator[Dispatcher]:
+        """One server that tells."""
+        follower, made = Follower(self.server.store), Dispatcher(self.server.store, BusAddress(self.url))
+        follower.tell(made.hear)
+        await follower.start()
+        made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+            await follower.stop()
+
+
+@asynccontextmanager
+async def bench(nats_server: NatsServer) -> AsyncIterator[Bench]:
+    """Everything but the dispatcher."""
+    client = await nats.connect(nats_server.url, allow_reconnect=False)
+    server = Server(MemoryStore())
+    await server.applier.start()
+    made = Bench(server, client, nats_server.url)
+    await made.overhear()
+    try:
+        yield made
+    finally:
+        await server.applier.stop()
+        await client.close()
+
+
+@on_loop
+async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_server: NatsServer) -> None:
+    """By tenant and queue, with nothing in it that gives a right to anything."""
+    async with bench(nats_server) as here:
+        await here.server.applier.do_all([birth(f"old{n}") for n in range(3)])
+        await here.server.take()  # The first one: nobody has to be told of it.
+
+        async with here.dispatching():
+            assert await here.told(2) == ["old1", "old2"]
+            await here.server.enqueue("new", queue_key="arm,x64", spec={"env": {"PASSWORD": "s3cret"}})
+            message = await here.heard.get()
+
+        assert message.subject == subjects.dispatch(TENANT, "arm,x64", "new")
+        assert message.data == b'{"type":"Dispatch","attempt_id":"new"}'
+        assert await here.kept() == 3
+
+
+@on_loop
+async def test_two_servers_that_tell_the_same_tell_it_once(nats_server: NatsServer) -> None:
+    """Any number of them may run; the stream knows what was told."""
+    async with bench(nats_server) as here, here.dispatching(), here.dispatching():
+        await here.server.applier.do_all([birth(f"a{n}") for n in range(5)])
+
+        await here.told(10)
+
+        assert await here.kept() == 5
+
+
+@on_loop
+async def test_what_has_to_wait_is_told_when_its_time_has_come(nats_server: NatsServer) -> None:
+    """Neither too early, when nobody could claim it, nor with the next sweep only; and not when it is over."""
+    async with bench(nats_server) as here, here.dispatching():
+        soon = by_the_store(0.3)
+        await here.server.enqueue("later", run_at=soon)
+        await here.server.enqueue("never", run_at=soon)
+        await here.server.enqueue("now")
+        await here.server.do(attempt.Cancel(id="never", reason="ENOUGH"))
+
+        assert await here.told(1) == ["now"]
+        assert await here.told(1) == ["later"]
+        assert by_the_store(0) >= soon
+        assert here.heard.empty()
+
+
+def by_the_store(seconds: float) -> int:
+    """So much from now, by the clock of the store."""
+    return round((datetime.now(UTC).timestamp() + seconds) * 1e6)
+
+
+@on_loop
+async def test_what_waits_for_long_is_told_again_and_does_not_pile_up(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dispatch that got lost on the way costs time, never work."""
+    monkeypatch.setattr(dispatch, "SWEEP_SECONDS", 0.2)
+    async with bench(nats_server) as here, here.dispatching():
+        await here.server.enqueue("a")
+
+        assert await here.told(4) == ["a"] * 4
+        assert await here.kept() == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stream deleted", "server killed"])
+@on_loop
+async def test_a_stream_that_is_lost_is_made_anew_with_all_that_waits(nats_server: NatsServer, is_killed: bool) -> None:
+    """Whoever removes it, or loses its disk, has lost hints."""
+    async with bench(nats_server) as here, here.dispatching():
+        await here.server.applier.do_all([birth(f"a{n}") for n in range(3)])
+        await here.told(3)
+
+        await here.client.close()  # Who overhears a subject would look like a stream that is slow to answer.
+        if is_killed:
+            nats_server.kill()
+            nats_server.lose_everything()
+            nats_server.start()
+        here.client = await nats.connect(nats_server.url, allow_reconnect=False)
+        if not is_killed:
+            await here.client.jetstream().delete_stream(subjects.stream(TENANT))
+        await here.server.enqueue("a3")
+        while await _kept_or_none(here) < 4:
+            waiting = asyncio.create_task(asyncio.Event().wait())
+            await asyncio.wait({waiting}, timeout=0.02)
+            waiting.cancel()
+
+
+async def _kept_or_none(here: Bench) -> int:
+    with suppress(NotFoundError):
+        return await here.kept()
+    return 0
+
+
+@on_loop
+async def test_a_cancel_is_told_on_the_subject_of_its_runner(nats_server: NatsServer) -> None:
+    """And on no other."""
+    async with bench(nats_server) as here, here.dispatching() as dispatcher:
+        mine = await here.client.subscribe(subjects.control(TENANT, "host/1"))
+        others = await here.client.subscribe(subjects.control(TENANT, "host"))
+        await here.client.flush()
+        await here.server.enqueue("a")
+        await here.told(1)  # It is up.
+        message = CancelRequested(
+            lease_id="a.1.secret", job_id="a", reason="ENOUGH", deadline_seconds=30, ts=datetime.now(UTC)
+        )
+
+        dispatcher.tell(TENANT, "host/1", message)
+
+        assert wire.decode_answer((await mine.next_msg(10)).data) == message
+        assert others.pending_msgs == 0
