@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,15 @@ import msgspec
 import pytest
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer
 from deltaci.server.http import RunnerApp
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
+from deltaci.server.secrets import Secrets
+from deltaci.server.uploads import Bounds, Uploads
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import REFUSALS, ROOT
 from tests.contract.places import Place, Server
@@ -29,6 +33,7 @@ from tests.lab import TENANT
 
 KEY = b"k" * 32
 TIME = "2026-01-04T08:00:00Z"
+BOUNDS = Bounds(files=5, file_bytes=1000, lease_bytes=2500, cache_bytes=1000)
 
 # What each message needs beside its lease and its runner.
 SAYS: dict[str, dict[str, Any]] = {
@@ -66,7 +71,11 @@ class Site:
         self.logs = Logs(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
         registry = Registry(server.applier, self.signer)
-        self.app = RunnerApp(Protocol(server.store, server.applier), registry, self.logs)
+        self.blobs = MemoryBlobs()
+        self.sealed = Secrets(self.blobs, KEY)
+        protocol = Protocol(server.store, server.applier)
+        self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
+        self.app = RunnerApp(protocol, registry, self.logs, self.uploads)
         self.secrets: set[str] = set()
 
     async def ask(
@@ -96,9 +105,13 @@ class Site:
         told = [(key.lower().encode(), value.encode()) for key, value in headers]
         scope = {"type": "http", "method": method, "path": f"{root}{name}", "headers": told}
         await self.app(scope, receive, send)
-        start, body = sent
+        start, *bodies = sent
+        body = {"body": b"".join(each["body"] for each in bodies)}
         got = dict(start["headers"])
         assert got[b"content-length"] == str(len(body["body"])).encode()
+        if got[b"content-type"] == b"application/octet-stream":
+            assert got[b"delta-sha256"] == sha256(body["body"]).hexdigest().encode()
+            return Reply(start["status"], body["body"], max(1, len(parts)) - len(left))
         assert (b"allow" in got, b"www-authenticate" in got) == (start["status"] == 405, start["status"] == 401)
         reply = Reply(start["status"], json.loads(body["body"]), max(1, len(parts)) - len(left))
         self._look_at(reply)
@@ -241,6 +254,9 @@ async def opened(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -
     """A site that is open, and checked when it closes."""
     async with place.server() as server:
         site = Site(place, server, folder)
-        yield site
+        try:
+            yield site
+        finally:
+            site.uploads.close()
         await server.verified()
         await site.check_secrets(caplog)

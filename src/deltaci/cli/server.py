@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from deltaci.blobs import open_blobs
 from deltaci.core import lease
 from deltaci.engine import loops
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.server.service import BLOBS_FOLDER, Listener, Service, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
@@ -20,12 +21,16 @@ app = typer.Typer()
 
 StoreOption = Annotated[str, typer.Option("--store", help="Where records are kept: sqlite:PATH or postgresql://…")]
 DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]
+BlobsOption = Annotated[
+    str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
+]
 
 
 @app.command("server")
 def server_command(
     store: StoreOption = "sqlite:.state/deltaci.db",
     data: DataOption = Path(".state"),
+    blobs: BlobsOption = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
     lease_ttl: Annotated[
@@ -36,14 +41,14 @@ def server_command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     data.mkdir(parents=True, exist_ok=True)
     try:
-        loops.run(_serve(store, data, host, port, lease_ttl))
+        loops.run(_serve(store, data, blobs or str(data / BLOBS_FOLDER), host, port, lease_ttl))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int) -> None:
-    async with Service(open_store(store), data, ttl_seconds=lease_ttl) as service:
+async def _serve(store: str, data: Path, blobs: str, host: str, port: int, lease_ttl: int) -> None:
+    async with Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=open_blobs(blobs)) as service:
         listener = Listener(service, host, port)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)

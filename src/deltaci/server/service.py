@@ -13,6 +13,7 @@ from typing import Any, Final
 import uvicorn
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
@@ -20,9 +21,12 @@ from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.http import RunnerApp
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
+from deltaci.server.secrets import Secrets
+from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 
 KEY_FILE: Final = "server.key"
+BLOBS_FOLDER: Final = "blobs"
 KEEP_ALIVE_SECONDS: Final = 75
 
 Scope = dict[str, Any]
@@ -36,13 +40,18 @@ def registration_token(folder: Path, runner_id: str, tenant: str, seconds: float
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
-    def __init__(self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+    def __init__(
+        self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS, blobs: Blobs | None = None
+    ) -> None:
         self.store = store
         self.applier = Applier(store)
         self.logs = Logs(folder / "logs")
-        signer = Signer(server_key(folder / KEY_FILE), time.time)
+        self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
+        key = server_key(folder / KEY_FILE)
+        signer = Signer(key, time.time)
         self.protocol = Protocol(store, self.applier, ttl_seconds)
-        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs)
+        self._uploads = Uploads(self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming")
+        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs, self._uploads)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
@@ -56,6 +65,7 @@ class Service:
             self._timers.cancel()
             with suppress(asyncio.CancelledError):
                 await self._timers
+        await asyncio.to_thread(self._uploads.close)
         await self.applier.stop()
         await self.store.close()
 

@@ -21,6 +21,12 @@ MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is not embedded 
 MAX_BATCH: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
+MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
+MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
+MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
+MAX_CACHE_BYTES: Final = 5 * 1024**3
+MAX_OUTPUT_BYTES: Final = 256 * 1024
+MAX_FAILED_TESTS: Final = 50
 
 T = TypeVar("T")
 
@@ -111,6 +117,13 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
     output_path: Annotated[Line, says("ours: the JSON file that becomes `output`")] = ""
     secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
+    cache_scope: Annotated[
+        Line,
+        says(
+            "ours: whose caches these are; empty: those of trusted runs; otherwise it reads and writes its own scope, "
+            "may read, never write, the trusted ones, and gets no secrets"
+        ),
+    ] = ""
 
 
 # -- coming in
@@ -239,6 +252,26 @@ class StepResult(Strict, frozen=True, kw_only=True):
     is_timed_out: Annotated[bool, says("whether it took too long")] = False
 
 
+class FailedTest(Strict, frozen=True, kw_only=True):
+    """A test that failed."""
+
+    name: Annotated[Line, says("its class or suite, and its name")]
+    message: Annotated[Line, says("the first of what it said")] = ""
+
+
+class Tests(Strict, frozen=True, kw_only=True):
+    """What the test reports of a job say together."""
+
+    total: Annotated[Count, says("all tests")]
+    passed: Annotated[Count, says("those that passed, flaky ones too")] = 0
+    failed: Annotated[Count, says("those that failed")] = 0
+    errors: Annotated[Count, says("those that could not be run to their end")] = 0
+    skipped: Annotated[Count, says("those that were left out")] = 0
+    flaky: Annotated[Count, says("those that failed and then passed")] = 0
+    seconds: Annotated[Amount, says("how long they took together")] = 0.0
+    failures: Annotated[list[FailedTest], Meta(max_length=MAX_FAILED_TESTS), says("the first that failed")] = []
+
+
 class Complete(FromRunner, frozen=True, kw_only=True):
     """The final result; it ends the lease."""
 
@@ -252,6 +285,7 @@ class Complete(FromRunner, frozen=True, kw_only=True):
     signal: Annotated[Signal | None, says("ours: the signal that ended it")] = None
     log_tail: Annotated[list[Line], Meta(max_length=50), says("ours: the last lines, to classify a failure")] = []
     steps: Annotated[list[StepResult], Meta(max_length=1000), says("ours: how each step ended")] = []
+    tests: Annotated[Tests | None, says("ours: what the test reports say")] = None
     output: Annotated[Any, says("ours: the job's result, any JSON")] = None
     cost: Annotated[Any, says("ours: what it used, any JSON")] = None
 
