@@ -77,7 +77,7 @@ class Step(Strict, frozen=True, kw_only=True):
 class ArtifactRule(Strict, frozen=True, kw_only=True):
     """Which files to keep."""
 
-    path_glob: Annotated[Line, says("the files, below the working directory")]
+    path_glob: Annotated[Line, says("the files, from the root of the workspace on")]
     type: Annotated[Name, says("what they are, e.g. `junit`")] = "file"
 
 
@@ -85,7 +85,7 @@ class CacheRule(Strict, frozen=True, kw_only=True):
     """Which folders to bring along from earlier runs."""
 
     key: Annotated[Line, says("its name; `{lock_hash}` in it is the hash of the lock files")]
-    paths: Annotated[Paths, says("the folders")]
+    paths: Annotated[Paths, says("the folders, from the root of the workspace on; `~` is the workspace")]
     type: Annotated[Name, says("what is in it, e.g. `deps`")] = "deps"
     lock_files: Annotated[Paths, says("ours: the files that `{lock_hash}` is made of")] = []
 
@@ -115,7 +115,7 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     executor: Annotated[Executor | None, says("ours: how to isolate it; absent: as the runner does")] = None
     network: Annotated[bool, says("ours: whether an isolated job may use the network")] = False
     limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
-    output_path: Annotated[Line, says("ours: the JSON file that becomes `output`")] = ""
+    output_path: Annotated[Line, says("ours: the JSON file in the workspace that becomes `output`")] = ""
     secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
     cache_scope: Annotated[
         Line,

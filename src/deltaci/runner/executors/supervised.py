@@ -169,7 +169,8 @@ class SupervisedCell:
             answer, is_timed_out = await self._await_exit(timeout_seconds)
             seconds = time.monotonic() - began
             await output.finish()
-            return Exit(answer["exit_code"], answer["signal"], seconds, is_timed_out)
+            used = (answer.get("cpu_seconds"), answer.get("peak_memory_bytes"))
+            return Exit(answer["exit_code"], answer["signal"], seconds, is_timed_out, *used)
         finally:
             self._exit = None
             self._on_output = None

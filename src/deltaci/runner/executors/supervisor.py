@@ -139,7 +139,13 @@ class Supervisor:
             if pid == self.step:
                 self.step = 0
                 code = os.waitstatus_to_exitcode(status)
-                self.say(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
+                used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of everybody who has ended so far.
+                self.say(
+                    exit_code=code if code >= 0 else None,
+                    signal=-code if code < 0 else None,
+                    cpu_seconds=used.ru_utime + used.ru_stime,
+                    peak_memory_bytes=used.ru_maxrss * 1024,
+                )
 
     def signal_step(self, number: int) -> None:
         """To the step and what runs in its process group. Not to what earlier steps left running."""
