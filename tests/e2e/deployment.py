@@ -29,8 +29,9 @@ PATIENCE_SECONDS: Final = 60.0
 class Deployment:
     """Starts, kills and restarts them; stops only what it started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
+        self.words = words
         self.store = SqliteStore(str(folder / "deltaci.db"))
         self.queue = AsyncQueue(self.store, has_timers=False)
         self.logs = Logs(folder / "logs")
@@ -55,7 +56,7 @@ class Deployment:
             self.server.stdout.close()
         self.server = self._start(
             *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
-            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS)),
+            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *self.words),
             name="server",
         )
         assert self.server.stdout is not None
@@ -119,9 +120,9 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(folder: Path) -> AsyncIterator[Deployment]:
-    """A deployment with its server running."""
-    made = Deployment(folder)
+async def deployed(folder: Path, *words: str) -> AsyncIterator[Deployment]:
+    """A deployment with its server running; it is told these words too."""
+    made = Deployment(folder, *words)
     made.start_server()
     try:
         async with made.queue:

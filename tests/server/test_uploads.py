@@ -230,6 +230,24 @@ async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite
 
 
 @on_loop
+async def test_what_a_lost_lease_left_is_removed_with_the_result(site: OpenSite) -> None:
+    """Also when the successor brings nothing of its own; and not before there is a result."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        await put(held, "artifacts/old", b"x")
+        here.place.after(120)
+        await here.server.tick()
+        second = await (await here.runner("w2")).take()
+        await second.say("AckLease")
+        before = left_by(held)
+
+        await second.say("Complete")
+
+        assert (before, left_by(held)) == ({"old": b"x"}, {})
+
+
+@on_loop
 async def test_a_store_that_is_away_is_no_mistake_of_the_runner(
     site: OpenSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

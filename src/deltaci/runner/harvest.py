@@ -26,7 +26,7 @@ from deltaci.wire import messages as wire
 from deltaci.wire.messages import Artifact, ArtifactRule, FailedTest, JobSpec, Tests
 
 JUNIT: Final = "junit"
-MAX_REPORTS_BYTES: Final = 256 * 1024**2
+MAX_REPORTS_BYTES: Final = 128 * 1024**2
 MAX_LISTED_BYTES: Final = 512 * 1024  # `Complete` names every artifact, and has an end too.
 MAX_NAME: Final = 500
 MAX_MESSAGE: Final = 500
@@ -101,6 +101,8 @@ class Harvester:
         finally:
             for trouble in troubles:
                 self._log.line(trouble)
+        if len(troubles) == len(found):
+            return  # Nothing is known, which is not the same as no tests.
         failures = zip(report.failed_names, report.failed_messages, strict=True)
         self.brought.tests = Tests(
             total=report.tests,
@@ -162,6 +164,10 @@ class Harvester:
         for each in found:
             if self._log.masked(each.path) != each.path:
                 self._fail("ARTIFACTS", f"artifact {each.path!r}: its name has a secret in it; rename it")
+                continue
+            if each.bytes > wire.MAX_ARTIFACT_BYTES:
+                most = wire.MAX_ARTIFACT_BYTES
+                self._fail("ARTIFACTS", f"artifact {each.path!r}: it has {each.bytes} bytes, at most {most}; split it")
                 continue
             try:
                 kept = await self._transfers.upload(

@@ -190,7 +190,7 @@ class Job:
                 if ended.is_success and not brought.error_code:
                     await caches.save()
         except Over:
-            return ended
+            pass  # What is kept by now is kept.
         if ended.is_success and brought.error_code:
             ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
         return structs.replace(ended, brought=brought)

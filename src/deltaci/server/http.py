@@ -151,6 +151,8 @@ class RunnerApp:
                 [answer] = await self._protocol.say(who, [message])
                 if isinstance(answer, Refused):
                     raise answer
+                if isinstance(answer, wire.CompleteAck):
+                    await self._uploads.forget_lost(who, message.lease_id)
                 return answer
             case "batch":
                 return await self._batch(who, request)

@@ -12,7 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
@@ -104,6 +104,14 @@ class Uploads:
         if request.method == "GET":
             return await self._read_cache(held, rest)
         return await self._keep_cache(who, held, rest, request)
+
+    async def forget_lost(self, who: Runner, lease_id: str) -> None:
+        """The attempt has its result: what earlier leases of it left will never be referred to."""
+        ref = ids.lease_ref(lease_id)
+        if ref.number > 1:
+            # The result stands, whether or not the store can be asked now.
+            with suppress(BlobsUnavailable):
+                await self._do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
 
     # -- secrets
 
