@@ -6,7 +6,6 @@ names, and nothing else, are moved into it. After a success, what was not found 
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ class Caches:
         """Bring along what there is."""
         for rule in rules:
             try:
-                found = await asyncio.to_thread(cache_key, self._workspace, rule)
+                found = await self._transfers.work(cache_key, self._workspace, rule)
                 if found.note:
                     self._log.line(found.note)
                 await self._restore(found.key, [inner_path(path) for path in rule.paths])
@@ -66,7 +65,7 @@ class Caches:
                 self._missing.append(_Missing(key, paths))
                 self._log.line(f"cache {key!r}: not found; it is made when the job succeeds")
                 return
-            moved = await asyncio.to_thread(self._unpack, file, paths)
+            moved = await self._transfers.work(self._unpack, file, paths)
         self._log.line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'nothing that the job asks for'}")
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
@@ -90,7 +89,7 @@ class Caches:
 
     async def _save(self, missing: _Missing) -> int:
         with self._file() as file:
-            packed = await asyncio.to_thread(pack, self._workspace, missing.paths, file)
+            packed = await self._transfers.work(pack, self._workspace, missing.paths, file)
             size = file.tell()
             if not packed.entries:
                 self._log.line(f"cache {missing.key!r}: none of {', '.join(missing.paths)} is there; nothing to keep")

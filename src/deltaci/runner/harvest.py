@@ -7,7 +7,6 @@ nothing for too long is not: then it fails with `UPLOAD`, and may be tried again
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -78,7 +77,7 @@ class Harvester:
         if not rules:
             return []
         try:
-            found, missed = await asyncio.to_thread(search, self._workspace, rules)
+            found, missed = await self._transfers.work(search, self._workspace, rules)
         except (Refused, OSError) as error:
             self._fail("ARTIFACTS", f"artifacts: {_why(error)}")
             return []
@@ -94,7 +93,7 @@ class Harvester:
         troubles: list[str] = []
         try:
             reports = self._reports(found, troubles)
-            report = await asyncio.to_thread(junit.read, reports, lambda bad: troubles.append(bad.message))
+            report = await self._transfers.work(junit.read, reports, lambda bad: troubles.append(bad.message))
         except (Refused, OSError) as error:
             self._log.line(f"test reports: {_why(error)}")
             return
@@ -136,7 +135,7 @@ class Harvester:
 
     async def _read_output(self, path: str) -> None:
         try:
-            value = await asyncio.to_thread(self._output, path)
+            value = await self._transfers.work(self._output, path)
             self.brought.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
             self._fail("OUTPUT", f"output {path!r}: {_why(error)}")

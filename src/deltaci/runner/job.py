@@ -27,7 +27,7 @@ from deltaci.runner.logstream import LogStream
 from deltaci.runner.places import Place, Places
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.sections import RESTORE_CACHES, UPLOAD_ARTIFACTS
-from deltaci.runner.transfers import Over, Transfers
+from deltaci.runner.transfers import THREADS, Over, Transfers
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import (
     AckLease,
@@ -64,8 +64,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_success(self) -> bool:
-        """Whether nothing went wrong."""
-        return self.exit.exit_code == 0 and not self.error_code
+        """Whether nothing went wrong. A step that took too long may still have ended with 0."""
+        return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
 
 
 class Job:
@@ -149,13 +149,15 @@ class Job:
         self._hold(None, log)
         told = JobLog(log)
         told.line(cell.describe)
-        transfers = Transfers(self._client, self._granted.lease_id, self._is_over)
+        transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
         caches = Caches(transfers, place.workspace, place.folder, told)
         try:
             try:
                 secrets = await transfers.secrets() if spec.secrets else {}
-            except (Refused, Unreachable) as error:
-                return self._failed("SECRETS", f"secrets: {error}", told)
+            except Refused as refused:
+                return self._failed("SECRETS", f"secrets: {refused.message}", told)
+            except Unreachable as error:
+                return self._failed("RUNNER_STARTUP", f"secrets: {error}", told)
             told.hide(secrets.values())
             if spec.caches:
                 with told.section(RESTORE_CACHES, "restore caches"):
@@ -233,7 +235,8 @@ class Job:
             if (last.exit_code != 0 or last.is_timed_out) and not step.continue_on_error:
                 return Ended(exit=last, steps=results, summary=_why(name, last))
         summary = f"{len(results)} steps succeeded"
-        return Ended(exit=structs.replace(last, exit_code=0, signal=None), steps=results, summary=summary)
+        well = structs.replace(last, exit_code=0, signal=None, is_timed_out=False)
+        return Ended(exit=well, steps=results, summary=summary)
 
     def _hold(self, progress: Progress | None, log: LogStream) -> None:
         assert self._cell is not None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from hashlib import sha256
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable, Uploaded
@@ -16,6 +17,9 @@ PART_BYTES: Final = 1024 * 1024
 FIRST_PAUSE_SECONDS: Final = 0.2
 MAX_PAUSE_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 300.0
+
+# Threads of their own: while large files are on their way, messages and logs of other jobs must be too.
+THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="transfers")
 
 T = TypeVar("T")
 OpenFile = Callable[[], AbstractContextManager[BinaryIO]]
@@ -28,10 +32,17 @@ class Over(Exception):
 class Transfers:
     """What one lease brings and fetches. `is_over` says that nobody wants it any more."""
 
-    def __init__(self, client: Client, lease_id: str, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, client: Client, lease_id: str, is_over: Callable[[], bool], threads: ThreadPoolExecutor | None = None
+    ) -> None:
         self._client = client
         self._lease_id = lease_id
         self._is_over = is_over
+        self._threads = threads
+
+    async def work(self, work: Callable[..., T], *words: Any) -> T:
+        """Do what takes long, here or over there, in one of the threads for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *words)
 
     async def secrets(self) -> dict[str, str]:
         """The job's secrets by name."""
@@ -52,7 +63,7 @@ class Transfers:
             if self._is_over():
                 raise Over
             try:
-                return await asyncio.to_thread(ask)
+                return await self.work(ask)
             except Unreachable:
                 if time.monotonic() > give_up:
                     raise
