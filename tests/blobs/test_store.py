@@ -12,16 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.blobs.memory import MemoryBlobs
+from deltaci.blobs.s3 import open_s3
 from deltaci.blobs.store import MAX_LISTED, Blobs, FolderBlobs, Listed, Stored
 from deltaci.core.errors import Refused
+from tests.blobs.s3 import S3
 
-STORES = ("folder", "memory")
+STORES = ("folder", "memory", "s3")
 BAD_KEYS = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb", "\ud800", "x" * 201, "x/" * 450 + "x"]
 
 
 @pytest.fixture(params=STORES)
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     """An empty store that takes blobs of up to 1000 bytes."""
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        return open_s3(s3.url(), max_bytes=1000)
     return FolderBlobs(tmp_path / "blobs", max_bytes=1000) if request.param == "folder" else MemoryBlobs(max_bytes=1000)
 
 
@@ -199,7 +204,7 @@ def test_a_long_listing_comes_in_pages(blobs: Blobs) -> None:
     """Every list has a limit; the last key is where the next page begins."""
     if isinstance(blobs, MemoryBlobs):
         for number in range(MAX_LISTED + 5):
-            blobs.put(f"k/{number:05}", b"")
+            blobs.put(f"k/{number:05}", b"x")
         page = blobs.list("k/", limit=10**9)
         assert (len(page), len(blobs.list("k/", page[-1].key))) == (MAX_LISTED, 5)
 

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from deltaci.blobs.logs import Logs
 from deltaci.core.attempt import Attempt
@@ -22,15 +23,32 @@ from deltaci.engine.queue import AsyncQueue
 from deltaci.server.service import registration_token
 from deltaci.store.sqlite import SqliteStore
 
+P = ParamSpec("P")
+
 TTL_SECONDS: Final = 3
 PATIENCE_SECONDS: Final = 60.0
+
+
+def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A plain test that runs this coroutine to its end. Many processes on a busy machine take their time."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(2 * PATIENCE_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
 
 
 class Deployment:
     """Starts, kills and restarts them; stops only what it started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
+        self.words = words
         self.store = SqliteStore(str(folder / "deltaci.db"))
         self.queue = AsyncQueue(self.store, has_timers=False)
         self.logs = Logs(folder / "logs")
@@ -49,13 +67,13 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def start_server(self, *words: str) -> None:
+    def start_server(self) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
         if self.server is not None and self.server.stdout is not None:
             self.server.stdout.close()
         self.server = self._start(
             *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
-            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *words),
+            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *self.words),
             name="server",
         )
         assert self.server.stdout is not None
@@ -120,9 +138,9 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(folder: Path, *words: str) -> AsyncIterator[Deployment]:
-    """A deployment with its server running, with these options beside the usual ones."""
-    made = Deployment(folder)
-    made.start_server(*words)
+    """A deployment with its server running; it is told these words too."""
+    made = Deployment(folder, *words)
+    made.start_server()
     try:
         async with made.queue:
             yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,7 @@ def test_pytest() -> None:
         skipped=1,
         seconds=0.5,
         failed_names=("tests.test_a.test_bad", "tests.test_a.test_setup"),
+        failed_messages=("a", "boom"),
     )
 
 
@@ -127,13 +129,14 @@ def test_maven_says_itself_what_is_flaky() -> None:
         flaky=1,
         seconds=1002.5,
         failed_names=("com.example.AppTest.broken",),
+        failed_messages=("x",),
         flaky_names=("com.example.AppTest.flaky",),
     )
 
 
 def test_suites_in_suites() -> None:
     """A test without a class is named after its nearest suite."""
-    assert one(NESTED) == Report(tests=2, passed=1, failed=1, failed_names=("inner.deep",))
+    assert one(NESTED) == Report(tests=2, passed=1, failed=1, failed_names=("inner.deep",), failed_messages=("",))
 
 
 def test_a_case_that_is_written_again_is_another_try() -> None:
@@ -146,6 +149,7 @@ def test_a_case_that_is_written_again_is_another_try() -> None:
         flaky=1,
         seconds=2.0,
         failed_names=("c.left", "c.worse"),
+        failed_messages=("", ""),
         flaky_names=("c.t",),
     )
 
@@ -161,7 +165,8 @@ def test_the_same_name_in_another_file_or_suite_explains_no_failure() -> None:
 
 def test_outcomes_that_are_only_attributes() -> None:
     """GoogleTest and CTest."""
-    assert one(GTEST) == Report(tests=3, passed=1, failed=1, skipped=1, seconds=0.1, failed_names=("Math.Red",))
+    report = Report(tests=3, passed=1, failed=1, skipped=1, seconds=0.1, failed_names=("Math.Red",))
+    assert one(GTEST) == msgspec.structs.replace(report, failed_messages=("",))
 
 
 def test_names_are_bounded_and_numbers_are_not() -> None:
@@ -177,3 +182,24 @@ def test_names_are_bounded_and_numbers_are_not() -> None:
 def test_no_reports_are_an_empty_report() -> None:
     """A pattern that finds nothing is not an error here."""
     assert read([]) == Report()
+
+
+BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "ha">'
+    + "".join(f'<!ENTITY {chr(98 + n)} "{f"&{chr(97 + n)};" * 10}">' for n in range(9))
+    + "]><testsuite><testcase name='&j;'/></testsuite>"
+)
+
+
+@pytest.mark.proves("PRO-X4")
+def test_a_bomb_is_defused_and_the_others_are_read() -> None:
+    """Ten entities of ten entities of ten …: a billion words from a kilobyte. What is wrong with it is told."""
+    told: list[str] = []
+
+    report = read(
+        [("bomb.xml", BOMB.encode()), ("good.xml", PYTEST.encode())], lambda refused: told.append(refused.message)
+    )
+
+    assert report.tests == 4
+    [line] = told
+    assert "bomb.xml, line 1, has a document type" in line

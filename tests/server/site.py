@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.server.control import ControlHub
@@ -25,6 +27,8 @@ from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
+from deltaci.server.secrets import Secrets
+from deltaci.server.uploads import Bounds, Uploads
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import REFUSALS, ROOT
 from tests.contract.places import Place, Server
@@ -33,6 +37,7 @@ from tests.lab import TENANT
 KEY = b"k" * 32
 LEASE_IDS = LeaseIds(KEY)
 TIME = "2026-01-04T08:00:00Z"
+BOUNDS = Bounds(files=5, file_bytes=1000, lease_bytes=2500, cache_bytes=1000)
 
 # What each message needs beside its lease and its runner.
 SAYS: dict[str, dict[str, Any]] = {
@@ -73,7 +78,11 @@ class Site:
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
         self.follower.tell(self.control.hear)
-        self.app = RunnerApp(Protocol(server.store, server.applier), registry, self.logs, self.control)
+        self.blobs = MemoryBlobs()
+        self.sealed = Secrets(self.blobs, KEY)
+        protocol = Protocol(server.store, server.applier)
+        self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
+        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads)
         self.secrets: set[str] = set()
 
     async def listen(self) -> None:
@@ -113,9 +122,13 @@ class Site:
         told = [(key.lower().encode(), value.encode()) for key, value in headers]
         scope = {"type": "http", "method": method, "path": f"{root}{name}", "headers": told}
         await self.app(scope, receive, send)
-        start, body = sent
+        start, *bodies = sent
+        body = {"body": b"".join(each["body"] for each in bodies)}
         got = dict(start["headers"])
         assert got[b"content-length"] == str(len(body["body"])).encode()
+        if got[b"content-type"] == b"application/octet-stream":
+            assert got[b"delta-sha256"] == sha256(body["body"]).hexdigest().encode()
+            return Reply(start["status"], body["body"], max(1, len(parts)) - len(left))
         assert (b"allow" in got, b"www-authenticate" in got) == (start["status"] == 405, start["status"] == 401)
         reply = Reply(start["status"], json.loads(body["body"]), max(1, len(parts)) - len(left))
         self._look_at(reply)
@@ -269,5 +282,6 @@ async def opened(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -
             yield site
         finally:
             await site.close()
+            site.uploads.close()
         await server.verified()
         await site.check_secrets(caplog)

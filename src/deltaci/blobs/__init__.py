@@ -1,1 +1,25 @@
 """What is too large for a record: logs, artifacts, caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltaci.blobs.store import Blobs, FolderBlobs
+
+EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
+
+
+def open_blobs(url: str) -> Blobs:
+    """The store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
+    if url == "memory:":
+        from deltaci.blobs.memory import MemoryBlobs
+
+        return MemoryBlobs()
+    if url.startswith("s3://"):
+        from deltaci.blobs.s3 import open_s3
+
+        return open_s3(url)
+    path = url.removeprefix("file:")
+    if not path or "://" in path:
+        raise ValueError(f"{url!r} names no store of blobs; {EXPECTED}")
+    return FolderBlobs(Path(path))

@@ -28,7 +28,7 @@ class Logs:
 
     def _path(self, attempt_id: str, number: int) -> Path:
         name = quote(attempt_id, safe="")
-        if name.startswith(".") or len(name) > MAX_NAME:
+        if name.startswith((".", "_")) or len(name) > MAX_NAME:
             # No way out of the folder, and no name that a file system would refuse.
             name = f"_{sha256(attempt_id.encode()).hexdigest()}"
         return self._folder / name / f"{number}.log"

@@ -46,6 +46,10 @@ class Listed(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class BlobsUnavailable(Exception):
+    """The store does not answer, or not as it should. Whether it did what it was asked is unknown: ask again."""
+
+
 class Blobs(Protocol):
     """What every store of blobs does. A key that breaks the rules of `checked` is refused by each of these."""
 

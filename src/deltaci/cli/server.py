@@ -10,24 +10,28 @@ from typing import Annotated
 
 import typer
 
+from deltaci.blobs import open_blobs
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import loops
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.server.service import BLOBS_FOLDER, Listener, Service, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
-from deltaci.wire.bus import BusAddress
 
 app = typer.Typer()
 
 StoreOption = Annotated[str, typer.Option("--store", help="Where records are kept: sqlite:PATH or postgresql://…")]
 DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]
+BlobsOption = Annotated[
+    str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
+]
 
 
 @app.command("server")
 def server_command(
     store: StoreOption = "sqlite:.state/deltaci.db",
     data: DataOption = Path(".state"),
+    blobs: BlobsOption = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
     lease_ttl: Annotated[
@@ -40,14 +44,17 @@ def server_command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     data.mkdir(parents=True, exist_ok=True)
     try:
-        loops.run(_serve(store, data, host, port, lease_ttl, bus_address(nats, nats_credentials)))
+        bus = bus_address(nats, nats_credentials)
+        kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
+        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus)
+        loops.run(_serve(service, host, port))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int, nats: BusAddress | None) -> None:
-    async with Service(open_store(store), data, ttl_seconds=lease_ttl, nats=nats) as service:
+async def _serve(service: Service, host: str, port: int) -> None:
+    async with service:
         listener = Listener(service, host, port)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)

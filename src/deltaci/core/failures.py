@@ -77,6 +77,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
         is_retryable=True,
         error_codes=("RUNNER_STARTUP", "IMAGE_PULL", "CHECKOUT"),
     ),
+    FailureRule(name="upload", failure_class=INFRA, is_retryable=True, error_codes=("UPLOAD",)),
     FailureRule(name="timed-out", failure_class=INFRA, is_retryable=True, error_codes=("TIMED_OUT",)),
     FailureRule(
         name="cache-or-registry",

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.wire.messages import ArtifactRule
+from deltaci.wire.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRule
 
 MAX_PATTERN_PARTS: Final = 64
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,8 +33,8 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Not
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """How much may be kept of one job, and how far we look for it."""
 
-    files: int = 1000  # As many as `Complete` may name.
-    bytes: int = 10 * 1024**3
+    files: int = MAX_ARTIFACTS
+    bytes: int = MAX_LEASE_BYTES
     depth: int = 64
     looked_at: int = 1_000_000
 
@@ -107,6 +107,7 @@ class _Search:
         self._bounds = bounds
         self._looked_at = 0
         self._bytes = 0
+        self._matched: set[int] = set()
         self.found: list[Found] = []
 
     def run(self) -> None:
@@ -146,10 +147,17 @@ class _Search:
         kind = next((p.type for p, s in zip(self._patterns, states, strict=True) if p.end in s), None)
         if kind is None:
             return
+        before = len(self.found)
         if stat.S_ISLNK(status.st_mode):
             self._keep_target(root, path, kind)
         elif stat.S_ISREG(status.st_mode):
             self._keep(path, kind, path, status)
+        if len(self.found) > before:
+            self._matched.update(at for at, pattern in enumerate(self._patterns) if pattern.end in states[at])
+
+    def missed(self) -> list[int]:
+        """The places of the rules that no file matched."""
+        return [at for at in range(len(self._patterns)) if at not in self._matched]
 
     def _keep_target(self, root: int, path: str, kind: str) -> None:
         """A link to a file inside is kept under its own name; any other is left out."""
@@ -190,9 +198,21 @@ _DEFAULT: Final = Bounds()
 
 def find(workspace: Path, rules: Sequence[ArtifactRule], bounds: Bounds = _DEFAULT) -> list[Found]:
     """The files that the rules keep, sorted by path, each once with the type of the first rule that matches it."""
-    search = _Search(workspace, rules, bounds)
-    search.run()
-    return sorted(search.found, key=lambda found: found.path)
+    return search(workspace, rules, bounds)[0]
+
+
+def search(
+    workspace: Path, rules: Sequence[ArtifactRule], bounds: Bounds = _DEFAULT
+) -> tuple[list[Found], list[ArtifactRule]]:
+    """The same, and the rules that no file matches."""
+    walk = _Search(workspace, rules, bounds)
+    walk.run()
+    return sorted(walk.found, key=lambda found: found.path), [rules[at] for at in walk.missed()]
+
+
+def literally(path: str) -> str:
+    """The pattern that matches this path and nothing else."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in path)
 
 
 def open_found(workspace: Path, found: Found) -> BinaryIO:

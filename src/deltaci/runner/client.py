@@ -6,7 +6,7 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,10 +15,12 @@ import msgspec
 
 from deltaci.core.errors import CODES, Refused
 from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ROOT
+from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 
 TIMEOUT_SECONDS: Final = 10.0
+TRANSFER_SECONDS: Final = 300.0  # Of silence: a large body has to be kept before it is answered.
+PART_BYTES: Final = 1024 * 1024
 
 
 class Unreachable(Exception):
@@ -44,6 +46,16 @@ class Size(msgspec.Struct, frozen=True):
     size: int
 
 
+class Uploaded(msgspec.Struct, frozen=True):
+    """What the server has of a body. `uri` is an artifact's; `stored` is false for a cache that was there before."""
+
+    bytes: int
+    sha256: str
+    uri: str = ""
+    stored: bool = True
+
+
+_uploaded = msgspec.json.Decoder(Uploaded).decode
 _granted = msgspec.json.Decoder(Granted).decode
 _wanted = msgspec.json.Decoder(Wanted).decode
 _size = msgspec.json.Decoder(Size).decode
@@ -103,8 +115,7 @@ class Client:
 
     def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
         """The specification that was too large for the lease, from where the lease says it is."""
-        found = self._call("GET", ref.removeprefix(ROOT), headers={"Delta-Lease": lease_id})
-        return msgspec.json.decode(found, type=wire.JobSpec)
+        return msgspec.json.decode(self._under(lease_id, "GET", ref.removeprefix(ROOT)), type=wire.JobSpec)
 
     def hand_back(self, lease_id: str) -> None:
         """Give a job back of which nothing runs any more."""
@@ -112,12 +123,41 @@ class Client:
 
     def log_size(self, lease_id: str) -> int:
         """How much of the log the server has."""
-        return _size(self._call("GET", "log", headers={"Delta-Lease": lease_id})).size
+        return _size(self._under(lease_id, "GET", "log")).size
 
     def append_log(self, lease_id: str, offset: int, data: bytes) -> int:
         """Send a part of the log; where it ends now."""
-        headers = {"Delta-Lease": lease_id, "Delta-Offset": str(offset)}
-        return _size(self._call("POST", "log", data, headers)).size
+        return _size(self._under(lease_id, "POST", "log", data, {OFFSET_HEADER: str(offset)})).size
+
+    def secrets(self, lease_id: str) -> dict[str, str]:
+        """The secrets that the lease's job names."""
+        return msgspec.json.decode(self._under(lease_id, "GET", "secrets"), type=dict[str, str])
+
+    def upload(self, lease_id: str, path: str, parts: Iterable[bytes], size: int) -> Uploaded:
+        """Send a body of so many bytes, part by part."""
+        headers = {"Content-Length": str(size)}
+        return _uploaded(self._under(lease_id, "PUT", path, parts, headers, timeout=TRANSFER_SECONDS))
+
+    def download(self, lease_id: str, path: str, write: Callable[[bytes], object]) -> str:
+        """Hand over a body part by part; returns its SHA-256 as the server says it."""
+        return self._under(lease_id, "GET", path, timeout=TRANSFER_SECONDS, write=write).decode()
+
+    def _under(
+        self,
+        lease_id: str,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] = b"",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        write: Callable[[bytes], object] | None = None,
+    ) -> bytes:
+        """Ask for something under a lease. One that is stale is a refusal."""
+        found = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
+        if b'"StaleLease"' in found[:40]:
+            reason = msgspec.json.decode(found, type=wire.StaleLease).reason
+            raise Refused("stale_lease", f"the lease is no longer good: {reason}")
+        return found
 
     def close(self) -> None:
         """Hang up this thread's connection."""
@@ -139,9 +179,10 @@ class Client:
         self,
         method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | Iterable[bytes] = b"",
         headers: dict[str, str] | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        write: Callable[[bytes], object] | None = None,
     ) -> bytes:
         sent = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
@@ -152,12 +193,22 @@ class Client:
                 connection.connect()
             if self._is_aborted:
                 raise OSError("hung up")
-            connection.request(method, self._root + path, body, sent)
+            with suppress(BrokenPipeError):  # Who refuses a body may not listen to its end: hear why.
+                connection.request(method, self._root + path, body, sent)
             answer = connection.getresponse()
+            if write is not None and answer.status == 200:
+                while part := answer.read(PART_BYTES):
+                    write(part)
+                if answer.length:
+                    raise http.client.IncompleteRead(b"", answer.length)
+                return answer.headers.get(SHA256_HEADER, "").encode()
             found = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(f"the server does not answer: {type(error).__name__}: {error}") from error
+        except BaseException:
+            self.close()  # It was in the middle of something.
+            raise
         return self._accepted(answer.status, found)
 
     @staticmethod

@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from deltaci.core.errors import Refused
+from deltaci.runner.caches import Caches
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.executors import Cell, CellFailed, Exit
+from deltaci.runner.harvest import Harvest, Harvester
+from deltaci.runner.joblog import JobLog
 from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Release
 from deltaci.runner.logstream import LogStream
-from deltaci.runner.masking import Mask
 from deltaci.runner.places import Place, Places
-from deltaci.runner.sections import Writer, new_nonce
+from deltaci.runner.result import cost, fitting
+from deltaci.runner.sections import RESTORE_CACHES, UPLOAD_ARTIFACTS
+from deltaci.runner.transfers import THREADS, Over, Transfers
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import (
     AckLease,
@@ -40,6 +45,7 @@ from deltaci.wire.messages import (
     StepResult,
     Timings,
 )
+from deltaci.wire.texts import plain
 
 RETRY_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 10.0
@@ -55,6 +61,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepResult]
     error_code: str = ""
     summary: str = ""
+    brought: Harvest = msgspec.field(default_factory=Harvest)
+
+    @property
+    def is_success(self) -> bool:
+        """Whether nothing went wrong. A step that took too long may still have ended with 0."""
+        return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
 
 
 class Job:
@@ -147,47 +159,88 @@ class Job:
         assert cell is not None
         assert spec is not None
         self._hold(None, log)
-        sections = Writer(new_nonce())
-        mask = Mask([sections.nonce])  # A job that reads its own log must not be able to forge its sections.
-        log.write(sections.header() + sections.output(f"{cell.describe}\n".encode()))
+        told = JobLog(log)
+        told.line(cell.describe)
+        transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
+        caches = Caches(transfers, place.workspace, place.folder, told)
         self._is_executing = True
         try:
-            return await self._run_steps(spec, cell, place.workspace, log, sections, mask)
+            try:
+                secrets = await transfers.secrets() if spec.secrets else {}
+            except Refused as refused:
+                return self._failed("SECRETS", f"secrets: {refused.message}", told)
+            except Unreachable as error:
+                return self._failed("RUNNER_STARTUP", f"secrets: {error}", told)
+            told.hide(secrets.values())
+            if spec.caches:
+                with told.section(RESTORE_CACHES, "restore caches"):
+                    await caches.restore(spec.caches)
+            ended = await self._run_steps(spec, cell, place.workspace, log, told, secrets)
+        except Over:
+            return self._failed("", "stopped", told)
         finally:
             self._is_executing = False
             if self._stopping is not None:
                 self._is_proved_gone = await self._stopping
             self._is_proved_gone = await cell.close() and self._is_proved_gone
+        return await self._bring_back(spec, ended, Harvester(transfers, place.workspace, told), caches, told)
+
+    def _is_over(self) -> bool:
+        return self._is_lost or self._is_handed_back or self._cancel is not None
+
+    @staticmethod
+    def _failed(code: str, why: str, told: JobLog) -> Ended:
+        told.line(why)
+        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=told.said(why))
+
+    async def _bring_back(
+        self, spec: JobSpec, ended: Ended, harvester: Harvester, caches: Caches, told: JobLog
+    ) -> Ended:
+        """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
+        if not (spec.artifacts or spec.output_path or spec.caches) or self._is_over():
+            return ended
+        brought = harvester.brought
+        try:
+            with told.section(UPLOAD_ARTIFACTS, "upload artifacts"):
+                await harvester.bring(spec)
+                if ended.is_success and not brought.error_code:
+                    await caches.save()
+        except Over:
+            pass  # What is kept by now is kept.
+        if ended.is_success and brought.error_code:
+            ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
+        return structs.replace(ended, brought=brought)
 
     async def _run_steps(
-        self, spec: JobSpec, cell: Cell, workspace: Path, log: LogStream, sections: Writer, mask: Mask
+        self, spec: JobSpec, cell: Cell, workspace: Path, log: LogStream, told: JobLog, secrets: dict[str, str]
     ) -> Ended:
         results: list[StepResult] = []
         last = Exit(0, None, 0.0)
         ends_at = self._granted_at + self._granted.max_runtime_seconds
         for index, each in enumerate(spec.steps):
-            if self._cancel is not None or self._is_lost or self._is_handed_back:
+            if self._is_over():
                 break
             step = each if isinstance(each, Step) else Step(run=each)
-            name = step.name or step.run.strip().partition("\n")[0]
-            self._hold(Progress(step_index=index, current_step=name[:2000]), log)
-            log.write(sections.begin(index, name))
+            name = told.said(step.name or step.run.strip().partition("\n")[0])
+            self._hold(Progress(step_index=index, current_step=name), log)
+            told.begin(index, name)
             left = max(0.1, ends_at - time.monotonic())
             try:
                 last = await cell.run(
                     step.run,
-                    env={**spec.env, **step.env},
+                    env={**spec.env, **step.env, **secrets},
                     workdir=_inside(workspace, step.workdir or spec.workdir),
                     timeout_seconds=min(left, step.timeout_seconds or left),
-                    on_output=lambda data: log.write(sections.output(mask.feed(data))),
+                    on_output=told.output,
                 )
             except (Refused, CellFailed, OSError) as error:
-                return Ended(exit=last, steps=results, error_code=_error_code(error), summary=f"{name}: {error}")
-            log.write(sections.output(mask.flush()) + sections.end(index, last.exit_code, last.seconds))
+                summary = told.said(f"{name}: {error}")
+                return Ended(exit=last, steps=results, error_code=_error_code(error), summary=summary)
+            told.end(index, last.exit_code, last.seconds)
             results.append(
                 StepResult(
                     index=index,
-                    name=name[:2000],
+                    name=name,
                     exit_code=last.exit_code,
                     seconds=round(last.seconds, 3),
                     is_timed_out=last.is_timed_out,
@@ -196,7 +249,9 @@ class Job:
             if (last.exit_code != 0 or last.is_timed_out) and not step.continue_on_error:
                 code = "TIMED_OUT" if last.is_timed_out else ""
                 return Ended(exit=last, steps=results, error_code=code, summary=_why(name, last))
-        return Ended(exit=Exit(0, None, last.seconds), steps=results, summary=f"{len(results)} steps succeeded")
+        summary = f"{len(results)} steps succeeded"
+        well = structs.replace(last, exit_code=0, signal=None, is_timed_out=False)
+        return Ended(exit=well, steps=results, summary=summary)
 
     def _hold(self, progress: Progress | None, log: LogStream) -> None:
         assert self._cell is not None
@@ -220,7 +275,7 @@ class Job:
         if self._is_lost:
             return "lost"
         uri = f"log:{self._granted.job_id}"
-        kept = [Artifact(type="log", uri=uri, bytes=log.bytes_sent)]
+        kept = [Artifact(type="log", uri=uri, bytes=log.bytes_sent), *ended.brought.artifacts]
         if self._cancel is not None:
             if not self._is_proved_gone:
                 return "still there"  # No proof, no word: the server's deadline will decide.
@@ -248,21 +303,25 @@ class Job:
         return "left to run out"
 
     def _complete(self, ended: Ended, kept: list[Artifact], log: LogStream) -> Complete:
-        is_success = ended.exit.exit_code == 0 and not ended.error_code
+        is_success, brought = ended.is_success, ended.brought
         exit_code = TIMED_OUT if ended.exit.is_timed_out else ended.exit.exit_code
-        return Complete(
+        said = Complete(
             lease_id=self._granted.lease_id,
             runner_id=self._runner_id,
             status="SUCCEEDED" if is_success else "FAILED",
-            exit_code=exit_code,
+            exit_code=exit_code if is_success or exit_code != 0 else None,
             signal=ended.exit.signal,
             error_code=ended.error_code or None,
             timings=Timings(started_at=self._started_at, finished_at=datetime.now(UTC)),
             artifacts=kept,
             summary=ended.summary[:2000],
-            log_tail=[] if is_success else [line[:2000] for line in log.tail()],
+            log_tail=[] if is_success else [plain(line, 2000) for line in log.tail()],
             steps=ended.steps,
+            tests=brought.tests,
+            output=brought.output,
+            cost=cost(time.monotonic() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
         )
+        return fitting(said)
 
     async def _insist(self, message: RunnerMessage) -> ServerMessage | None:
         """Say it until it is heard, or until the lease is gone."""

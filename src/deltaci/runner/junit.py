@@ -11,7 +11,7 @@ Only there: the same name in another suite or file is another test, and a failur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 from xml.parsers import expat
 
@@ -24,6 +24,7 @@ MAX_DEPTH: Final = 64
 MAX_TESTS: Final = 500_000
 MAX_NAMES: Final = 1000
 MAX_NAME_CHARACTERS: Final = 500
+MAX_MESSAGE_CHARACTERS: Final = 1000
 _SLICE: Final = 1024 * 1024
 
 PASSED: Final = "passed"
@@ -50,7 +51,10 @@ _RANK: Final = {PASSED: 0, SKIPPED: 0, FAILED: 1, ERROR: 2}
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reports say together. Names are sorted, and at most `MAX_NAMES`; the numbers count all of them."""
+    """What the reports say together. Names are sorted, and at most `MAX_NAMES`; the numbers count all of them.
+
+    `failed_messages` has what each of `failed_names` said, in the same order.
+    """
 
     tests: int = 0
     passed: int = 0
@@ -60,18 +64,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     flaky: int = 0
     seconds: float = 0.0
     failed_names: tuple[str, ...] = ()
+    failed_messages: tuple[str, ...] = ()
     flaky_names: tuple[str, ...] = ()
 
 
 class _Case:
     """One test with all of its tries."""
 
-    __slots__ = ("had_failed", "name", "outcome", "seconds")
+    __slots__ = ("had_failed", "message", "name", "outcome", "seconds")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.outcome = PASSED
         self.had_failed = False
+        self.message = ""
         self.seconds = 0.0
 
 
@@ -85,6 +91,7 @@ class _Reader:
         self._suite_number = 0
         self._suite_numbers: list[int] = []
         self._case: _Case | None = None
+        self._messages = 0
         self._key: tuple[int, str] = (0, "")
         self.cases: dict[tuple[int, str], _Case] = {}
         parser = self._parser = expat.ParserCreate()
@@ -133,7 +140,7 @@ class _Reader:
         elif tag == "testcase" and self._case is None:
             self._begin_case(attributes)
         elif self._case is not None and parent == "testcase":
-            self._judge(self._case, tag)
+            self._judge(self._case, tag, attributes)
 
     def _begin_case(self, attributes: dict[str, str]) -> None:
         scope = attributes.get("classname") or (self._suites[-1] if self._suites else "")
@@ -148,13 +155,16 @@ class _Reader:
         whole = f"{scope}\0{attributes.get('name', '')}\0{attributes.get('file', '')}"
         self._key = (self._suite_numbers[-1] if self._suite_numbers else 0, whole)
 
-    def _judge(self, case: _Case, tag: str) -> None:
+    def _judge(self, case: _Case, tag: str, attributes: dict[str, str]) -> None:
         if tag in _EARLIER_TRIES:
             case.had_failed = True
         elif (verdict := _VERDICTS.get(tag)) is not None and (
             case.outcome == PASSED or _RANK[verdict] > _RANK[case.outcome]
         ):
             case.outcome = verdict
+            self._messages += bool(_RANK[verdict])
+            if _RANK[verdict] and self._messages <= MAX_NAMES:  # More are not told, and need not be kept.
+                case.message = attributes.get("message", "")[:MAX_MESSAGE_CHARACTERS]
 
     def _end(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
@@ -172,23 +182,32 @@ class _Reader:
             case.had_failed |= earlier.had_failed or _RANK[earlier.outcome] > 0
             case.seconds += earlier.seconds
             if case.outcome == SKIPPED:  # A try that was not made changes nothing.
-                case.outcome = earlier.outcome
+                case.outcome, case.message = earlier.outcome, earlier.message
         elif len(self.cases) >= MAX_TESTS:
             raise self._refused("too_large", f"has more than {MAX_TESTS} tests")
         self.cases[self._key] = case
 
 
-def read(reports: Iterable[tuple[str, bytes]]) -> Report:
-    """Read reports, each with the name of its file, and count them together."""
+def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None = None) -> Report:
+    """Read reports, each with the name of its file, and count them together.
+
+    One that cannot be read is told to `on_trouble` and left out; it ends everything if nobody listens.
+    """
     cases: list[_Case] = []
     for file, data in reports:
         reader = _Reader(file)
-        reader.read(data)
+        try:
+            reader.read(data)
+        except Refused as refused:
+            if on_trouble is None:
+                raise
+            on_trouble(refused)
+            continue
         cases.extend(reader.cases.values())
         if len(cases) > MAX_TESTS:
             raise Refused("too_large", f"the test report {file} is one too many: more than {MAX_TESTS} tests")
     outcomes = [case.outcome for case in cases]
-    failed = sorted(case.name for case in cases if _RANK[case.outcome])
+    failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
     flaky = sorted(case.name for case in cases if case.had_failed and case.outcome == PASSED)
     return Report(
         tests=len(cases),
@@ -198,7 +217,8 @@ def read(reports: Iterable[tuple[str, bytes]]) -> Report:
         skipped=outcomes.count(SKIPPED),
         flaky=len(flaky),
         seconds=round(math.fsum(case.seconds for case in cases), 3),
-        failed_names=tuple(failed[:MAX_NAMES]),
+        failed_names=tuple(name for name, _ in failed[:MAX_NAMES]),
+        failed_messages=tuple(message for _, message in failed[:MAX_NAMES]),
         flaky_names=tuple(flaky[:MAX_NAMES]),
     )
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.artifacts import Bounds, Found, find, open_found
+from deltaci.runner.artifacts import Bounds, Found, find, literally, open_found
 from deltaci.wire.messages import ArtifactRule, CacheRule
 
 PLACEHOLDER: Final = "{lock_hash}"
@@ -98,12 +98,8 @@ def _well_known(workspace: Path) -> list[Found]:
         paths.extend((here / file).as_posix() for file in files if file in WELL_KNOWN)
     if len(paths) > _BOUNDS.files:
         raise Refused("too_large", f"{len(paths)} lock files, at most {_BOUNDS.files}; name some in lock_files")
-    rules = [ArtifactRule(path_glob=_literally(path)) for path in sorted(paths)]
+    rules = [ArtifactRule(path_glob=literally(path)) for path in sorted(paths)]
     return find(workspace, rules, _BOUNDS)
-
-
-def _literally(path: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in path)
 
 
 def _hash(workspace: Path, found: list[Found]) -> str:

@@ -27,6 +27,9 @@ import msgspec
 
 VERSION: Final = 1
 MAX_NAME_CHARACTERS: Final = 500
+# The runner's own sections. Steps count from 0, and are never so many.
+RESTORE_CACHES: Final = 900_000_000
+UPLOAD_ARTIFACTS: Final = 900_000_001
 
 _HEADER: Final = re.compile(rb"::log 1 nonce=([0-9a-f]{32})\n")
 _MARKER: Final = re.compile(

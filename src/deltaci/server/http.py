@@ -7,18 +7,20 @@ headers and bodies only, so that no access log ever shows one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.lane import Overloaded
 from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
+from deltaci.server.uploads import NAMES, Streamed, Uploads
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
@@ -56,7 +58,10 @@ class Request:
 
     async def body(self, limit: int) -> bytes:
         """All of it, or a refusal as soon as it is too much."""
-        parts: list[bytes] = []
+        return b"".join([part async for part in self.parts(limit)])
+
+    async def parts(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it comes, or a refusal as soon as it is too much."""
         size = 0
         told = self.headers.get("content-length", "")
         if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
@@ -65,12 +70,13 @@ class Request:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Refused("bad_request", "the request broke off")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            part = message.get("body", b"")
+            size += len(part)
             if size > limit:
                 raise _too_large(limit)
+            yield part
             if not message.get("more_body"):
-                return b"".join(parts)
+                return
 
     def token(self) -> str:
         """The bearer token."""
@@ -102,11 +108,14 @@ class Request:
 class RunnerApp:
     """The addresses under /runner/v1/."""
 
-    def __init__(self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub) -> None:
+    def __init__(
+        self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub, uploads: Uploads
+    ) -> None:
         self._protocol = protocol
         self._control = control
         self._registry = registry
         self._logs = logs
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -123,8 +132,11 @@ class RunnerApp:
             status, answer = 400, Problem("bad_json", f"the body is not JSON: {error}")
         except Overloaded as error:
             status, answer = 503, Problem("overloaded", str(error))
-        except (Unavailable, Conflict) as error:
+        except (Unavailable, Conflict, BlobsUnavailable) as error:
             status, answer = 503, Problem("unavailable", f"{error}; try again")
+        if isinstance(answer, Streamed):
+            await answer.send(send)
+            return
         if isinstance(answer, wire.StaleLease):
             status = 409
         await _send(send, status, wire.encode(answer), _told_with(status, request))
@@ -146,6 +158,8 @@ class RunnerApp:
                 [answer] = await self._protocol.say(who, [message])
                 if isinstance(answer, Refused):
                     raise answer
+                if isinstance(answer, wire.CompleteAck):
+                    await self._uploads.forget_lost(who, message.lease_id)
                 return answer
             case "batch":
                 return await self._batch(who, request)
@@ -157,6 +171,8 @@ class RunnerApp:
                 if rest != held.id:
                     raise Refused("not_found", "the lease is for another specification; use the job_spec_ref you got")
                 return job_spec(held)
+        if name in NAMES:
+            return await self._uploads.answer(who, name, rest, request)
         assert name == "log", name
         return await self._log(who, request)
 
@@ -203,6 +219,7 @@ class RunnerApp:
             return {"size": self._logs.size(ref.attempt_id, ref.number)}
         offset = request.offset()
         data = await request.body(wire.MAX_CHUNK_BYTES)
+        await self._protocol.held(who, request.lease_id())  # The body may have taken longer than the lease.
         # Waiting for the disk is no work for the loop on which everybody else is answered.
         return {"size": await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data)}
 

@@ -42,10 +42,13 @@ from deltaci.wire.messages import (
     RunnerMessage,
     ServerMessage,
 )
+from deltaci.wire.texts import plain
 
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
 Answer = ServerMessage | Refused
+REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost")
+MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
 class Runner(msgspec.Struct, frozen=True):
@@ -285,8 +288,9 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                     exit_code=message.exit_code,
                     signal=message.signal,
                     error_code=message.error_code or "",
-                    message=message.summary,
-                    log_tail=tuple(message.log_tail),
+                    message=plain(message.summary, MAX_REPORTED_TEXT),
+                    log_tail=tuple(plain(line, MAX_REPORTED_TEXT) for line in message.log_tail),
+                    failed_tests=tuple(each.name for each in message.tests.failures) if message.tests else (),
                 ),
             )
 
@@ -306,7 +310,19 @@ def _report(message: Complete | CancelAck) -> dict[str, Any]:
     if isinstance(message, Complete):
         as_json("cost", message.cost)
     told: dict[str, Any] = msgspec.to_builtins(message)
-    return {name: told[name] for name in ("timings", "artifacts", "summary", "steps", "cost") if told.get(name)}
+    return {name: _plain(told[name]) for name in REPORTED if told.get(name)}
+
+
+def _plain(value: Any) -> Any:
+    """Names, messages and summaries come from the job: they may not say more than a text says."""
+    match value:
+        case str():
+            return plain(value, MAX_REPORTED_TEXT)
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {_plain(name): _plain(each) for name, each in value.items()}
+    return value
 
 
 def _refusal(message: RunnerMessage, refused: Refused) -> Answer:

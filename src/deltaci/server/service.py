@@ -13,6 +13,7 @@ from typing import Any, Final
 import uvicorn
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
@@ -24,10 +25,13 @@ from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
+from deltaci.server.secrets import Secrets
+from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 from deltaci.wire.bus import BusAddress
 
 KEY_FILE: Final = "server.key"
+BLOBS_FOLDER: Final = "blobs"
 KEEP_ALIVE_SECONDS: Final = 75
 
 Scope = dict[str, Any]
@@ -42,13 +46,20 @@ class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
     def __init__(
-        self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS, nats: BusAddress | None = None
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        ttl_seconds: int = lease.TTL_SECONDS,
+        blobs: Blobs | None = None,
+        nats: BusAddress | None = None,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
         lease_ids = LeaseIds(key)
         self.applier = Applier(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
+        self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         signer = Signer(key, time.time)
         self.protocol = Protocol(store, self.applier, ttl_seconds)
         self.control = ControlHub(store, lease_ids)
@@ -58,7 +69,9 @@ class Service:
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
-        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs, self.control)
+        self._uploads = Uploads(self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming")
+        registry = Registry(self.applier, signer)
+        self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
@@ -80,6 +93,7 @@ class Service:
             await self._dispatcher.stop()
         await self._follower.stop()
         await self.control.stop()
+        await asyncio.to_thread(self._uploads.close)
         await self.applier.stop()
         await self.store.close()
 

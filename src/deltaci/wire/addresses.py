@@ -12,6 +12,7 @@ import msgspec
 ROOT: Final = "/runner/v1/"
 LEASE_HEADER: Final = "Delta-Lease"
 OFFSET_HEADER: Final = "Delta-Offset"
+SHA256_HEADER: Final = "Delta-Sha256"
 
 AUTHORIZATION: Final = "`Authorization: Bearer <credential>`"
 UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
@@ -122,6 +123,43 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"size": <bytes>}`; 409 with `StaleLease`',
         codes=("bad_request", "too_large", "log_gap", "log_full", "unreadable", *_ANY),
     ),
+    Address(
+        method="PUT",
+        name="artifacts",
+        rest="<path>",
+        does="keep a file that the job left behind, by its path in the workspace; safe to repeat",
+        headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
+        body="bytes of the file",
+        answer='`{"uri": …, "bytes": …, "sha256": …}`: `Complete.artifacts` refers to the `uri`; 409 with `StaleLease`',
+        codes=("bad_request", "too_large", "unreadable", *_ANY),
+    ),
+    Address(
+        method="GET",
+        name="caches",
+        rest="<key>",
+        does="read a cache: the job's own scope's, or else that of trusted runs",
+        headers=UNDER_LEASE,
+        answer=f"bytes of the cache, with `{SHA256_HEADER}`; 409 with `StaleLease`",
+        codes=("bad_request", "not_found", "unreadable", *_ANY),
+    ),
+    Address(
+        method="PUT",
+        name="caches",
+        rest="<key>",
+        does="keep a cache, in the scope that the job's own record names; the first one under a key stays",
+        headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
+        body="bytes of the cache",
+        answer='`{"stored": true, "bytes": …, "sha256": …}`, false when there was one; 409 with `StaleLease`',
+        codes=("bad_request", "too_large", "unreadable", *_ANY),
+    ),
+    Address(
+        method="GET",
+        name="secrets",
+        does="read the secrets that the job's own record names",
+        headers=UNDER_LEASE,
+        answer="an object of texts, each by its name; 409 with `StaleLease`",
+        codes=("bad_request", "untrusted", "no_secret", "unreadable", *_ANY),
+    ),
 )
 
 
@@ -140,12 +178,16 @@ REFUSALS: Final[dict[str, Refusal]] = {
     "bad_credential": Refusal(401, "no token, or not one of this server for this use; register with a new one"),
     "expired_credential": Refusal(401, "the token is too old; renew it in time, or register with a new one"),
     "wrong_runner": Refusal(403, "the credential is another runner's than `runner_id`"),
+    "untrusted": Refusal(403, "the run is not trusted with this; run the job from a trusted source"),
     "not_found": Refusal(404, "there is nothing at this address"),
     "wrong_method": Refusal(405, "the address takes another method"),
     "cancel_not_requested": Refusal(409, "nobody asked this attempt to stop; go on"),
     "wrong_state": Refusal(409, "the attempt is in a state in which this cannot be said"),
     "log_gap": Refusal(409, "the log is shorter than the offset; the message says where it ends: go on from there"),
     "log_full": Refusal(409, "the log has reached its limit; send no more of it"),
+    "no_secret": Refusal(
+        409, "there is no secret of this name, or it cannot be opened; set it, then run the job again"
+    ),
     "too_large": Refusal(413, "more bytes or messages than fit at once; the rest was not read"),
     "bad_message": Refusal(422, "not a message of this protocol; the answer names the field"),
     "overloaded": Refusal(503, "too much waits already; try again later"),

@@ -42,6 +42,8 @@ PARTS: Final[Kinds] = (
     wire.Artifact,
     wire.Timings,
     wire.StepResult,
+    wire.Tests,
+    wire.FailedTest,
 )
 
 _HEAD: Final = f"""# The runner protocol
@@ -50,11 +52,11 @@ Generated from the types that are sent (`python -m deltaci.wire.draw docs/protoc
 The rules behind it are on [`docs/spec/runner-protocol.md`](spec/runner-protocol.md).
 This is version {wire.VERSION}; the version is part of every address.
 
-Everything is JSON in UTF-8 over HTTP, except the bytes of a log. Everything is strict: a field that is not listed, a
-word that is not in its list or a number out of its range is refused with 422 and the place where it was found. A field
-that is not required may be left out, which means its default. Times are UTC, as in `2026-01-04T08:00:00Z`, and need
-their zone. Fields whose meaning begins with “ours” are additions to document 001. Word of work and of cancels may
-also come over NATS, see [`docs/nats.md`](nats.md); everything else is as here.
+Everything is JSON in UTF-8 over HTTP, except the bytes of logs, artifacts and caches. Everything is strict: a field
+that is not listed, a word that is not in its list or a number out of its range is refused with 422 and the place where
+it was found. A field that is not required may be left out, which means its default. Times are UTC, as in
+`2026-01-04T08:00:00Z`, and need their zone. Fields whose meaning begins with “ours” are additions to document 001. Word
+of work and of cancels may also come over NATS, see [`docs/nats.md`](nats.md); everything else is as here.
 
 `lease_id`, `cancel_token`, registration tokens and credentials are secrets: keep them out of logs and addresses.
 """

@@ -22,6 +22,12 @@ MAX_BATCH: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
 MAX_SECONDS: Final = 2**31 - 1
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
+MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
+MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
+MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
+MAX_CACHE_BYTES: Final = 5 * 1024**3
+MAX_OUTPUT_BYTES: Final = 256 * 1024
+MAX_FAILED_TESTS: Final = 50
 
 T = TypeVar("T")
 
@@ -72,7 +78,7 @@ class Step(Strict, frozen=True, kw_only=True):
 class ArtifactRule(Strict, frozen=True, kw_only=True):
     """Which files to keep."""
 
-    path_glob: Annotated[Line, says("the files, below the working directory")]
+    path_glob: Annotated[Line, says("the files, from the root of the workspace on")]
     type: Annotated[Name, says("what they are, e.g. `junit`")] = "file"
 
 
@@ -80,7 +86,7 @@ class CacheRule(Strict, frozen=True, kw_only=True):
     """Which folders to bring along from earlier runs."""
 
     key: Annotated[Line, says("its name; `{lock_hash}` in it is the hash of the lock files")]
-    paths: Annotated[Paths, says("the folders")]
+    paths: Annotated[Paths, says("the folders, from the root of the workspace on; `~` is the workspace")]
     type: Annotated[Name, says("what is in it, e.g. `deps`")] = "deps"
     lock_files: Annotated[Paths, says("ours: the files that `{lock_hash}` is made of")] = []
 
@@ -110,8 +116,15 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     executor: Annotated[Executor | None, says("ours: how to isolate it; absent: as the runner does")] = None
     network: Annotated[bool, says("ours: whether an isolated job may use the network")] = False
     limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
-    output_path: Annotated[Line, says("ours: the JSON file that becomes `output`")] = ""
+    output_path: Annotated[Line, says("ours: the JSON file in the workspace that becomes `output`")] = ""
     secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
+    cache_scope: Annotated[
+        Line,
+        says(
+            "ours: whose caches these are; empty: those of trusted runs; otherwise it reads and writes its own scope, "
+            "may read, never write, the trusted ones, and gets no secrets"
+        ),
+    ] = ""
 
 
 # -- coming in
@@ -265,6 +278,26 @@ class StepResult(Strict, frozen=True, kw_only=True):
     is_timed_out: Annotated[bool, says("whether it took too long")] = False
 
 
+class FailedTest(Strict, frozen=True, kw_only=True):
+    """A test that failed."""
+
+    name: Annotated[Line, says("its class or suite, and its name")]
+    message: Annotated[Line, says("the first of what it said")] = ""
+
+
+class Tests(Strict, frozen=True, kw_only=True):
+    """What the test reports of a job say together."""
+
+    total: Annotated[Count, says("all tests")]
+    passed: Annotated[Count, says("those that passed, flaky ones too")] = 0
+    failed: Annotated[Count, says("those that failed")] = 0
+    errors: Annotated[Count, says("those that could not be run to their end")] = 0
+    skipped: Annotated[Count, says("those that were left out")] = 0
+    flaky: Annotated[Count, says("those that failed and then passed")] = 0
+    seconds: Annotated[Amount, says("how long they took together")] = 0.0
+    failures: Annotated[list[FailedTest], Meta(max_length=MAX_FAILED_TESTS), says("the first that failed")] = []
+
+
 class Complete(FromRunner, frozen=True, kw_only=True):
     """The final result; it ends the lease."""
 
@@ -278,6 +311,7 @@ class Complete(FromRunner, frozen=True, kw_only=True):
     signal: Annotated[Signal | None, says("ours: the signal that ended it")] = None
     log_tail: Annotated[list[Line], Meta(max_length=50), says("ours: the last lines, to classify a failure")] = []
     steps: Annotated[list[StepResult], Meta(max_length=1000), says("ours: how each step ended")] = []
+    tests: Annotated[Tests | None, says("ours: what the test reports say")] = None
     output: Annotated[Any, says("ours: the job's result, any JSON")] = None
     cost: Annotated[Any, says("ours: what it used, any JSON")] = None
 

@@ -15,12 +15,17 @@ SHELL: Final = ("bash", "-eo", "pipefail", "-c")
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a step ended: by itself with a code, or by a signal."""
+    """How a step ended: by itself with a code, or by a signal.
+
+    What was used is that of all processes of the job that have ended by then; None where nobody counts.
+    """
 
     exit_code: int | None
     signal: int | None
     seconds: float
     is_timed_out: bool = False
+    cpu_seconds: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 class CellFailed(Exception):

@@ -38,6 +38,10 @@ LINGER_SECONDS: Final = 0.5  # How long output is awaited after the step's exit,
 MAX_READ_BYTES: Final = 1 << 18
 MAX_ANSWER_BYTES: Final = 1 << 16
 
+# How a step ended, a signal as a negative number; and the seconds of CPU and the bytes of memory that were used.
+Told = tuple[int, tuple[float | None, int | None]]
+KILLED: Final[Told] = (-signal.SIGKILL, (None, None))
+
 Launch = Callable[[str, cgroups.Groups, socket.socket], Awaitable[Guard]]
 """Starts a supervisor: with this mark, in these groups, at the other end of this socket."""
 
@@ -108,7 +112,7 @@ class SupervisedCell:
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[int] | None = None
-        self._exit: asyncio.Future[int] | None = None
+        self._exit: asyncio.Future[Told] | None = None
         self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
         self._outputs: list[Output] = []
         self._on_output: Callable[[bytes], None] | None = None
@@ -160,10 +164,12 @@ class SupervisedCell:
             output = Output(self._deliver)
             self._outputs.append(output)
             await self._order(output.write, "run", *order)
-            code, is_timed_out = await self._await_exit(timeout_seconds)
+            told, is_timed_out = await self._await_exit(timeout_seconds)
             seconds = time.monotonic() - began
             await output.finish()
-            return Exit(code if code >= 0 else None, -code if code < 0 else None, seconds, is_timed_out)
+            code, used = told
+            signaled = -code if code < 0 else None
+            return Exit(code if code >= 0 else None, signaled, seconds, is_timed_out, *used)
         finally:
             self._exit = None
             self._on_output = None
@@ -255,21 +261,22 @@ class SupervisedCell:
         if self._ready is not None and not self._ready.done():
             self._fail("the supervisor ended")
         self._over.set()
-        self._exited(-signal.SIGKILL)
+        self._exited(KILLED)
 
     def _hear(self, answer: str) -> None:
         verb, _, told = answer.partition(" ")
         if verb == "exit":
-            self._exited(int(told))
+            code, cpu_seconds, peak = told.split()
+            self._exited((int(code), (float(cpu_seconds), int(peak))))
         elif self._ready is not None and not self._ready.done():
             if verb == "ready":
                 self._ready.set_result(int(told))
             else:
                 self._fail(told)
 
-    def _exited(self, code: int) -> None:
+    def _exited(self, told: Told) -> None:
         if self._exit is not None and not self._exit.done():
-            self._exit.set_result(code)
+            self._exit.set_result(told)
 
     def _fail(self, why: str) -> None:
         assert self._ready is not None
@@ -292,7 +299,7 @@ class SupervisedCell:
             if file is not None:
                 os.close(file)
 
-    async def _await_exit(self, timeout_seconds: float) -> tuple[int, bool]:
+    async def _await_exit(self, timeout_seconds: float) -> tuple[Told, bool]:
         if self._exit is None:
             raise InvariantBroken("an exit is awaited, but no step was started")
         await asyncio.wait([self._exit], timeout=timeout_seconds or None)
@@ -305,7 +312,7 @@ class SupervisedCell:
         if not self._exit.done():  # It hangs in the kernel, or hindered its supervisor: nothing more runs in here.
             self._over.set()
             await self._end()
-            return -signal.SIGKILL, True
+            return KILLED, True
         return self._exit.result(), True
 
     def _deliver(self, data: bytes) -> None:

@@ -202,7 +202,8 @@ class Supervisor:
         for pid, code in ended():
             if pid == self.step:
                 self.step = 0
-                self.say("exit", code)
+                used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of everybody who has ended so far.
+                self.say("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
     def signal_step(self, number: int) -> None:
         """To the step and what runs in its process group. Not to what earlier steps left running."""
@@ -227,7 +228,7 @@ class Supervisor:
                 os.write(
                     output, f"deltaci: cannot start the step: {os.strerror(error.errno or errno.EAGAIN)}\n".encode()
                 )
-                self.say("exit", NOT_EXECUTABLE)
+                self.say("exit", NOT_EXECUTABLE, 0.0, 0)
             else:
                 if not self.step:
                     become(order, output)

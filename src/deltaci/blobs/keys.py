@@ -1,0 +1,130 @@
+"""Where things are kept in the store of blobs, and how to find them again.
+
+    artifacts/TENANT/ATTEMPT/LEASE/PATH     what a job left behind, under the lease that it ran by
+    caches/TENANT/trusted/KEY               what trusted runs bring along
+    caches/TENANT/of-SCOPE/KEY              what the runs of another scope do
+    secrets/TENANT/NAME                     sealed
+
+Every part but PATH is one name, however odd the text is that it was made from; no two texts give the same one. So no
+text can lead into another tenant, another lease or another scope.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from deltaci.blobs.store import MAX_LISTED, MAX_READ_BYTES, Blobs, checked
+from deltaci.core.errors import Refused
+
+MAX_PATH_BYTES: Final = 600
+MAX_SAFE: Final = 100
+TRUSTED: Final = "trusted"
+SECRET_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SAFE - 1}}}")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An artifact, by its path in the job's workspace."""
+
+    path: str
+    bytes: int
+
+
+def safe_name(text: str) -> str:
+    """One name of printable characters for any text; another for every other text."""
+    name = quote(text, safe="", errors="surrogatepass")
+    if name.startswith((".", "_")) or not 0 < len(name) <= MAX_SAFE:
+        return f"_{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return name
+
+
+# -- artifacts
+
+
+def artifacts_of(tenant: str, attempt_id: str, number: int | None = None) -> str:
+    """What the keys of a lease's artifacts begin with; without a number, of all leases of an attempt."""
+    lease = "" if number is None else f"{number}/"
+    return f"artifacts/{safe_name(tenant)}/{safe_name(attempt_id)}/{lease}"
+
+
+def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
+    """Where one artifact is. A path that cannot be one is refused."""
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= MAX_PATH_BYTES:
+        raise Refused("bad_request", f"the path {path[:80]!r} is not one of 1 to {MAX_PATH_BYTES} bytes; rename it")
+    checked(path)
+    return artifacts_of(tenant, attempt_id, number) + path
+
+
+def artifact_uri(attempt_id: str, number: int, path: str) -> str:
+    """How records refer to it. Its tenant is the record's own, so a URI leads nowhere else."""
+    return f"artifact:{safe_name(attempt_id)}/{number}/{path}"
+
+
+def artifacts(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> list[Kept]:
+    """What a lease left behind, by path. There are never more than one listing holds."""
+    prefix = artifacts_of(tenant, attempt_id, number)
+    return [Kept(each.key.removeprefix(prefix), each.bytes) for each in blobs.list(prefix, limit=MAX_LISTED)]
+
+
+def read_artifact(blobs: Blobs, tenant: str, attempt_id: str, number: int, path: str) -> Iterator[bytes]:
+    """All of it, part by part. Refused `not_found` if there is none."""
+    return read_all(blobs, artifact_key(tenant, attempt_id, number, path))
+
+
+def remove_lost(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> int:
+    """Remove what earlier leases of an attempt left: they were lost, and nothing refers to it. How much it was."""
+    prefix, own = artifacts_of(tenant, attempt_id), artifacts_of(tenant, attempt_id, number)
+    removed, after = 0, ""
+    while page := blobs.list(prefix, after):
+        after = page[-1].key
+        removed += sum(blobs.delete(each.key) for each in page if not each.key.startswith(own))
+    return removed
+
+
+def read_all(blobs: Blobs, key: str, part_bytes: int = MAX_READ_BYTES // 4) -> Iterator[bytes]:
+    """A blob, part by part."""
+    at = 0
+    while part := blobs.get(key, at, part_bytes):
+        yield part
+        at += len(part)
+
+
+# -- caches and secrets
+
+
+def cache_key(tenant: str, scope: str, key: str) -> str:
+    """Where a cache is. An empty scope is that of trusted runs, and no other scope has its name."""
+    whose = f"of-{safe_name(scope)}" if scope else TRUSTED
+    return f"caches/{safe_name(tenant)}/{whose}/{safe_name(key)}"
+
+
+def secrets_of(tenant: str) -> str:
+    """What the keys of a tenant's secrets begin with."""
+    return f"secrets/{safe_name(tenant)}/"
+
+
+def secret_key(tenant: str, name: str) -> str:
+    """Where a secret is. Its name is that of a variable."""
+    if not SECRET_NAME.fullmatch(name):
+        raise Refused(
+            "bad_request", f"{name[:80]!r} is no name for a secret; give letters, digits and '_', at most {MAX_SAFE}"
+        )
+    return secrets_of(tenant) + name
+
+
+def secret_names(blobs: Blobs, tenant: str) -> list[str]:
+    """The names of a tenant's secrets."""
+    prefix, names, after = secrets_of(tenant), [], ""
+    while page := blobs.list(prefix, after):
+        after = page[-1].key
+        names += [each.key.removeprefix(prefix) for each in page]
+    return names

@@ -1,0 +1,50 @@
+"""The result of a job as a message: what it used, and never more than a message may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import structs
+
+from deltaci.runner.executors import Exit
+from deltaci.wire import messages as wire
+from deltaci.wire.messages import Complete
+
+
+def cost(wall_seconds: float, last: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:
+    """What the job used. Processor time and memory are those of processes that ended; absent where nobody counts."""
+    used: dict[str, Any] = {"wall_seconds": round(wall_seconds, 3)}
+    if last.cpu_seconds is not None:
+        used["cpu_seconds"] = round(last.cpu_seconds, 3)
+    if last.peak_memory_bytes is not None:
+        used["peak_memory_bytes"] = last.peak_memory_bytes
+    return {**used, "log_bytes": log_bytes, "artifact_bytes": artifact_bytes}
+
+
+def fitting(said: Complete) -> Complete:
+    """The message, with less for people in it if it would be refused as too large: a result must be heard."""
+    for cut in _CUTS:
+        if len(wire.encode(said)) <= wire.MAX_MESSAGE_BYTES:
+            break
+        said = cut(said)
+    return said
+
+
+def _short_names(said: Complete) -> Complete:
+    return structs.replace(said, steps=[structs.replace(step, name=step.name[:100]) for step in said.steps])
+
+
+def _short_tail(said: Complete) -> Complete:
+    return structs.replace(said, log_tail=[line[:200] for line in said.log_tail[-10:]])
+
+
+def _no_names(said: Complete) -> Complete:
+    return structs.replace(said, steps=[structs.replace(step, name="") for step in said.steps])
+
+
+def _no_failures(said: Complete) -> Complete:
+    return said if said.tests is None else structs.replace(said, tests=structs.replace(said.tests, failures=[]))
+
+
+_CUTS: Final[tuple[Callable[[Complete], Complete], ...]] = (_short_names, _short_tail, _no_names, _no_failures)

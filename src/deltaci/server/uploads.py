@@ -1,0 +1,242 @@
+"""Artifacts, caches and secrets over HTTP, each under a live lease.
+
+Where something is kept, whose cache it is and which secrets a job gets follow from the attempt's own record; what the
+request says is only a name within that. A body is taken into a file first. The lease is checked before that, when the
+body is whole, and once more when it is kept: what was written for a lease that was lost meanwhile is removed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+
+import msgspec
+
+from deltaci.blobs import keys
+from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.core import ids
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused, StaleLease
+from deltaci.engine.lane import Overloaded
+from deltaci.server.protocol import Protocol, Runner, job_spec
+from deltaci.server.secrets import Secrets
+from deltaci.wire import messages as wire
+from deltaci.wire.addresses import SHA256_HEADER
+
+if TYPE_CHECKING:
+    from deltaci.server.http import Request
+
+NAMES: Final = frozenset({"artifacts", "caches", "secrets"})
+AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its own.
+THREADS: Final = 8
+STALL_SECONDS: Final = 60.0
+BUFFER_BYTES: Final = 1024 * 1024
+MAX_CACHE_KEY: Final = 4000
+
+T = TypeVar("T")
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may be kept."""
+
+    files: int = wire.MAX_ARTIFACTS
+    file_bytes: int = wire.MAX_ARTIFACT_BYTES
+    lease_bytes: int = wire.MAX_LEASE_BYTES
+    cache_bytes: int = wire.MAX_CACHE_BYTES
+
+
+class Streamed:
+    """An answer that is too large to be one: bytes, part by part."""
+
+    def __init__(self, stored: Stored, parts: AsyncIterator[bytes]) -> None:
+        self._stored = stored
+        self._parts = parts
+
+    async def send(self, send: Send) -> None:
+        """All of it. When the store fails on the way the connection breaks off, so nobody takes half for the whole."""
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(self._stored.bytes).encode()),
+            (b"cache-control", b"no-store"),
+            (SHA256_HEADER.lower().encode(), self._stored.sha256.encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Uploads:
+    """What runners bring and fetch beside their messages."""
+
+    def __init__(
+        self, protocol: Protocol, blobs: Blobs, secrets: Secrets, folder: Path, bounds: Bounds | None = None
+    ) -> None:
+        self._protocol = protocol
+        self._blobs = blobs
+        self._secrets = secrets
+        self._folder = folder
+        self._bounds = bounds or Bounds()
+        # Threads of their own: a slow store of blobs must not hold up those who write logs.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
+        self._under_way = 0
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._threads.shutdown()
+
+    async def answer(self, who: Runner, name: str, rest: str, request: Request) -> Any:
+        """One request to one of `NAMES`."""
+        held = await self._protocol.held(who, request.lease_id())
+        if name == "secrets":
+            return await self._open_secrets(held)
+        if name == "artifacts":
+            return await self._keep_artifact(who, held, rest, request)
+        if len(rest) > MAX_CACHE_KEY:
+            raise Refused("bad_request", f"the key has {len(rest)} characters; at most {MAX_CACHE_KEY}")
+        if request.method == "GET":
+            return await self._read_cache(held, rest)
+        return await self._keep_cache(who, held, rest, request)
+
+    async def forget_lost(self, who: Runner, lease_id: str) -> None:
+        """The attempt has its result: what earlier leases of it left will never be referred to."""
+        ref = ids.lease_ref(lease_id)
+        if ref.number > 1:
+            # The result stands, whether or not the store can be asked now.
+            with suppress(BlobsUnavailable):
+                await self._do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
+
+    # -- secrets
+
+    async def _open_secrets(self, held: Attempt) -> dict[str, str]:
+        spec = job_spec(held)
+        if spec.cache_scope:
+            raise Refused("untrusted", "a run that is not trusted gets no secrets; run the job from a trusted source")
+        return await self._do(lambda: self._secrets.opened(held.tenant, spec.secrets))
+
+    # -- artifacts
+
+    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> dict[str, Any]:
+        number = ids.lease_ref(request.lease_id()).number
+        key = keys.artifact_key(held.tenant, held.id, number, path)
+        limit = await self._do(lambda: self._left(held, number, path))
+        async with self._body(request, limit) as (file, stored):
+            await self._protocol.held(who, request.lease_id())
+            await self._do(lambda: self._blobs.put(key, file))
+        await self._check_still_held(who, request, key)
+        uri = keys.artifact_uri(held.id, number, path)
+        return {"uri": uri, "bytes": stored.bytes, "sha256": stored.sha256}
+
+    def _left(self, held: Attempt, number: int, path: str) -> int:
+        """How large this artifact may be. Of those that come at the same moment none counts for the others."""
+        kept = keys.artifacts(self._blobs, held.tenant, held.id, number)
+        if not kept and number > 1:
+            keys.remove_lost(self._blobs, held.tenant, held.id, number)
+        others = [each for each in kept if each.path != path]
+        if len(others) >= self._bounds.files:
+            raise Refused("too_large", f"a job keeps at most {self._bounds.files} files; pack them")
+        left = self._bounds.lease_bytes - sum(each.bytes for each in others)
+        return max(0, min(self._bounds.file_bytes, left))
+
+    # -- caches
+
+    async def _read_cache(self, held: Attempt, key: str) -> Streamed:
+        """From its own scope, or else from that of trusted runs, which everybody of the tenant may read."""
+        for scope in dict.fromkeys((job_spec(held).cache_scope, "")):
+            found = keys.cache_key(held.tenant, scope, key)
+            stored = await self._do(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
+            if stored is not None:
+                return Streamed(stored, self._read(found))
+        raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
+
+    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> dict[str, Any]:
+        key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
+        there = await self._do(lambda: self._blobs.stat(key))
+        if there is not None:
+            async for _ in request.parts(self._bounds.cache_bytes):
+                pass  # Whoever sends a body must be able to send all of it before it hears an answer.
+            return {"stored": False, "bytes": there.bytes, "sha256": there.sha256}
+        async with self._body(request, self._bounds.cache_bytes) as (file, stored):
+            await self._protocol.held(who, request.lease_id())
+            is_first = await self._do(lambda: self._blobs.put_if_absent(key, file)) is not None
+        if is_first:
+            await self._check_still_held(who, request, key)
+        return {"stored": is_first, "bytes": stored.bytes, "sha256": stored.sha256}
+
+    # -- what they share
+
+    async def _check_still_held(self, who: Runner, request: Request, key: str) -> None:
+        try:
+            await self._protocol.held(who, request.lease_id())
+        except StaleLease:
+            await self._do(lambda: self._blobs.delete(key))
+            raise
+
+    @asynccontextmanager
+    async def _body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, Stored]]:
+        """All of the body in a file that nobody else can see, with what it is."""
+        if self._under_way >= AT_ONCE:
+            raise Overloaded(f"{AT_ONCE} uploads are under way already; try again later")
+        self._under_way += 1
+        try:
+            with await self._do(self._file) as file:
+                stored = await self._take(request, limit, file)
+                told = request.headers.get(SHA256_HEADER.lower(), stored.sha256)
+                if told.lower() != stored.sha256:
+                    raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
+                file.seek(0)
+                yield file, stored
+        finally:
+            self._under_way -= 1
+
+    def _file(self) -> BinaryIO:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self._folder)
+
+    async def _take(self, request: Request, limit: int, file: BinaryIO) -> Stored:
+        digest, size = hashlib.sha256(), 0
+        waiting: list[bytes] = []
+        gathered = 0
+
+        def write() -> None:
+            for part in waiting:
+                digest.update(part)
+                file.write(part)
+
+        parts = request.parts(limit)
+        while (part := await _next(parts)) is not None:
+            waiting.append(part)
+            gathered += len(part)
+            size += len(part)
+            if gathered >= BUFFER_BYTES:
+                await self._do(write)
+                waiting, gathered = [], 0
+        await self._do(write)
+        return Stored(size, digest.hexdigest())
+
+    async def _read(self, key: str) -> AsyncIterator[bytes]:
+        parts: Iterator[bytes] = keys.read_all(self._blobs, key)
+        while (part := await self._do(lambda: next(parts, None))) is not None:
+            yield part
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """In a thread: waiting for a disk or a bucket is no work for the loop on which everybody else is answered."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except OSError as error:
+            raise BlobsUnavailable(f"nothing can be kept or read now: {error.strerror or error}") from error
+
+
+async def _next(parts: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout(STALL_SECONDS):
+            return await anext(parts, None)
+    except TimeoutError:
+        raise Refused("bad_request", f"nothing came for {STALL_SECONDS:.0f} s; send the body at once") from None

@@ -1,0 +1,101 @@
+"""A real server on a real socket, a lease for one job, and a workspace: what the parts of a runner work with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deltaci.blobs.memory import MemoryBlobs
+from deltaci.core.attempt import Attempt
+from deltaci.core.reactions import Birth
+from deltaci.runner.client import Client
+from deltaci.runner.joblog import JobLog
+from deltaci.runner.logstream import LogStream
+from deltaci.runner.transfers import Transfers
+from deltaci.server.service import Listener, Service, registration_token
+from deltaci.store.memory import MemoryStore
+from deltaci.wire import messages as wire
+from deltaci.wire.messages import JobSpec
+
+TENANT = "default"
+
+
+class Desk:
+    """One job, as its runner holds it."""
+
+    def __init__(self, folder: Path, service: Service, client: Client, granted: wire.LeaseGranted) -> None:
+        self.service = service
+        self.client = client
+        self.lease_id = granted.lease_id
+        assert granted.job_spec is not None
+        self.spec: JobSpec = granted.job_spec
+        self.folder = folder / granted.job_id
+        self.workspace = self.folder / "workspace"
+        self.workspace.mkdir(parents=True)
+        self.is_over = False
+        self._path = self.folder / "log"
+        self._stream = LogStream(client, self.lease_id, self._path)
+        self.log = JobLog(self._stream)
+        self.transfers = Transfers(client, self.lease_id, lambda: self.is_over)
+
+    @property
+    def said(self) -> list[str]:
+        """The lines of the log, after its header."""
+        return self._path.read_text().splitlines()[1:]
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self._stream.close()
+
+
+class Office:
+    """The server, and whoever works for it."""
+
+    def __init__(self, folder: Path, service: Service, client: Client) -> None:
+        self.folder = folder
+        self.service = service
+        self.client = client
+        self._desks: list[Desk] = []
+
+    async def desk(self, **spec: Any) -> Desk:
+        """A job of this kind, taken."""
+        id = f"q{len(self._desks)}"
+        await self.service.applier.do(Birth(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
+        [granted] = await asyncio.to_thread(self.client.lease, wire.Lease(runner_id="w1", wait_seconds=10))
+        taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
+        await asyncio.to_thread(self.client.say, taken)
+        self._desks.append(Desk(self.folder, self.service, self.client, granted))
+        return self._desks[-1]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for desk in self._desks:
+            desk.close()
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Office]:
+    """A server with blobs in memory, and a runner that is registered."""
+    # All calls are made by one thread, so that its one connection can be closed in the end.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with Service(MemoryStore(), folder / "data", blobs=MemoryBlobs()) as service:
+        listener = Listener(service, "127.0.0.1", 0)
+        serving = asyncio.create_task(listener.serve())
+        client = Client(listener.url)
+        try:
+            token = registration_token(folder / "data", "w1", TENANT)
+            client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential
+            office = Office(folder, service, client)
+            try:
+                yield office
+            finally:
+                office.close()
+        finally:
+            await asyncio.to_thread(client.close)
+            listener.stop()
+            await serving

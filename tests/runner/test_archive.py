@@ -1,0 +1,217 @@
+"""Archives of caches: what goes in comes out, and nothing that is forged gets anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deltaci.core.errors import Refused
+from deltaci.runner.archive import Bounds, inner_path, move, pack, unpack
+
+SMALL = Bounds(entries=20, bytes=10_000, depth=5)
+
+
+def packed(root: Path, *paths: str, bounds: Bounds = SMALL) -> bytes:
+    """The archive of some paths."""
+    out = io.BytesIO()
+    pack(root, list(paths), out, bounds)
+    return out.getvalue()
+
+
+def forged(*entries: tuple[tarfile.TarInfo, bytes], squeeze: Callable[[bytes], bytes] = gzip.compress) -> io.BytesIO:
+    """An archive that our own packer would never write."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for info, data in entries:
+            info.size = len(data) or info.size
+            tar.addfile(info, io.BytesIO(data) if data else None)
+    return io.BytesIO(squeeze(out.getvalue()))
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
+    """One entry of it."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, 0o777
+    return info, data
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Everything below a folder, by path."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        found[name] = f"-> {os.readlink(path)}" if path.is_symlink() else "/" if path.is_dir() else path.read_text()
+    return found
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """A root to unpack into, with a neighbour that must stay as it is."""
+    (tmp_path / "outside").write_text("untouched")
+    made = tmp_path / "root"
+    made.mkdir()
+    return made
+
+
+# -- refusals
+
+ESCAPES = {
+    "parent": [entry("../outside", data=b"x")],
+    "parent inside": [entry("a/../../outside", data=b"x")],
+    "absolute": [entry("/outside", data=b"x")],
+    "empty name": [entry("a//b", data=b"x")],
+    "link to the parent": [entry("l", tarfile.SYMTYPE, "..")],
+    "link to a neighbour": [entry("l", tarfile.SYMTYPE, "../outside")],
+    "absolute link": [entry("l", tarfile.SYMTYPE, "/etc/passwd")],
+    "link that climbs late": [entry("l", tarfile.SYMTYPE, "a/../../outside")],
+    "empty link": [entry("l", tarfile.SYMTYPE, "")],
+    "hard link": [entry("l", tarfile.LNKTYPE, "../outside")],
+    "hard link inside": [entry("a", data=b"x"), entry("l", tarfile.LNKTYPE, "a")],
+    "device": [entry("d", tarfile.CHRTYPE)],
+    "block device": [entry("d", tarfile.BLKTYPE)],
+    "fifo": [entry("f", tarfile.FIFOTYPE)],
+    "sparse": [entry("s", tarfile.GNUTYPE_SPARSE)],
+    "through a link": [entry("d", tarfile.DIRTYPE), entry("l", tarfile.SYMTYPE, "d"), entry("l/x", data=b"x")],
+    "over a link": [entry("l", tarfile.SYMTYPE, "a"), entry("l", data=b"x")],
+    "twice": [entry("a", data=b"x"), entry("a", data=b"y")],
+    "too many": [entry(f"f{n}", data=b"x") for n in range(21)],
+    "too much": [entry("a", data=b"x" * 9000), entry("b", data=b"x" * 2000)],
+    "too deep": [entry("/".join("abcdefgh"), data=b"x")],
+}
+
+
+@pytest.mark.proves("PRO-X4")
+@pytest.mark.parametrize("case", ESCAPES)
+def test_what_leads_out_or_is_no_file_ends_the_unpacking(inside: Path, case: str) -> None:
+    """Zip slip in all its forms; nothing outside is ever made, changed or read."""
+    with pytest.raises(Refused) as refused:
+        unpack(inside, forged(*ESCAPES[case]), SMALL)
+
+    assert refused.value.code in ("unreadable", "too_large")
+    assert tree(inside.parent)["outside"] == "untouched"
+    assert sorted(os.listdir(inside.parent)) == ["outside", "root"]
+
+
+@pytest.mark.proves("PRO-X4")
+def test_a_bomb_is_defused(inside: Path) -> None:
+    """A thousand times larger than it looks: it is read only as far as it may be large."""
+    zeros = gzip.compress(bytes(50_000_000), 9)
+    info, _ = entry("a")
+    info.size = 50_000_000
+    head = gzip.compress(info.tobuf())
+    pax = tarfile.TarInfo("p")
+    pax.type, pax.size = tarfile.XHDTYPE, 2**33
+
+    for bomb in (head + zeros, gzip.compress(pax.tobuf()) + zeros):
+        assert len(bomb) < 100_000
+        with pytest.raises(Refused):
+            unpack(inside, io.BytesIO(bomb), SMALL)
+
+    assert sum(path.stat().st_size for path in inside.rglob("*")) <= SMALL.bytes
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@given(data=st.data())
+def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Never anything else than a refusal, whatever the bytes are."""
+    inside = tmp_path_factory.mktemp("root")
+    good = bytearray(gzip.decompress(forged(entry("d", tarfile.DIRTYPE), entry("d/a", data=b"x" * 600)).getvalue()))
+    for _ in range(data.draw(st.integers(1, 5))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(good)))
+
+    with suppress(Refused):
+        unpack(inside, io.BytesIO(gzip.compress(bytes(good[:cut]), 1)), SMALL)
+    with suppress(Refused):
+        unpack(inside, io.BytesIO(bytes(good[:cut])), SMALL)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/etc", "..", "a/../..", "~", "~/", "~/..", ".", "a\0b"])
+def test_a_path_that_is_none_inside_is_refused(path: str) -> None:
+    """A cache of the whole workspace, or of more, is none."""
+    with pytest.raises(Refused, match="none inside the workspace"):
+        inner_path(path)
+
+
+def test_too_much_is_not_packed(tmp_path: Path) -> None:
+    """Better no cache than one that nobody can unpack."""
+    (tmp_path / "a").write_bytes(b"x" * 10_001)
+    deep = tmp_path / "b" / "c" / "d" / "e" / "f" / "g" / "h"
+    deep.mkdir(parents=True)
+
+    for path in ("a", "b"):
+        with pytest.raises(Refused, match="cache"):
+            packed(tmp_path, path)
+
+
+# -- what is kept
+
+
+def test_what_goes_in_comes_out(tmp_path: Path, inside: Path) -> None:
+    """Files, empty folders, modes, times and links inside; without owners, and without what cannot be kept."""
+    source = tmp_path / "source"
+    (source / "d" / "empty").mkdir(parents=True)
+    (source / "d" / "tool").write_text("run")
+    (source / "d" / "tool").chmod(0o4755)
+    os.utime(source / "d" / "tool", (1000, 1000))
+    (source / "d" / "ü\n").write_text("odd")
+    (source / "d" / "inner").symlink_to("tool")
+    (source / "d" / "up").symlink_to("../other")
+    (source / "d" / "out").symlink_to("/etc/passwd")
+    (source / "d" / "far").symlink_to("../../x")
+    os.mkfifo(source / "d" / "pipe")
+    (source / "other").write_text("not asked for")
+    (source / "file").write_text("alone")
+
+    archive = packed(source, "d", "file", "missing")
+    found = unpack(inside, io.BytesIO(archive), SMALL)
+
+    expected = {"d": "/", "d/empty": "/", "d/tool": "run", "d/ü\n": "odd", "d/inner": "-> tool", "d/up": "-> ../other"}
+    assert tree(inside) == {**expected, "file": "alone"}
+    assert found.entries == 7
+    status = (inside / "d" / "tool").stat()
+    assert (status.st_mode & 0o7777, int(status.st_mtime)) == (0o755, 1000)
+    assert archive == packed(source, "file", "d")
+
+
+def test_a_folder_that_is_a_link_is_not_packed(tmp_path: Path) -> None:
+    """What a job may have swapped is not followed."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("hush")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "d").symlink_to("../secret")
+
+    for path in ("d/key", "d"):
+        assert b"hush" not in gzip.decompress(packed(source, path))
+
+
+def test_only_what_was_asked_for_is_moved_and_only_where_nothing_is(tmp_path: Path) -> None:
+    """A cache must not bring along files that its rule does not name, nor overwrite any."""
+    staged, root = tmp_path / "staged", tmp_path / "root"
+    for path in ("a/b/x", "c/x", "evil"):
+        (staged / path).parent.mkdir(parents=True, exist_ok=True)
+        (staged / path).write_text("new")
+    (root / "c").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "l").symlink_to("../elsewhere")
+    (staged / "l").mkdir()
+    (staged / "l" / "x").write_text("new")
+
+    assert [move(staged, root, path) for path in ("a/b", "c", "missing")] == [True, False, False]
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
+        move(staged, root, "l/x")
+
+    assert tree(root) == {"a": "/", "a/b": "/", "a/b/x": "new", "c": "/", "l": "-> ../elsewhere"}
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert inner_path("~/a/./b/") == "a/b"

@@ -1,0 +1,272 @@
+"""What a job leaves behind is brought in, or the log says why not; against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.blobs import keys
+from deltaci.runner import harvest, junit, transfers
+from deltaci.runner.client import Unreachable
+from deltaci.runner.executors import Exit
+from deltaci.runner.harvest import Harvest, Harvester
+from deltaci.runner.result import cost, fitting
+from deltaci.runner.transfers import Over
+from deltaci.wire import messages as wire
+from tests.contract.places import on_loop
+from tests.runner.desk import TENANT, Desk, opened
+
+
+async def brought(desk: Desk) -> Harvest:
+    """All that is found on the desk."""
+    harvester = Harvester(desk.transfers, desk.workspace, desk.log)
+    await harvester.bring(desk.spec)
+    return harvester.brought
+
+
+def kept(desk: Desk) -> dict[str, bytes]:
+    """What the server has of it."""
+    at = (TENANT, desk.lease_id.split(".")[0], 1)
+    blobs = desk.service.blobs
+    return {each.path: b"".join(keys.read_artifact(blobs, *at, each.path)) for each in keys.artifacts(blobs, *at)}
+
+
+# -- output
+
+
+@pytest.mark.proves("PRO-X4")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b'"\xff"', "not UTF-8"),
+        (b"NaN", "not JSON"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"[" * 102 + b"]" * 102, "nested more than 100 deep"),
+        (b"9" * 30, "JSON"),
+        (b'"' + b"x" * wire.MAX_OUTPUT_BYTES + b'"', "at most"),
+    ],
+)
+@on_loop
+async def test_an_output_that_is_none_is_told(tmp_path: Path, content: bytes, told: str) -> None:
+    """Whatever a job writes there: one line that says what to change."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(output_path="out.json")
+        (desk.workspace / "out.json").write_bytes(content)
+
+        found = await brought(desk)
+
+        assert (found.error_code, found.output) == ("OUTPUT", None)
+        assert told in found.summary
+        assert desk.said == [found.summary]
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "../secret.json", "link.json", "folder", "*.json", "pipe", "a\0b"])
+@on_loop
+async def test_an_output_is_only_read_inside_the_workspace(tmp_path: Path, path: str) -> None:
+    """Not through `..`, not through a link, not from a pipe that nobody writes to."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(output_path=path)
+        (desk.folder / "secret.json").write_text('"hush"')
+        (desk.workspace / "link.json").symlink_to("../secret.json")
+        (desk.workspace / "folder").mkdir()
+        (desk.workspace / "folder" / "a.json").write_text("1")
+        (desk.workspace / "b.json").write_text("1")
+        os.mkfifo(desk.workspace / "pipe")
+
+        found = await brought(desk)
+
+        assert (found.error_code, found.output) == ("OUTPUT", None)
+
+
+@on_loop
+async def test_an_output_is_json_and_has_no_secret_in_it(tmp_path: Path) -> None:
+    """In texts it is masked; where it cannot be, there is no output."""
+    async with opened(tmp_path) as office:
+        values: list[Any] = [{"a": ["x hunter2secret", {"hunter2secret": 1}]}, None, {"n": 12345678}]
+        found = []
+        for value in values:
+            desk = await office.desk(output_path="./sub/out.json")
+            (desk.workspace / "sub").mkdir()
+            (desk.workspace / "sub" / "out.json").write_text(json.dumps(value))
+            desk.log.hide(["hunter2secret", "12345678"])
+            found.append(await brought(desk))
+
+        assert [each.output for each in found] == [{"a": ["x ***", {"***": 1}]}, None, None]
+        assert [each.error_code for each in found] == ["", "", "OUTPUT"]
+
+
+# -- artifacts
+
+
+@on_loop
+async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, by pattern, by what a result can name, and by name."""
+    async with opened(tmp_path) as office:
+        for rules, files, told in (
+            (["**"], [f"f{n}" for n in range(wire.MAX_ARTIFACTS + 1)], "more than 999 artifacts"),
+            (["/etc/*"], ["a"], "is absolute"),
+            (["a*"], ["a", "a\nb"], "cannot be printed"),
+            (["a*"], ["a", "a" + "x" * 230], "more than 200 bytes"),
+            (["a*"], ["a", "a-hunter2secret"], "has a secret in it"),
+        ):
+            desk = await office.desk(artifacts=[{"path_glob": rule} for rule in rules])
+            desk.log.hide(["hunter2secret"])
+            for name in files:
+                (desk.workspace / name).write_text("x")
+
+            found = await brought(desk)
+
+            assert found.error_code == "ARTIFACTS"
+            assert told in found.summary
+            assert found.summary in desk.said
+            assert "\n" not in found.summary
+            assert "hunter2secret" not in "".join(desk.said)
+        desk = await office.desk(artifacts=[{"path_glob": "*"}])
+        with (desk.workspace / "a").open("wb") as file:
+            file.truncate(wire.MAX_ARTIFACT_BYTES + 1)
+        assert "split it" in (await brought(desk)).summary
+        with monkeypatch.context() as patch:
+            patch.setattr(harvest, "MAX_LISTED_BYTES", 100)
+            desk = await office.desk(artifacts=[{"path_glob": "*"}])
+            for name in ("a", "b", "c"):
+                (desk.workspace / name).write_text("x")
+            found = await brought(desk)
+        assert (found.error_code, len(found.artifacts)) == ("ARTIFACTS", 1)
+
+
+@on_loop
+async def test_files_are_kept_with_their_bytes_and_the_server_refuses_what_is_stale(tmp_path: Path) -> None:
+    """Nothing is sent any more once the lease is gone or the job is to stop."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(artifacts=[{"path_glob": "**"}])
+        large = os.urandom(3 * 1024 * 1024 + 1)
+        (desk.workspace / "large").write_bytes(large)
+        (desk.workspace / "empty %2e").write_bytes(b"")
+
+        found = await brought(desk)
+
+        assert kept(desk) == {"empty %2e": b"", "large": large}
+        assert [(each.name, each.bytes) for each in found.artifacts] == [("empty %2e", 0), ("large", len(large))]
+        desk.is_over = True
+        with pytest.raises(Over):
+            await brought(desk)
+        desk.is_over = False
+        desk.transfers._lease_id = desk.lease_id[:-4] + "0000"
+        with pytest.raises(Over):
+            await brought(desk)
+
+
+@on_loop
+async def test_a_server_that_keeps_nothing_is_asked_again_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once away is no trouble; away for too long is no fault of the job's."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(artifacts=[{"path_glob": "a"}])
+        (desk.workspace / "a").write_text("x")
+        send, tries = office.client.upload, []
+
+        def away(*words: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                raise Unreachable("away")
+            return send(*words)
+
+        monkeypatch.setattr(office.client, "upload", away)
+        monkeypatch.setattr(transfers, "FIRST_PAUSE_SECONDS", 0.0)
+
+        assert [each.name for each in (await brought(desk)).artifacts] == ["a"]
+        assert len(tries) == 2
+
+        tries.clear()
+        monkeypatch.setattr(harvest, "PATIENCE_SECONDS", -1.0)
+        found = await brought(desk)
+        assert (found.error_code, found.artifacts) == ("UPLOAD", [])
+
+
+# -- test reports
+
+
+@pytest.mark.proves("PRO-X4")
+@on_loop
+async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it is believed: not its size, not its entities, and no character that a terminal would obey."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(artifacts=[{"path_glob": "*.xml", "type": "junit"}])
+        said = f'<failure message="hunter2secret&#10;{"m" * 900}"/>'
+        bad = "".join(f'<testcase classname="c" name="t{n:03}&#x202e;">{said}</testcase>' for n in range(60))
+        (desk.workspace / "a.xml").write_text(f"<testsuite>{bad}<testcase name='ok' time='2'/></testsuite>")
+        (desk.workspace / "b.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]><testsuite/>')
+        (desk.workspace / "c.xml").write_text("<testsuite>" + " " * 60_000 + "</testsuite>")
+        monkeypatch.setattr(junit, "MAX_REPORT_BYTES", 59_999 + 30_000)
+        monkeypatch.setattr(harvest, "MAX_REPORTS_BYTES", 100_000)
+        desk.log.hide(["hunter2secret"])
+
+        tests = (await brought(desk)).tests
+
+        assert tests is not None
+        assert (tests.total, tests.passed, tests.failed, tests.seconds) == (61, 1, 60, 2.0)
+        assert len(tests.failures) == wire.MAX_FAILED_TESTS
+        assert tests.failures[0].name == "c.t000\N{REPLACEMENT CHARACTER}"
+        assert tests.failures[0].message.startswith("*** mmm")
+        assert len(tests.failures[0].message) == harvest.MAX_MESSAGE
+        told = "\n".join(desk.said)
+        assert "b.xml, line 1, has a document type" in told
+        assert "c.xml is too large" in told
+        assert sorted(kept(desk)) == ["a.xml", "b.xml", "c.xml"]
+
+
+@on_loop
+async def test_reports_that_all_are_unreadable_say_nothing(tmp_path: Path) -> None:
+    """Which is not the same as that there were no tests."""
+    async with opened(tmp_path) as office:
+        desk = await office.desk(artifacts=[{"path_glob": "*", "type": "junit"}])
+        (desk.workspace / "a.trx").write_text("<TestRun/>")
+
+        found = await brought(desk)
+
+        assert (found.tests, found.error_code) == (None, "")
+
+
+# -- the message
+
+
+def test_a_result_fits_whatever_the_job_did() -> None:
+    """A result that is refused as too large would never be heard."""
+    step = wire.StepResult(index=0, exit_code=0, seconds=1.0, name="\N{GRINNING FACE}" * 2000)
+    case = wire.FailedTest(name="n" * 500, message="\N{GRINNING FACE}" * 500)
+    said = wire.Complete(
+        lease_id="l",
+        runner_id="r",
+        status="FAILED",
+        steps=[step] * 1000,
+        log_tail=["\N{GRINNING FACE}" * 2000] * 40,
+        tests=wire.Tests(total=50, failures=[case] * 50),
+        output="x" * wire.MAX_OUTPUT_BYTES,
+    )
+
+    assert len(wire.encode(said)) > wire.MAX_MESSAGE_BYTES
+    assert len(wire.encode(fitting(said))) <= wire.MAX_MESSAGE_BYTES
+    small = msgspec.structs.replace(said, steps=[], log_tail=[])
+    assert fitting(small) is small
+
+
+def test_what_nobody_counted_is_not_in_the_cost() -> None:
+    """A zero would be a lie."""
+    used = Exit(0, None, 1.0, cpu_seconds=0.25, peak_memory_bytes=10)
+
+    assert cost(2.0, used, 5, 6) == {
+        "wall_seconds": 2.0,
+        "cpu_seconds": 0.25,
+        "peak_memory_bytes": 10,
+        "log_bytes": 5,
+        "artifact_bytes": 6,
+    }
+    assert cost(2.0, Exit(0, None, 1.0), 5, 0).keys() == {"wall_seconds", "log_bytes", "artifact_bytes"}

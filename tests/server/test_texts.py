@@ -1,0 +1,76 @@
+"""What a job says is a text when it arrives, whatever it was meant to be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaci.core.attempt import Attempt
+from deltaci.wire.texts import plain
+from tests.contract.places import on_loop
+from tests.server.site import OpenSite
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]8;;http://evil\x07link\x1b]8;;\x1b\\ \x9b2J\u202egnp.exe\x00 <b>&\r\nforged\tline"
+PLAIN = "red link \N{REPLACEMENT CHARACTER}gnp.exe\N{REPLACEMENT CHARACTER} <b>& forged line"
+
+
+@given(st.text(), st.integers(0, 50))
+def test_any_text_becomes_one_printable_line(text: str, most: int) -> None:
+    """No escape, no control character, no second line, nothing that turns it around."""
+    shown = plain(text, most)
+
+    assert shown.isprintable()
+    assert len(shown) <= most
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=50))
+def test_what_is_plain_stays_as_it_is(text: str) -> None:
+    """Nobody's name is damaged."""
+    assert plain(text, 50) == text
+
+
+@pytest.mark.proves("PRO-X4")
+@on_loop
+async def test_what_a_runner_reports_of_a_job_is_cleaned_before_it_is_kept_or_analysed(site: OpenSite) -> None:
+    """Its summary, the names of steps, tests and files, and the tail of its log, by which a failure is classified."""
+    async with site() as here:
+        await here.server.enqueue("q1")
+        held = await (await here.runner()).take()
+
+        await held.say(
+            "Complete",
+            status="FAILED",
+            exit_code=1,
+            summary=HOSTILE,
+            log_tail=["Connection \x1b[1mreset\x1b[0m by peer"],
+            steps=[{"index": 0, "exit_code": 1, "seconds": 1, "name": HOSTILE}],
+            tests={"total": 1, "failures": []},
+            artifacts=[{"type": "file", "uri": "artifact:x", "name": HOSTILE}],
+            cost={HOSTILE: HOSTILE},
+        )
+
+        record = await here.server.find("q1", Attempt)
+        assert record.error is not None
+        assert (record.error.message, record.error.rule) == (PLAIN, "network")
+        assert record.error.line == "Connection reset by peer"
+        report = record.report
+        assert report["summary"] == report["steps"][0]["name"] == report["artifacts"][0]["name"] == PLAIN
+        assert report["cost"] == {PLAIN: PLAIN}
+        assert report["tests"] == {"total": 1}
+
+
+@on_loop
+async def test_failed_tests_tell_what_kind_of_failure_it_is(site: OpenSite) -> None:
+    """Red tests are the author's turn, not the machine's: trying again would only waste time."""
+    async with site() as here:
+        await here.server.enqueue("q1")
+        held = await (await here.runner()).take()
+
+        tests = {"total": 2, "passed": 1, "failed": 1, "failures": [{"name": "t", "message": "m"}]}
+        await held.say("Complete", status="FAILED", exit_code=1, tests=tests, log_tail=["Connection reset by peer"])
+
+        record = await here.server.find("q1", Attempt)
+        assert record.error is not None
+        assert (record.error.rule, record.error.is_retryable) == ("failed-tests", False)
+        assert record.report["tests"] == tests

@@ -1,0 +1,459 @@
+"""Artifacts and caches over the wire: only under a live lease, only where the attempt's own record says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, BinaryIO
+from urllib.parse import unquote
+
+import pytest
+
+from deltaci.blobs import keys
+from deltaci.blobs.store import BlobsUnavailable, Stored
+from deltaci.core import ids
+from deltaci.core.attempt import Attempt
+from deltaci.core.reactions import Birth
+from tests.contract.places import on_loop
+from tests.lab import TENANT
+from tests.server.site import BOUNDS, Held, OpenSite, Reply, Site, stale_reason
+
+
+async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> Held:
+    """A runner with a lease for a job of this kind."""
+    await site.server.enqueue(id, spec=spec)
+    return await (await site.runner(runner)).take()
+
+
+async def put(held: Held, name: str, *parts: bytes, **headers: str) -> Reply:
+    """Send a body under the lease."""
+    return await held.runner.ask("PUT", name, *parts, delta_lease=held.id, **headers)
+
+
+async def get(held: Held, name: str) -> Reply:
+    """Read something under the lease."""
+    return await held.runner.ask("GET", name, delta_lease=held.id)
+
+
+def left_by(held: Held) -> dict[str, bytes]:
+    """The lease's artifacts, as others will read them."""
+    ref, blobs = ids.lease_ref(held.id), held.runner.site.blobs
+    return {
+        each.path: b"".join(keys.read_artifact(blobs, TENANT, ref.attempt_id, ref.number, each.path))
+        for each in keys.artifacts(blobs, TENANT, ref.attempt_id, ref.number)
+    }
+
+
+def everything(site: Site) -> dict[str, bytes]:
+    """All blobs."""
+    return {each.key: site.blobs.get(each.key) for each in site.blobs.list()}
+
+
+def _pass(site: Site, seconds: float) -> None:
+    site.place.after(seconds)
+
+
+def meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch, way: str, event: Callable[[], None]) -> None:
+    """Let something happen right when the bytes have been kept."""
+    keep = getattr(site.blobs, way)
+
+    def kept(key: str, source: BinaryIO) -> Stored | None:
+        stored: Stored | None = keep(key, source)
+        event()
+        return stored
+
+    monkeypatch.setattr(site.blobs, way, kept)
+
+
+# -- refusals
+
+
+BAD_PATHS = ["..", "../x", "a/../x", "./a", "a//b", "a/", "/etc/passwd", "a\nb", "a\0b", "x" * 201, "x/" * 301 + "x"]
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+@on_loop
+async def test_a_path_that_leads_elsewhere_is_refused(site: OpenSite, path: str) -> None:
+    """It comes from a file name, and a file name comes from a job. The server has already undone its escapes."""
+    async with site() as here:
+        held = await held_lease(here)
+
+        reply = await here.refused(lambda: put(held, f"artifacts/{path}", b"x"))
+
+        assert (reply.status, reply.code) == (400, "bad_request")
+        assert everything(here) == {}
+
+
+@on_loop
+async def test_too_much_is_refused_and_nothing_is_kept_of_it(site: OpenSite) -> None:
+    """By file, by lease, by number; a repeat of what is there counts once."""
+    async with site() as here:
+        held = await held_lease(here)
+
+        told = await here.refused(lambda: put(held, "artifacts/a", b"x" * 1001, content_length="1001"))
+        untold = await here.refused(lambda: put(held, "artifacts/a", b"x" * 600, b"x" * 600, b"x" * 600))
+        for name in ("a", "b", "a"):
+            await put(held, f"artifacts/{name}", b"x" * 1000)
+        lease = await here.refused(lambda: put(held, "artifacts/c", b"x" * 501))
+        for name in ("c", "d", "e"):
+            await put(held, f"artifacts/{name}", b"x")
+        number = await here.refused(lambda: put(held, "artifacts/f", b""))
+
+        assert [reply.code for reply in (told, untold, lease, number)] == ["too_large"] * 4
+        assert untold.parts_read == 2
+        assert "at most 5 files" in number.message
+        assert sorted(left_by(held)) == ["a", "b", "c", "d", "e"]
+
+
+@on_loop
+async def test_a_body_that_is_not_what_was_said_is_refused(site: OpenSite) -> None:
+    """Damage on the way must not become an artifact or a cache."""
+    async with site() as here:
+        held = await held_lease(here)
+
+        for name in ("artifacts/a", "caches/k"):
+            reply = await here.refused(lambda name=name: put(held, name, b"x", delta_sha256="0" * 64))  # type: ignore[misc]
+            assert (reply.status, reply.code) == (400, "bad_request")
+
+        assert everything(here) == {}
+        assert (await put(held, "artifacts/a", b"x", delta_sha256=sha256(b"x").hexdigest())).status == 200
+
+
+@on_loop
+async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) -> None:
+    """Not another runner with the same lease id, not another tenant, not somebody who guesses."""
+    async with site() as here:
+        held = await held_lease(here)
+        await put(held, "caches/k", b"mine")
+        before = everything(here)
+        thieves = [Held(await here.runner("w2"), held.granted), Held(await here.runner("w3", "other"), held.granted)]
+        guess = Held(held.runner, held.granted)
+        guess.id = held.id[:-4] + "0000"
+
+        for thief in (*thieves, guess):
+            for ask in (
+                lambda thief=thief: put(thief, "artifacts/a", b"x"),
+                lambda thief=thief: put(thief, "caches/other", b"x"),
+                lambda thief=thief: get(thief, "caches/k"),
+                lambda thief=thief: get(thief, "secrets"),
+            ):
+                assert stale_reason(await here.refused(ask), thief.id) == "UNKNOWN_LEASE"
+
+        assert everything(here) == before
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+@on_loop
+async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found: bool) -> None:
+    """Whether or not anybody has noticed yet that its lease is over."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        await put(held, "caches/k", b"before")
+        before = everything(here)
+        here.place.after(120)
+        if is_found:
+            await here.server.tick()
+
+        asked = [
+            await here.refused(lambda: put(held, "artifacts/a", b"x")),
+            await here.refused(lambda: put(held, "caches/late", b"x")),
+            await here.refused(lambda: get(held, "caches/k")),
+            await here.refused(lambda: get(held, "secrets")),
+        ]
+
+        assert {stale_reason(reply, held.id) for reply in asked} == {"LEASE_EXPIRED"}
+        assert everything(here) == before
+
+
+@pytest.mark.parametrize("name", ["artifacts/a", "caches/k", "log"])
+@on_loop
+async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSite, name: str) -> None:
+    """A slow upload is no way around the fence."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        taken: list[dict[str, Any]] = [{"body": b"x", "more_body": True}, {"body": b"y"}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if len(taken) == 1:
+                here.place.after(121)
+            return {"type": "http.request", **taken.pop(0)}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        headers = {"authorization": f"Bearer {held.runner.credential}", "delta-lease": held.id, "delta-offset": "0"}
+        told = [(key.encode(), value.encode()) for key, value in headers.items()]
+        method = "POST" if name == "log" else "PUT"
+        await here.app({"type": "http", "method": method, "path": f"/runner/v1/{name}", "headers": told}, receive, send)
+
+        assert sent[0]["status"] == 409
+        assert b"LEASE_EXPIRED" in sent[1]["body"]
+        assert everything(here) == {}
+        assert here.logs.size(held.attempt_id, 1) == 0
+
+
+@pytest.mark.parametrize(("name", "way"), [("artifacts/a", "put"), ("caches/k", "put_if_absent")])
+@on_loop
+async def test_what_was_written_for_a_lost_lease_is_removed(
+    site: OpenSite, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    """The store of blobs may be slower than the lease is long."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        meanwhile(here, monkeypatch, way, lambda: _pass(here, 121))
+
+        reply = await here.refused(lambda: put(held, name, b"x"))
+
+        assert stale_reason(reply, held.id) == "LEASE_EXPIRED"
+        assert everything(here) == {}
+
+
+@on_loop
+async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite) -> None:
+    """A runner that died half-way leaves artifacts that nobody will ever refer to."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        await put(held, "artifacts/old", b"x")
+        here.place.after(120)
+        await here.server.tick()
+        second = await (await here.runner("w2")).take()
+
+        await put(second, "artifacts/new", b"y")
+
+        assert (left_by(held), left_by(second)) == ({}, {"new": b"y"})
+
+
+@on_loop
+async def test_what_a_lost_lease_left_is_removed_with_the_result(site: OpenSite) -> None:
+    """Also when the successor brings nothing of its own; and not before there is a result."""
+    async with site() as here:
+        held = await held_lease(here)
+        await held.say("Heartbeat")
+        await put(held, "artifacts/old", b"x")
+        here.place.after(120)
+        await here.server.tick()
+        second = await (await here.runner("w2")).take()
+        await second.say("AckLease")
+        before = left_by(held)
+
+        await second.say("Complete")
+
+        assert (before, left_by(held)) == ({"old": b"x"}, {})
+
+
+@on_loop
+async def test_a_store_that_is_away_is_no_mistake_of_the_runner(
+    site: OpenSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says the same again later; so does it when the disk is full."""
+    async with site() as here:
+        held = await held_lease(here)
+
+        for trouble in (BlobsUnavailable("away"), OSError(28, "No space left on device")):
+
+            def fail(*_: Any, trouble: Exception = trouble) -> Any:
+                raise trouble
+
+            with monkeypatch.context() as patch:
+                patch.setattr(here.blobs, "put", fail)
+                reply = await here.refused(lambda: put(held, "artifacts/a", b"x"))
+            assert (reply.status, reply.code) == (503, "unavailable")
+
+        assert (await put(held, "artifacts/a", b"x")).status == 200
+
+
+@on_loop
+async def test_a_body_that_breaks_off_leaves_nothing(site: OpenSite) -> None:
+    """Half an artifact is worse than none."""
+    async with site() as here:
+        held = await held_lease(here)
+        taken: list[dict[str, Any]] = [{"type": "http.request", "body": b"x", "more_body": True}]
+        taken.append({"type": "http.disconnect"})
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return taken.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        told = [(b"authorization", f"Bearer {held.runner.credential}".encode()), (b"delta-lease", held.id.encode())]
+        await here.app(
+            {"type": "http", "method": "PUT", "path": "/runner/v1/artifacts/a", "headers": told}, receive, send
+        )
+
+        assert sent[0]["status"] == 400
+        assert everything(here) == {}
+
+
+# -- artifacts
+
+
+@pytest.mark.proves("PRO-C4")
+@on_loop
+async def test_artifacts_are_kept_under_their_lease_and_can_be_sent_again(site: OpenSite) -> None:
+    """A lost answer is no reason to lose or to double a file; the completion refers to what the server said."""
+    async with site() as here:
+        held = await held_lease(here, "r ü/1")
+        parts = [b"ab", b"", b"cd"]
+
+        first = await put(held, "artifacts/out/report ä%.txt", *parts)
+        again = await put(held, "artifacts/out/report ä%.txt", *parts)
+        empty = await put(held, "artifacts/empty", b"")
+        said = [{"type": "file", "uri": reply.body["uri"], "bytes": reply.body["bytes"]} for reply in (first, empty)]
+        await held.say("Complete", artifacts=said)
+
+        assert first.body == again.body
+        assert first.body["bytes"] == 4
+        assert first.body["sha256"] == sha256(b"abcd").hexdigest()
+        assert left_by(held) == {"out/report ä%.txt": b"abcd", "empty": b""}
+        record = await here.server.find("r ü/1", Attempt)
+        assert record.report["artifacts"][0]["uri"] == first.body["uri"]
+        assert first.body["uri"].startswith("artifact:")
+        assert held.id not in first.body["uri"]
+
+
+# -- caches
+
+
+@on_loop
+async def test_a_cache_is_written_once_and_read_by_all_runs_of_its_scope(site: OpenSite) -> None:
+    """The first one under a key stays; whoever comes later is told so."""
+    async with site() as here:
+        first = await held_lease(here, "q1")
+        missing = await here.refused(lambda: get(first, "caches/deps:1"))
+
+        stored = await put(first, "caches/deps:1", b"one")
+        again = await put(first, "caches/deps:1", b"other", b"more")
+        second = await held_lease(here, "q2", "w2")
+        found = await get(second, "caches/deps:1")
+
+        assert (missing.status, missing.code) == (404, "not_found")
+        digest = sha256(b"one").hexdigest()
+        assert stored.body == {"stored": True, "bytes": 3, "sha256": digest}
+        assert again.body == {"stored": False, "bytes": 3, "sha256": digest}
+        assert again.parts_read == 2  # All of it was taken: nobody is cut off while it sends.
+        assert found.body == b"one"
+
+
+@on_loop
+async def test_of_many_who_write_one_cache_one_is_first(site: OpenSite) -> None:
+    """Two jobs finish in the same moment."""
+    async with site() as here:
+        held = [await held_lease(here, f"q{n}", f"w{n}") for n in range(4)]
+
+        replies = await asyncio.gather(*(put(each, "caches/k", b"%d" % n) for n, each in enumerate(held)))
+
+        [winner] = [n for n, reply in enumerate(replies) if reply.body["stored"]]
+        assert (await get(held[0], "caches/k")).body == b"%d" % winner
+
+
+TRICKS = [
+    "k",
+    "trusted/k",
+    "../trusted/k",
+    "..%2Ftrusted%2Fk",
+    "/k",
+    "//k",
+    "k/",
+    ".",
+    "..",
+    "of-/k",
+    "of-fork/k",
+    "../../other/trusted/k",
+    "%2e%2e/trusted/k",
+    "k\0",
+    "_" + sha256(b"k").hexdigest(),
+    "x" * 3000,
+    "\N{FULLWIDTH SOLIDUS}k",
+]
+
+
+@pytest.mark.parametrize("key", TRICKS)
+@on_loop
+async def test_an_untrusted_run_never_writes_what_a_trusted_one_reads(site: OpenSite, key: str) -> None:
+    """A fork that could would run its code with the secrets of everybody else."""
+    async with site() as here:
+        trusted = await held_lease(here, "q1")
+        await put(trusted, "caches/theirs", b"trusted")
+        before = everything(here)
+        fork = await held_lease(here, "q2", "w2", cache_scope="fork")
+        other_fork = await held_lease(here, "q3", "w3", cache_scope="fork/../trusted")
+
+        for each in (fork, other_fork):
+            for spelled in (key, unquote(key)):
+                await put(each, f"caches/{spelled}", b"poison")
+
+        added = set(everything(here)) - set(before)
+        scopes = {"fork": "of-fork", "fork/../trusted": "of-fork%2F..%2Ftrusted"}
+        assert {name.split("/")[2] for name in added} <= set(scopes.values())
+        assert {name: content for name, content in everything(here).items() if name in before} == before
+        for spelled in (key, unquote(key)):
+            assert (await get(trusted, f"caches/{spelled}")).status == 404
+
+
+@on_loop
+async def test_an_untrusted_run_reads_its_own_scope_first_and_then_the_trusted_one(site: OpenSite) -> None:
+    """What was made by trusted code may speed up anybody; another fork's may not."""
+    async with site() as here:
+        trusted = await held_lease(here, "q1")
+        await put(trusted, "caches/k", b"trusted")
+        fork = await held_lease(here, "q2", "w2", cache_scope="fork-1")
+        other = await held_lease(here, "q3", "w3", cache_scope="fork-2")
+
+        before = await get(fork, "caches/k")
+        await put(fork, "caches/k", b"fork")
+        await put(fork, "caches/own", b"own")
+
+        assert before.body == b"trusted"
+        assert (await get(fork, "caches/k")).body == b"fork"
+        assert (await get(trusted, "caches/k")).body == (await get(other, "caches/k")).body == b"trusted"
+        assert [(await get(each, "caches/own")).status for each in (trusted, other, fork)] == [404, 404, 200]
+
+
+@on_loop
+async def test_the_scope_is_the_records_never_the_requests(site: OpenSite) -> None:
+    """Nothing that a runner sends changes whose caches it writes."""
+    async with site() as here:
+        fork = await held_lease(here, cache_scope="fork")
+
+        await fork.runner.ask("PUT", "caches/k", b"x", delta_lease=fork.id, delta_scope="", cache_scope="")
+
+        assert list(everything(here)) == [keys.cache_key(TENANT, "fork", "k")]
+
+
+@on_loop
+async def test_a_cache_names_nothing_of_another_tenant(site: OpenSite) -> None:
+    """The same key is another cache there."""
+    async with site() as here:
+        held = await held_lease(here)
+        await put(held, "caches/k", b"mine")
+        await here.server.do(Birth(id="f1", record=Attempt(id="f1", tenant="other", spec={})))
+        other = await (await here.runner("w9", tenant="other")).take()
+
+        assert (await get(other, "caches/k")).status == 404
+        await put(other, "caches/k", b"theirs")
+        await put(other, "artifacts/a", b"theirs")
+
+        assert (await get(held, "caches/k")).body == b"mine"
+        assert {name.split("/")[1] for name in everything(here)} == {TENANT, "other"}
+
+
+@on_loop
+async def test_a_large_cache_comes_in_parts(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is ever held in memory as a whole."""
+    async with site() as here:
+        monkeypatch.setattr(keys.read_all, "__defaults__", (300,))
+        held = await held_lease(here)
+        content = bytes(range(250)) * 4
+        assert len(content) == BOUNDS.cache_bytes
+
+        await put(held, "caches/k", content)
+
+        assert (await get(held, "caches/k")).body == content
