@@ -47,6 +47,7 @@ class Agent:
         self._folder = folder
         self._once = once
         self._jobs: dict[str, Job] = {}
+        self._held: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -158,6 +159,9 @@ class Agent:
                     await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
                 continue
             for each in granted:
+                if each.lease_id in self._held:
+                    continue  # A lease that is delivered twice is one right to run, not two.
+                self._held.add(each.lease_id)
                 task = asyncio.create_task(self._work(each))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
@@ -181,3 +185,4 @@ class Agent:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
         finally:
             self._jobs.pop(granted.lease_id, None)
+            self._held.discard(granted.lease_id)
