@@ -44,7 +44,8 @@ def runner_command(
 
     The command is started once for each scenario, some at the same time. It finds the server's address, a
     registration token and a folder of its own in DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its words may
-    name them as {server}, {token} and {work}. Jobs are small shell commands; they must run on this machine, not isolated from it.
+    name them as {server}, {token} and {work}. Jobs are small shell commands; they must run on this machine, not
+    isolated from it.
 
     Exits with 0 when nothing failed, 1 when something did, and 2 when the command cannot be started.
     """

@@ -48,6 +48,7 @@ class Orchestrator:
         self.transcript = Transcript(scenario=scenario)
         self.is_cut_off = False  # While it is, every request is heard and none is answered.
         self._folder = folder
+        self._is_over = False
         self._began = time.monotonic()
         self._changed = asyncio.Event()
         self._jobs: dict[str, ScriptedJob] = {}
@@ -101,9 +102,13 @@ class Orchestrator:
             each.witness.look()
         self._record(what, **fields)
 
+    def end(self) -> None:
+        """Look for the last time: what happens when the runner is ended from outside is not its doing."""
+        self.note("ended")
+        self._is_over = True
+
     def close(self) -> Transcript:
-        """Look for the last time."""
-        self.note("exited", note="the scenario ended")
+        """All that was observed."""
         for each in self._jobs.values():
             each.witness.close()
             self.transcript.logs[each.name] = each.log.decode(errors="replace")
@@ -113,6 +118,8 @@ class Orchestrator:
         self._record("nobody" if word is None else "job", job=job, note=word or "")
 
     def _record(self, what: What, **fields: Any) -> None:
+        if self._is_over:
+            return
         self.transcript.entries.append(Entry(at=round(self.now(), 3), what=what, **fields))
         self._wake()
 

@@ -50,7 +50,7 @@ class _Stage:
                     for task in (following, playing):
                         task.cancel()
                     await asyncio.gather(following, playing, return_exceptions=True)
-                    self.server.note("exited", note="the scenario is over")
+                    self.server.end()
                     await asyncio.gather(*(subject.stop() for subject in self._subjects))
         finally:
             transcript = self.server.close()

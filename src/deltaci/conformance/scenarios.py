@@ -23,7 +23,7 @@ LIFE_TTL_SECONDS: Final = 20  # A runner that does not heartbeat shall still sho
 SILENCE_TTL_SECONDS: Final = 3
 CANCEL_SECONDS: Final = 7
 STOP_SECONDS: Final = 5.0
-SHORT_CREDENTIAL_SECONDS: Final = 4
+SHORT_CREDENTIAL_SECONDS: Final = 6
 EXIT_CODE: Final = 7
 WORD: Final = "a-word-of-the-environment"
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-What = Literal["granted", "heard", "answered", "job", "nobody", "began", "exited"]
+What = Literal["granted", "heard", "answered", "job", "nobody", "began", "exited", "ended"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -14,6 +14,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     granted: a lease was handed out. heard: a request or message came in. answered: what was sent back for it.
     job: a process of the job said a word. nobody: no process of the job is left. began, exited: the runner itself.
+    ended: the scenario.
     """
 
     at: float
