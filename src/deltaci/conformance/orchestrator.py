@@ -35,6 +35,10 @@ from deltaci.wire.messages import (
 )
 
 CREDENTIAL_SECONDS: Final = 600
+# What this one answers. A newer runner may try more: it is told that there is nothing, and must cope.
+ANSWERED: Final = tuple(
+    each for each in ADDRESSES if each.name in ("register", "renew", "lease", "messages", "batch", "specs", "log")
+)
 
 _decode_registration = wire.decoder(wire.Registration)
 _decode_lease = wire.decoder(wire.Lease)
@@ -133,7 +137,7 @@ class Orchestrator:
         """Answer one request, or hang up."""
         self.transcript.targets.append(f"{request.method} {request.path}")
         name, _, rest = request.path.removeprefix(ROOT).partition("/")
-        methods = [each.method for each in ADDRESSES if each.name == name and bool(each.rest) == bool(rest)]
+        methods = [each.method for each in ANSWERED if each.name == name and bool(each.rest) == bool(rest)]
         if not request.path.startswith(ROOT) or not methods:
             return _refused("not_found", f"there is no {request.path[:200]}")
         if request.method not in methods:

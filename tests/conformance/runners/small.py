@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 MARGIN_SECONDS = 0.5  # It stops that much before its lease ends.
 FAULT = ""
-PAUSE = threading.Event()  # Nobody sets it.
-POOL = ThreadPoolExecutor(1)
+PAUSE, POOL = threading.Event(), ThreadPoolExecutor(1)
 
 
 class Away(Exception):
@@ -44,12 +43,12 @@ class Server:
         self.credential, self.runner_id = told["credential"], told["runner_id"]
         self.renew_at = time.monotonic() + told["expires_in_seconds"] / 2
 
-    def keep_credential(self) -> None:
+    def keep(self) -> None:
         if time.monotonic() > self.renew_at and FAULT != "never-renews":
             self.learn("renew")
 
     def call(self, method: str, name: str, body: Any = None, **headers: str) -> Any:
-        self.keep_credential()
+        self.keep()
         told = {"Authorization": f"Bearer {self.credential}", **{k.replace("_", "-"): v for k, v in headers.items()}}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         line = http.client.HTTPConnection(self.address.hostname or "", self.address.port, timeout=10)
@@ -115,7 +114,7 @@ class Job:
         while not self.is_over.wait(pause) and not self.is_lost:
             said_at, pause = time.monotonic(), usual
             if FAULT == "no-heartbeats":
-                self.server.keep_credential()
+                self.server.keep()
                 continue
             try:
                 answer = self.say("Heartbeat", ts=now())
@@ -151,8 +150,7 @@ class Job:
         if spec is None:
             ref = self.granted["job_spec_ref"].removeprefix("/runner/v1/")
             spec = self.server.call("GET", ref, Delta_Lease=self.granted["lease_id"])
-        beating = threading.Thread(target=self.beat)
-        beating.start()
+        (beating := threading.Thread(target=self.beat)).start()
         code = (working or POOL.submit(self.steps, spec)).result()
         if FAULT != "hasty":
             self.stop()

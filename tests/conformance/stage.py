@@ -1,0 +1,35 @@
+"""How the tests play scenarios: in this process, many at a time, against real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from deltaci.conformance.play import play
+from deltaci.conformance.transcript import Transcript
+
+SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
+OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
+PATIENCE_SECONDS: Final = 30.0
+AT_ONCE: Final = 8
+
+
+def played(
+    commands: Mapping[str, tuple[Sequence[str], Sequence[str]]], patience_seconds: float = PATIENCE_SECONDS
+) -> dict[str, dict[str, Transcript]]:
+    """What was observed, for each name of a command and its scenarios."""
+
+    async def all_of_them() -> dict[str, dict[str, Transcript]]:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(command: Sequence[str], scenarios: Sequence[str]) -> dict[str, Transcript]:
+            async with places:
+                return await play(command, scenarios, patience_seconds, lambda *_: None)
+
+        found = await asyncio.gather(*(one(*each) for each in commands.values()))
+        return dict(zip(commands, found, strict=True))
+
+    return asyncio.run(all_of_them())
