@@ -14,7 +14,7 @@ from deltaci.conformance.transcript import Transcript
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
 OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
 PATIENCE_SECONDS: Final = 30.0
-AT_ONCE: Final = 8
+AT_ONCE: Final = 20
 
 
 def played(

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from deltaci.conformance.items import FAIL, PASS, Item
 from deltaci.conformance.transcript import Transcript
 from deltaci.conformance.verdicts import CHECKS, judge
+from deltaci.main import app
 from tests.conformance.stage import OURS, SMALL, played
 from tests.e2e.deployment import is_alive
 
@@ -110,10 +112,10 @@ def test_another_implementation_complies() -> None:
 )
 def test_a_call_that_makes_no_sense_is_refused(words: list[str], says: str) -> None:
     """Before anything is started."""
-    found = subprocess.run(conformance(*words), capture_output=True, timeout=60, check=False)
+    found = CliRunner().invoke(app, ["conformance", *words])
 
-    assert found.returncode == 2
-    assert says in found.stderr.decode()
+    assert found.exit_code == 2
+    assert says in found.stderr
 
 
 def test_a_runner_that_never_asks_fails_and_the_rest_is_not_shown(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from deltaci.conformance.items import NOT_SHOWN, PASS, Item
 from deltaci.conformance.visit import PROMISES
 from deltaci.conformance.visitor import SPEC
+from deltaci.main import app
 from deltaci.server.service import registration_token
 from tests.contract.places import on_loop
 from tests.e2e.deployment import Deployment, deployed
@@ -72,20 +74,18 @@ async def test_jobs_that_lie_ready_are_used_and_those_of_others_are_left_alone(t
 @pytest.mark.parametrize(("url", "says"), [("nowhere", "the server's address is 'nowhere'"), ("ftp://x", "'ftp://x'")])
 def test_an_address_that_is_none_is_refused(url: str, says: str) -> None:
     """Before anybody is asked."""
-    command = [sys.executable, "-m", "deltaci.main", "conformance", "server", url, "--token", "x"]
+    found = CliRunner().invoke(app, ["conformance", "server", url, "--token", "x"])
 
-    found = subprocess.run(command, capture_output=True, timeout=60, check=False)
-
-    assert found.returncode == 2
-    assert says in found.stderr.decode()
+    assert found.exit_code == 2
+    assert says in found.stderr
 
 
 def test_a_server_that_is_not_there_fails() -> None:
     """Whoever does not answer does not comply."""
-    command = [sys.executable, "-m", "deltaci.main", "conformance", "server", "http://127.0.0.1:1", "--token", "x"]
+    words = ("conformance", "server", "http://127.0.0.1:1", "--token", "x", "--only", "token-once")
 
-    found = subprocess.run([*command, "--only", "token-once"], capture_output=True, timeout=60, check=False)
+    found = CliRunner().invoke(app, words)
 
-    assert found.returncode == 1
-    assert "FAIL       token-once" in found.stdout.decode()
-    assert "ConnectionRefusedError" in found.stdout.decode()
+    assert found.exit_code == 1
+    assert "FAIL       token-once" in found.stdout
+    assert "ConnectionRefusedError" in found.stdout

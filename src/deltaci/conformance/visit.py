@@ -63,7 +63,8 @@ class Visit:
             self._work.enqueue(spec or SPEC)
         elif spec is not None:
             raise Missing("it needs a job of its own: give --store")
-        found = me.held(me.lease(WAIT_SECONDS))
+        # What lies ready is there at once; what was just enqueued has to be heard of first.
+        found = me.held(me.lease(WAIT_SECONDS if self._work is not None else 0.0))
         if not found:
             raise Missing(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
         return found[0]
