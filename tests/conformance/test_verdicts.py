@@ -102,7 +102,10 @@ def test_the_same_result_again_is_a_repeat_only_until_it_is_answered() -> None:
     after = entry(5.4, "heard", type="Complete", body=COMPLETE)
     other = entry(5.25, "heard", type="Complete", body={**COMPLETE, "summary": "fine"})
 
-    assert verdict("PRO-C5", [*life(), before]) == (PASS, "one Complete at 5.25 s, sent 2 times until it was answered")
+    assert verdict("PRO-C5", [*life(), before]) == (
+        PASS,
+        "life: one Complete at 5.25 s, sent 2 times until it was answered",
+    )
     assert verdict("PRO-C5", [*life(), after])[0] == FAIL
     assert "differs in summary" in verdict("PRO-C5", [*life(), other])[1]
 

@@ -48,14 +48,16 @@ def runner_command(
     json: JsonOption = False,
     transcript: Annotated[Path | None, typer.Option(help="Write all that was observed to this file, as JSON.")] = None,
 ) -> None:
-    """Drive any runner, in any language, as a black box, and print the checklist of document 001 item by item.
+    """Drive any runner, in any language, as a black box, and print document 001's checklist.
 
-    The command is started once for each scenario, some at the same time. It finds the server's address, a
-    registration token and a folder of its own in DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its words may
-    name them as {server}, {token} and {work}. Jobs are small shell commands; they must run on this machine, not
-    isolated from it.
+    The command is started once for each scenario, some at the same time. It
+    finds the server's address, a registration token and a folder of its own in
+    DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its words may name them as
+    {server}, {token} and {work}. Jobs are small shell commands; they must run
+    on this machine, not isolated from it. See docs/conformance.md.
 
-    Exits with 0 when nothing failed, 1 when something did, and 2 when the command cannot be started.
+    Exits with 0 when nothing failed, 1 when something did, 2 when the call
+    makes no sense.
     """
     wanted = _wanted(only, [check.id for check in CHECKS])
     if shutil.which(command[0]) is None:
@@ -97,11 +99,14 @@ def server_command(
 ) -> None:
     """Visit any server as a scripted runner, and print promise by promise how it answers.
 
-    What needs a lease needs jobs: with --store the kit enqueues its own, one at a time. Without it, two jobs with the
-    payload {"name": "deltaci-conformance", "steps": ["true"]} must be queued; a job of another name is never
-    acknowledged. Nothing is executed. Use a tenant of its own: deltaci token NAME --tenant conformance.
+    What needs a lease needs jobs: with --store the kit enqueues its own, one at
+    a time. Without it, two jobs with the specification {"name":
+    "deltaci-conformance", "steps": ["true"]} must lie ready; a job of another
+    name is never acknowledged. Nothing is executed. Use a tenant of its own:
+    deltaci token NAME --tenant conformance. See docs/conformance.md.
 
-    Exits with 0 when nothing failed, 1 when something did, and 2 when it cannot begin.
+    Exits with 0 when nothing failed, 1 when something did, 2 when the call
+    makes no sense.
     """
     wanted = _wanted(only, [promise.id for promise in PROMISES])
     started = time.monotonic()

@@ -379,15 +379,14 @@ CHECKS: Final = (
 
 def judge(transcripts: Mapping[str, Transcript], only: Collection[str] = ()) -> list[Item]:
     """The whole checklist, or the items that are asked for."""
-    return [
-        settled(
-            check.id,
-            check.title,
-            [look(transcripts[name]) for name, look in check.judges.items() if name in transcripts],
-        )
-        for check in CHECKS
-        if not only or check.id in only
-    ]
+    return [_judged(check, transcripts) for check in CHECKS if not only or check.id in only]
+
+
+def _judged(check: Check, transcripts: Mapping[str, Transcript]) -> Item:
+    found = {name: look(transcripts[name]) for name, look in check.judges.items() if name in transcripts}
+    if len(check.judges) > 1 and not check.shown_by:  # Each tells its own story, with its own clock.
+        found = {name: Finding(each.verdict, f"{name}: {each.evidence}") for name, each in found.items()}
+    return settled(check.id, check.title, found.values())
 
 
 def scenarios_for(only: Collection[str]) -> set[str]:
