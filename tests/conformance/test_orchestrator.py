@@ -100,6 +100,16 @@ async def test_what_a_newer_runner_may_try_is_answered_with_not_found(tmp_path: 
 
 
 @on_loop
+async def test_a_token_is_good_once_and_every_runner_has_its_own_name(tmp_path: Path) -> None:
+    """One that leaves after a job and is started again is another one."""
+    async with Open(tmp_path) as line:
+        token, first = line.server.token(), line.runner_id
+
+        assert (await line.ask("POST", "register", {"token": token}))[1]["runner_id"] != first
+        assert (await line.ask("POST", "register", {"token": token}))[0] == 401
+
+
+@on_loop
 async def test_bad_requests_are_refused_and_written_down(tmp_path: Path) -> None:
     """They are what PRO-M11 is judged by."""
     async with Open(tmp_path) as line:

@@ -6,6 +6,7 @@ Only what a runner of the protocol needs: bodies by length or in chunks, connect
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -80,7 +81,8 @@ class Listening:
             pass  # The runner hung up: its right.
         except (BadHttp, ValueError) as error:
             with suppress(OSError):
-                writer.write(_written(Answer(400, f'{{"code":"bad_request","message":"{error}"}}'.encode())))
+                told = json.dumps({"code": "bad_request", "message": str(error)})
+                writer.write(_written(Answer(400, told.encode())))
         except asyncio.CancelledError:
             writer.transport.abort()  # The scenario is over.
         finally:

@@ -57,6 +57,7 @@ class Orchestrator:
         self._changed = asyncio.Event()
         self._jobs: dict[str, ScriptedJob] = {}
         self._grants: deque[list[ScriptedJob]] = deque()
+        self._runners = 0
         self._tokens: dict[str, str] = {}
         self._credentials: dict[str, tuple[str, float]] = {}
         self._credential_seconds = credential_seconds
@@ -66,7 +67,8 @@ class Orchestrator:
     def token(self) -> str:
         """A fresh registration token, which is good once."""
         token = f"dci_token_{secrets.token_urlsafe(24)}"
-        self._tokens[token] = f"runner-{len(self._tokens) + 1}"
+        self._runners += 1
+        self._tokens[token] = f"runner-{self._runners}"
         self.transcript.secrets[token] = "registration token"
         return token
 
@@ -74,7 +76,8 @@ class Orchestrator:
         """A new job, which is watched from now on."""
         made = ScriptedJob(name, self._folder, self._saw, **options)
         self._jobs[made.lease_id] = made
-        self.transcript.secrets |= {made.lease_id: "lease_id", made.cancel_token: "cancel_token"}
+        # The job's name in it is none: whoever tells the rest tells the lease.
+        self.transcript.secrets |= {made.lease_id.rpartition(".")[2]: "lease_id", made.cancel_token: "cancel_token"}
         return made
 
     def grant(self, *jobs: ScriptedJob) -> None:
