@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -149,12 +150,17 @@ def test_whoever_stops_the_kit_leaves_nobody_behind(tmp_path: Path, number: sign
     kit = subprocess.Popen(
         conformance("runner", "--only", "PRO-C1", "--", "sh", "-c", script), stderr=subprocess.DEVNULL
     )
-    with pipe.open() as line:
-        pids = [int(pid) for pid in line.readline().split()]
+    line = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert select.select([line], [], [], 60)[0], "the runner did not begin"
+        pids = [int(pid) for pid in os.read(line, 100).split()]
+        assert len(pids) == 2
         assert all(is_alive(pid) for pid in pids)
 
         kit.send_signal(number)
 
-        assert kit.wait(30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
-        assert line.read() == ""
-    assert not [pid for pid in pids if is_alive(pid)]
+        assert kit.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        assert select.select([line], [], [], 60)[0], "somebody is left"
+        assert os.read(line, 100) == b""
+    finally:
+        os.close(line)
