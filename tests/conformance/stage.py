@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, ParamSpec
 
 from deltaci.conformance.play import play
 from deltaci.conformance.transcript import Transcript
@@ -15,6 +16,23 @@ SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "s
 OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
 PATIENCE_SECONDS: Final = 30.0
 AT_ONCE: Final = 20
+MAX_SECONDS: Final = 150.0
+
+P = ParamSpec("P")
+
+
+def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Like `on_loop`, for a story of real processes whose leases have to end."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(MAX_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
 
 
 def played(

@@ -16,7 +16,7 @@ from deltaci.conformance.visit import PROMISES
 from deltaci.conformance.visitor import SPEC
 from deltaci.main import app
 from deltaci.server.service import registration_token
-from tests.contract.places import on_loop
+from tests.conformance.stage import patiently
 from tests.e2e.deployment import Deployment, deployed
 
 
@@ -31,7 +31,7 @@ def visited(place: Deployment, *words: str, runners: int = 2) -> dict[str, Item]
     return {each["id"]: Item(**each) for each in report["items"]}
 
 
-@on_loop
+@patiently
 async def test_our_server_complies(tmp_path: Path) -> None:
     """All of it but the end of a credential, which lasts longer than anybody wants to wait."""
     async with deployed(tmp_path) as place:
@@ -43,7 +43,7 @@ async def test_our_server_complies(tmp_path: Path) -> None:
         assert await place.queue.claim_next("nobody", limit=10) == []  # Nothing is left behind.
 
 
-@on_loop
+@patiently
 async def test_what_needs_a_lease_is_not_shown_without_work(tmp_path: Path) -> None:
     """A verdict that nothing was observed for would be a lie."""
     async with deployed(tmp_path) as place:
@@ -56,7 +56,7 @@ async def test_what_needs_a_lease_is_not_shown_without_work(tmp_path: Path) -> N
         }
 
 
-@on_loop
+@patiently
 async def test_jobs_that_lie_ready_are_used_and_those_of_others_are_left_alone(tmp_path: Path) -> None:
     """The kit may be pointed at a tenant with real work by mistake."""
     async with deployed(tmp_path) as place:
