@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltaci import __version__
-from deltaci.cli import runner, secret, server, up, verify
+from deltaci.cli import conformance, runner, secret, server, up, verify
 
 app = typer.Typer(
     name="deltaci",
@@ -20,6 +20,7 @@ app = typer.Typer(
 for part in (up, server, runner, verify):
     app.registered_commands += part.app.registered_commands
 app.add_typer(secret.app, name="secret")
+app.add_typer(conformance.app, name="conformance")
 
 
 def _version(is_asked: bool) -> None:

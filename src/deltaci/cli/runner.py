@@ -27,13 +27,15 @@ app = typer.Typer()
 
 @app.command("runner")
 def runner_command(
-    server: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8080",
+    server: Annotated[
+        str, typer.Option(envvar="DELTACI_SERVER", help="The server's address.")
+    ] = "http://127.0.0.1:8080",
     token: Annotated[
         str, typer.Option(envvar="DELTACI_TOKEN", help="A registration token; not needed again after the first time.")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs at once.")] = 1,
     labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
-    work: Annotated[Path, typer.Option(help="The folder in which jobs run.")] = Path(".runner"),
+    work: Annotated[Path, typer.Option(envvar="DELTACI_WORK", help="The folder in which jobs run.")] = Path(".runner"),
     once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
     drain_seconds: Annotated[
         int,

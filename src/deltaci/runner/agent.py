@@ -68,6 +68,7 @@ class Agent:
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, Job] = {}
         self._ear = Ear(self._listening, credential.runner_id, self._jobs.keys, self._heed)
+        self._held: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -224,6 +225,9 @@ class Agent:
             await self._settle(told, answer.gone)
             self._is_behind = bool(granted) and not told
             for each in granted:
+                if each.lease_id in self._held:
+                    continue  # A lease that is delivered twice is one right to run, not two.
+                self._held.add(each.lease_id)
                 task = asyncio.create_task(self._work(each))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
@@ -259,3 +263,4 @@ class Agent:
         finally:
             self._jobs.pop(granted.lease_id, None)
             self._ear.leases_changed()
+            self._held.discard(granted.lease_id)

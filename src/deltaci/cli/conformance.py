@@ -1,0 +1,186 @@
+"""`deltaci conformance`: does this runner, or this server, keep the protocol?"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from deltaci.conformance import items
+from deltaci.conformance.caller import Caller
+from deltaci.conformance.items import Item
+from deltaci.conformance.play import play
+from deltaci.conformance.verdicts import CHECKS, judge, scenarios_for
+from deltaci.conformance.visit import PROMISES, visit
+from deltaci.core.errors import Refused
+from deltaci.engine.blocking import BlockingQueue
+from deltaci.engine.queue import AsyncQueue
+from deltaci.store import open_store
+from deltaci.store.port import Unavailable
+
+COMPLIANT, NOT_COMPLIANT, BAD_CALL, INTERRUPTED = 0, 1, 2, 130
+INDENT = " " * 11
+
+app = typer.Typer(help="Check a runner or a server against the runner protocol.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", metavar="ITEM", help="Only this item; may be repeated.")
+]
+
+
+@app.command("runner")
+def runner_command(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="How the runner is started.")],
+    only: OnlyOption = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=600, help="Seconds to wait for what the runner has to do, its start included.")
+    ] = 20.0,
+    json: JsonOption = False,
+    transcript: Annotated[Path | None, typer.Option(help="Write all that was observed to this file, as JSON.")] = None,
+) -> None:
+    """Drive any runner, in any language, as a black box, and print document 001's checklist.
+
+    The command is started once for each scenario, some at the same time. It
+    finds the server's address, a registration token and a folder of its own in
+    DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its words may name them as
+    {server}, {token} and {work}. Jobs are small shell commands; they must run
+    on this machine, not isolated from it. See docs/conformance.md.
+
+    Exits with 0 when nothing failed, 1 when something did, 2 when the call
+    makes no sense.
+    """
+    wanted = _wanted(only, [check.id for check in CHECKS])
+    if shutil.which(command[0]) is None:
+        fail(f"{command[0]!r} cannot be started: there is no such program; write: deltaci conformance runner -- CMD…")
+    started = time.monotonic()
+
+    def tell(scenario: str, what: str) -> None:
+        if not json:
+            print(f"{time.monotonic() - started:5.1f} s  {scenario:<13} {what}", file=sys.stderr, flush=True)
+
+    try:
+        found = asyncio.run(_interruptible(play(command, scenarios_for(wanted), timeout, tell)))
+    except asyncio.CancelledError:
+        fail("interrupted; nothing that was started is left", INTERRUPTED)
+    if transcript is not None:
+        transcript.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    checked = judge(found, wanted)
+    for item in checked if not json else ():
+        _print(item, width=8)
+    show(checked, time.monotonic() - started, as_json=json)
+
+
+@app.command("server")
+def server_command(
+    url: Annotated[str, typer.Argument(help="The server's address, e.g. http://127.0.0.1:8080.")],
+    token: Annotated[
+        list[str], typer.Option("--token", help="A registration token; a second one shows what another runner may not.")
+    ],
+    store: Annotated[
+        str,
+        typer.Option(help="The server's own store, to enqueue and cancel small jobs: sqlite:PATH or postgresql://…"),
+    ] = "",
+    tenant: Annotated[str, typer.Option(help="For whom those jobs are; the tokens must be for the same.")] = "default",
+    patience: Annotated[
+        float, typer.Option(min=0, max=3600, help="How many seconds to wait for a lease or a credential to end.")
+    ] = 15.0,
+    only: OnlyOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Visit any server as a scripted runner, and print promise by promise how it answers.
+
+    What needs a lease needs jobs: with --store the kit enqueues its own, one at
+    a time. Without it, two jobs with the specification {"name":
+    "deltaci-conformance", "steps": ["true"]} must lie ready; a job of another
+    name is never acknowledged. Nothing is executed. Use a tenant of its own:
+    deltaci token NAME --tenant conformance. See docs/conformance.md.
+
+    Exits with 0 when nothing failed, 1 when something did, 2 when the call
+    makes no sense.
+    """
+    wanted = _wanted(only, [promise.id for promise in PROMISES])
+    started = time.monotonic()
+    found: list[Item] = []
+    try:
+        caller = Caller(url)
+        with _work(store, tenant) as work:
+            for item in visit(caller, token, work, patience, wanted):
+                found.append(item)
+                if not json:
+                    _print(item, width=17)
+    except (ValueError, Refused, Unavailable) as error:
+        fail(str(error))
+    show(found, time.monotonic() - started, as_json=json)
+
+
+class _Queue:
+    """The server's own queue, as the kit uses it."""
+
+    def __init__(self, queue: BlockingQueue) -> None:
+        self._queue = queue
+
+    def enqueue(self, spec: dict[str, Any]) -> str:
+        """Add a job."""
+        return self._queue.enqueue(spec).id
+
+    def cancel(self, id: str) -> None:
+        """Ask for a stop."""
+        self._queue.cancel(id)
+
+
+@contextmanager
+def _work(store: str, tenant: str) -> Iterator[_Queue | None]:
+    """Where the kit's jobs come from, if it may make them. Time is the server's business, so there are no timers."""
+    if not store:
+        yield None
+        return
+    with BlockingQueue(AsyncQueue(open_store(store), tenant=tenant, has_timers=False)) as queue:
+        yield _Queue(queue)
+
+
+async def _interruptible(work: Any) -> Any:
+    """Ctrl-C and SIGTERM end it in order: everything that was started is ended too."""
+    task = asyncio.ensure_future(work)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, task.cancel)
+    return await task
+
+
+def _wanted(only: list[str] | None, known: Sequence[str]) -> set[str]:
+    unknown = sorted(set(only or ()) - set(known))
+    if unknown:
+        fail(f"there is no item {unknown[0]!r}; expected one of: {', '.join(known)}")
+    return set(only or ())
+
+
+def _print(item: Item, width: int) -> None:
+    print(f"{item.verdict:<10} {item.id:<{width}} {item.title}\n{INDENT}{item.evidence}", flush=True)
+
+
+def show(found: Sequence[Item], seconds: float, *, as_json: bool) -> None:
+    """The result, and the exit code that it deserves."""
+    is_compliant = items.is_compliant(found)
+    if as_json:
+        told = {"compliant": is_compliant, "seconds": round(seconds, 1), "items": found}
+        print(msgspec.json.encode(told).decode())
+    else:
+        counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in (items.PASS, items.FAIL)}
+        rest = len(found) - sum(counts.values())
+        print(f"\n{counts[items.PASS]} passed, {counts[items.FAIL]} failed, {rest} not shown ({seconds:.1f} s)")
+    raise typer.Exit(COMPLIANT if is_compliant else NOT_COMPLIANT)
+
+
+def fail(message: str, code: int = BAD_CALL) -> NoReturn:
+    """Say what is wrong with the call, and leave."""
+    print(f"deltaci conformance: {message}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,53 @@
+"""How the tests play scenarios: in this process, many at a time, against real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, ParamSpec
+
+from deltaci.conformance.play import play
+from deltaci.conformance.transcript import Transcript
+
+SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
+OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
+PATIENCE_SECONDS: Final = 30.0
+AT_ONCE: Final = 20
+MAX_SECONDS: Final = 150.0
+
+P = ParamSpec("P")
+
+
+def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Like `on_loop`, for a story of real processes whose leases have to end."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(MAX_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
+
+
+def played(
+    commands: Mapping[str, tuple[Sequence[str], Sequence[str]]], patience_seconds: float = PATIENCE_SECONDS
+) -> dict[str, dict[str, Transcript]]:
+    """What was observed, for each name of a command and its scenarios."""
+
+    async def all_of_them() -> dict[str, dict[str, Transcript]]:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(command: Sequence[str], scenarios: Sequence[str]) -> dict[str, Transcript]:
+            async with places:
+                return await play(command, scenarios, patience_seconds, lambda *_: None)
+
+        found = await asyncio.gather(*(one(*each) for each in commands.values()))
+        return dict(zip(commands, found, strict=True))
+
+    return asyncio.run(all_of_them())

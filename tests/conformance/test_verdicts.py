@@ -1,0 +1,184 @@
+"""The verdicts are pure: a transcript in, items out. Here nothing runs at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.conformance.items import FAIL, NOT_SHOWN, PASS, Finding, failed, is_compliant, not_shown, passed, settled
+from deltaci.conformance.scenarios import SCENARIOS, WORD
+from deltaci.conformance.transcript import Entry, Transcript
+from deltaci.conformance.verdicts import CHECKS, judge, scenarios_for
+
+COMPLETE = {"status": "SUCCEEDED", "exit_code": 0, "artifacts": [{"type": "log", "uri": "log:1"}]}
+
+
+def entry(at: float, what: str, job: str = "life", **fields: object) -> Entry:
+    """One observation."""
+    return msgspec.convert({"at": at, "what": what, "job": job, **fields}, Entry)
+
+
+def life() -> list[Entry]:
+    """A blameless one."""
+    beats = [
+        each
+        for at in (2.0, 3.0, 4.0, 5.0)
+        for each in (
+            entry(at, "heard", type="Heartbeat"),
+            entry(at, "answered", type="Heartbeat", answer="HeartbeatAck"),
+        )
+    ]
+    return [
+        entry(0.3, "heard", "", type="lease"),
+        entry(0.3, "granted", body={"ttl": 20}),
+        entry(0.4, "heard", type="AckLease"),
+        entry(1.0, "answered", type="AckLease", answer="HeartbeatAck"),
+        entry(1.1, "job", note="one"),
+        entry(1.2, "job", note="two"),
+        *beats,
+        entry(5.1, "job", note=f"three {WORD}"),
+        entry(5.2, "nobody"),
+        entry(5.3, "heard", type="Complete", body=COMPLETE),
+        entry(5.3, "answered", type="Complete", answer="CompleteAck"),
+        entry(7.9, "ended", ""),
+    ]
+
+
+def verdict(rule: str, entries: list[Entry], scenario: str = "life", **fields: Any) -> tuple[str, str]:
+    """What is said about one rule."""
+    told: dict[str, Any] = {"logs": {"life": "first line\nsecond line\nthird line\n"}, **fields}
+    transcript = Transcript(scenario=scenario, entries=sorted(entries, key=lambda each: each.at), **told)
+    [item] = judge({scenario: transcript}, [rule])
+    return item.verdict, item.evidence
+
+
+@pytest.mark.parametrize("rule", [check.id for check in CHECKS if "life" in check.judges and check.id != "PRO-X3"])
+def test_a_blameless_life_passes(rule: str) -> None:
+    """Otherwise nobody could."""
+    assert verdict(rule, life())[0] == PASS
+
+
+def test_nothing_is_passed_when_nothing_happened() -> None:
+    """An empty transcript of every scenario shows at most that the runner never came."""
+    ended = [entry(1.0, "ended", "")]
+    empty = {each.name: Transcript(scenario=each.name, entries=ended) for each in SCENARIOS}
+
+    assert {item.verdict for item in judge(empty)} == {FAIL, NOT_SHOWN}
+    assert [item.id for item in judge(empty) if item.verdict == FAIL] == ["PRO-C1"]
+
+
+def test_the_first_step_before_the_lease_is_active_is_found() -> None:
+    """By a tenth of a second."""
+    early = [each if each.note != "one" else entry(0.9, "job", note="one") for each in life()]
+
+    assert verdict("PRO-C1", early) == (
+        FAIL,
+        "expected no step before AckLease was answered at 1.00 s; the first ran at 0.90 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((2.0, 3.0, 4.0, 5.0), PASS),
+        ((2.0, 3.0, 4.9, 5.2), PASS),  # One that is late, on a busy machine.
+        ((2.9, 4.9), FAIL),
+        ((1.2, 1.4, 1.6, 1.8, 2.0, 2.2), FAIL),
+        ((), FAIL),
+    ],
+)
+def test_heartbeats_come_neither_too_rarely_nor_too_often(times: tuple[float, ...], expected: str) -> None:
+    """The usual gap counts; a single late one does not condemn."""
+    others = [each for each in life() if each.type != "Heartbeat"]
+
+    assert verdict("PRO-C3", [*others, *(entry(at, "heard", type="Heartbeat") for at in times)])[0] == expected
+
+
+def test_the_same_result_again_is_a_repeat_only_until_it_is_answered() -> None:
+    """A lost answer makes it necessary; an answer makes it wrong. Its number in the sequence does not matter."""
+    before = entry(5.25, "heard", type="Complete", body={**COMPLETE, "sequence_no": 1})
+    after = entry(5.4, "heard", type="Complete", body=COMPLETE)
+    other = entry(5.25, "heard", type="Complete", body={**COMPLETE, "summary": "fine"})
+
+    assert verdict("PRO-C5", [*life(), before]) == (
+        PASS,
+        "life: one Complete at 5.25 s, sent 2 times until it was answered",
+    )
+    assert verdict("PRO-C5", [*life(), after])[0] == FAIL
+    assert "differs in summary" in verdict("PRO-C5", [*life(), other])[1]
+
+
+def test_a_heartbeat_that_was_on_its_way_is_no_breach_of_silence() -> None:
+    """Nobody can take back what is in the network."""
+    assert verdict("PRO-Q8", [*life(), entry(5.4, "heard", type="Heartbeat")])[0] == PASS
+    assert verdict("PRO-Q8", [*life(), entry(6.3, "heard", type="Heartbeat")])[0] == FAIL
+
+
+@pytest.mark.parametrize("place", ["output", "logs", "targets"])
+def test_a_secret_is_found_wherever_it_is(place: str) -> None:
+    """In what the runner prints, in the log of a job, in the address of a request."""
+    found: dict[str, Any] = {"output": "x s3cret y", "logs": {"life": "s3cret"}, "targets": ["GET /log?lease=s3cret"]}
+
+    said = verdict("PRO-X2", life(), secrets={"s3cret": "lease_id"}, **{place: found[place]})
+
+    assert said[0] == FAIL
+    assert "a lease_id is there" in said[1]
+
+
+def canceled(*more: Entry) -> list[Entry]:
+    """A job that is told to stop at 2 s, within 7 s."""
+    return [
+        entry(0.3, "heard", "", type="lease"),
+        entry(0.3, "granted", "canceled"),
+        entry(0.5, "job", "canceled", note="one"),
+        entry(2.0, "answered", "canceled", type="Heartbeat", answer="HeartbeatAck", body={"deadline": 7}),
+        *more,
+        entry(12.0, "ended", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gone", "acked", "expected"),
+    [(2.5, 2.6, PASS), (2.7, 2.6, FAIL), (None, 2.6, FAIL), (9.5, 9.6, FAIL), (2.5, None, FAIL)],
+)
+def test_a_cancel_is_acknowledged_in_time_and_when_nobody_is_left(
+    gone: float | None, acked: float | None, expected: str
+) -> None:
+    """Too early is as wrong as too late."""
+    seen = [entry(gone, "nobody", "canceled")] if gone else []
+    said = [entry(acked, "heard", "canceled", type="CancelAck")] if acked else []
+
+    assert verdict("PRO-C6", canceled(*seen, *said), "cancel")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([], NOT_SHOWN),
+        ([not_shown("a"), passed("b")], PASS),
+        ([passed("a"), failed("b"), not_shown("c")], FAIL),
+    ],
+)
+def test_one_breach_is_enough(findings: list[Finding], expected: str) -> None:
+    """And what was shown once was shown."""
+    assert settled("PRO-C1", "title", findings).verdict == expected
+
+
+def test_nothing_but_passes_and_gaps_complies_and_gaps_alone_do_not() -> None:
+    """The exit code says so."""
+    good, gap = settled("a", "", [passed("")]), settled("b", "", [])
+
+    assert is_compliant([good, gap])
+    assert not is_compliant([gap])
+    assert not is_compliant([good, settled("c", "", [failed("")])])
+
+
+def test_every_scenario_shows_something_and_every_check_has_a_scenario() -> None:
+    """Otherwise it would be played, or listed, for nothing."""
+    names = {each.name for each in SCENARIOS}
+
+    assert scenarios_for([]) == names
+    assert {name for check in CHECKS for name in check.judges} == names
+    assert scenarios_for(["PRO-C7"]) == {"stale"}
