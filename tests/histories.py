@@ -145,7 +145,7 @@ class History:
         """A worker goes silent, comes back, is given up, leaves or offers something else."""
         id = self.draw.choice(self._all(Worker)).id
         kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
-        orders = [kind(id=id) for kind in kinds]
+        orders: list[Command] = [kind(id=id) for kind in kinds]
         places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
         orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))

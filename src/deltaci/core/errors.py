@@ -25,6 +25,7 @@ CODES = frozenset(
         "stale_lease",
         "stale_rev",
         "too_large",
+        "too_slow",
         "unreadable",
         "worker_full",
         "wrong_actor",

@@ -15,6 +15,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.entrance import Entrance
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import NewToken, Order, decode_news
 from deltaci.runner.places import Places
@@ -23,6 +24,7 @@ from deltaci.wire.messages import LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
+REFUSED_SECONDS: Final = 30.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -35,11 +37,19 @@ class Agent:
     """One runner process with some slots."""
 
     def __init__(
-        self, url: str, credential: Registered, *, labels: Sequence[str], slots: int, folder: Path, once: bool = False
+        self,
+        entrance: Entrance,
+        credential: Registered,
+        *,
+        labels: Sequence[str],
+        slots: int,
+        folder: Path,
+        once: bool = False,
     ) -> None:
-        self._url = url
-        self._client = Client(url, credential.credential)
-        self._asking = Client(url, credential.credential)  # A line of its own, on which it waits.
+        self._entrance = entrance
+        self._url = url = entrance.url
+        self._client = Client(url, credential.credential, entrance.tls)
+        self._asking = Client(url, credential.credential, entrance.tls)  # A line of its own, on which it waits.
         self._credential = credential
         self._renew_at = time.monotonic() + credential.expires_in_seconds / 2
         self._labels = list(labels)
@@ -75,6 +85,7 @@ class Agent:
             "-m",
             "deltaci.runner.keeper",
             self._url,
+            *self._entrance.tls.files,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the runner; the keeper leaves when the runner has.
@@ -118,14 +129,17 @@ class Agent:
         while True:
             await asyncio.sleep(max(0.0, self._renew_at - time.monotonic()))
             try:
-                fresh = await asyncio.to_thread(self._client.renew)
+                await self._refresh()
             except (Unreachable, Refused) as error:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
-                self._renew_at = time.monotonic() + RETRY_SECONDS
-                continue
-            self._client.token = self._asking.token = fresh.credential
-            self._tell(NewToken(token=fresh.credential))
-            self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
+                again = RETRY_SECONDS if isinstance(error, Unreachable) else REFUSED_SECONDS
+                self._renew_at = time.monotonic() + again
+
+    async def _refresh(self) -> None:
+        fresh = await asyncio.to_thread(self._entrance.renew)
+        self._client.token = self._asking.token = fresh.credential
+        self._tell(NewToken(token=fresh.credential))
+        self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
         """Ask for as much as there is room for, again and again."""
@@ -151,7 +165,7 @@ class Agent:
                 await asyncio.gather(asking, return_exceptions=True)
                 return
             try:
-                granted = asking.result()
+                granted = await self._heard(asking)
             except Unreachable as error:
                 LOGGER.warning("%s; trying again", error)
                 with suppress(TimeoutError):
@@ -163,6 +177,16 @@ class Agent:
                 task.add_done_callback(self._ended)
             if granted and self._once:
                 return
+
+    async def _heard(self, asking: asyncio.Task[list[LeaseGranted]]) -> list[LeaseGranted]:
+        """What was granted. A machine that slept finds its credential too old, and may be able to get another."""
+        try:
+            return asking.result()
+        except Refused as refused:
+            if refused.code != "expired_credential":
+                raise
+            await self._refresh()
+            return []
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -16,8 +16,10 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.lane import Overloaded
+from deltaci.server.connection import PEER
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
+from deltaci.server.tls import Peer
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
@@ -26,6 +28,7 @@ from deltaci.wire.messages import Problem
 MAX_DIGITS: Final = 15
 MAX_LEASE_CHARS: Final = 2000
 MAX_SHOWN: Final = 200
+BODY_SECONDS: Final = 20.0  # Without a single byte.
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -39,6 +42,7 @@ _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
 _decode_registration = wire.decoder(wire.Registration)
+_decode_renewal = wire.decoder(wire.Renewal)
 
 
 class Request:
@@ -50,6 +54,7 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
         }
+        self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive
 
     async def body(self, limit: int) -> bytes:
@@ -60,7 +65,11 @@ class Request:
         if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
             raise _too_large(limit)
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                raise Refused("too_slow", f"no byte of the body came for {BODY_SECONDS:.0f} s; send it again") from None
             if message["type"] == "http.disconnect":
                 raise Refused("bad_request", "the request broke off")
             parts.append(message.get("body", b""))
@@ -71,7 +80,9 @@ class Request:
                 return b"".join(parts)
 
     def token(self) -> str:
-        """The bearer token."""
+        """The bearer token; empty only when there is a client certificate instead."""
+        if self.peer is not None and "authorization" not in self.headers:
+            return ""
         kind, _, token = self.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
@@ -130,10 +141,12 @@ class RunnerApp:
         name, rest = _address(request)
         if name == "register":
             return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
-        who = self._registry.who(request.token())
+        token = request.token()
+        who = await self._registry.who(token, request.peer)
         match name:
             case "renew":
-                return self._registry.renew(who)
+                body = await request.body(wire.MAX_MESSAGE_BYTES)
+                return await self._registry.renew(who, _decode_renewal(body) if body else None, has_token=bool(token))
             case "lease":
                 return {"leases": await self._lease(who, request)}
             case "messages":
@@ -214,6 +227,8 @@ def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
     """The headers that HTTP itself asks for with this status."""
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]
+    if status == 408:
+        return [(b"connection", b"close")]
     if status == 405:
         name = request.path.removeprefix(ROOT).partition("/")[0]
         return [(b"allow", ", ".join(_METHODS[name]).encode())]

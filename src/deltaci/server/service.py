@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +17,11 @@ from deltaci.blobs.logs import Logs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
+from deltaci.server.connection import connection_class
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.http import RunnerApp
 from deltaci.server.protocol import Protocol
-from deltaci.server.registry import Registry
+from deltaci.server.registry import Issuer, Registry
 from deltaci.store.port import Store
 
 KEY_FILE: Final = "server.key"
@@ -28,21 +30,26 @@ KEEP_ALIVE_SECONDS: Final = 75
 Scope = dict[str, Any]
 
 
-def registration_token(folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS) -> str:
-    """A token with which this runner can register, once."""
-    return Signer(server_key(folder / KEY_FILE), time.time).sign("register", runner_id, tenant, seconds)
+def registration_token(
+    folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS, *, again: bool = False
+) -> str:
+    """A token with which this runner can register, once; or come in `again`, when it has lost its credential."""
+    signer = Signer(server_key(folder / KEY_FILE), time.time)
+    return signer.sign("register", runner_id, tenant, seconds, again=again)
 
 
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
-    def __init__(self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+    def __init__(
+        self, store: Store, folder: Path, *, ttl_seconds: int = lease.TTL_SECONDS, issuer: Issuer | None = None
+    ) -> None:
         self.store = store
         self.applier = Applier(store)
         self.logs = Logs(folder / "logs")
         signer = Signer(server_key(folder / KEY_FILE), time.time)
         self.protocol = Protocol(store, self.applier, ttl_seconds)
-        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer), self.logs)
+        self._runners = RunnerApp(self.protocol, Registry(self.applier, signer, issuer=issuer), self.logs)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
@@ -82,11 +89,13 @@ class _Server(uvicorn.Server):
 class Listener:
     """The socket before the service. It is taken at once, so `url` is known and who comes early only waits."""
 
-    def __init__(self, service: Service, host: str, port: int) -> None:
+    def __init__(self, service: Service, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._socket = socket.create_server((host, port))
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             service.app,
+            http=connection_class(),
+            ws="none",
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -96,6 +105,8 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=3,
         )
+        config.load()
+        config.ssl = tls
         self._server = _Server(config)
         self._service = service
 
