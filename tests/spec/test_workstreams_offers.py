@@ -100,6 +100,7 @@ def test_an_offer_is_no_answer_to_a_health_check() -> None:
     lab, _ = busy("a")
     lab.do(worker.MissHealthChecks(id="w1"))
 
+    assert lab.refused(msgspec.structs.replace(offer(lab), tenant="another")).code == "not_found"
     assert lab.do(offer(lab, "gpu")).events == []
     assert lab.worker_record("w1").state == worker.UNRESPONSIVE
 

@@ -126,9 +126,11 @@ class Client:
         sent = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             sent["Authorization"] = f"Bearer {self.token}"
+        is_fresh = False
         try:
             connection = self._connection(timeout)
             if connection.sock is None:
+                is_fresh = True
                 connection.connect()
             if self._is_aborted:
                 raise OSError("hung up")
@@ -137,7 +139,9 @@ class Client:
             found = answer.read()
         except (OSError, http.client.HTTPException, BadFiles) as error:
             self.close()
-            raise Unreachable(f"the server does not answer: {explained(error)}") from error
+            raise Unreachable(
+                f"the server does not answer: {explained(error, self._tls, is_fresh=is_fresh)}"
+            ) from error
         return self._accepted(answer.status, found)
 
     @staticmethod

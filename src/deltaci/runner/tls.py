@@ -112,11 +112,18 @@ def _stat(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def explained(error: Exception) -> str:
-    """What went wrong on the way to the server, and what to do about it."""
+def explained(error: Exception, tls: Tls | None, *, is_fresh: bool) -> str:
+    """What went wrong on the way to the server, over a connection that was made just now or before, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         known = _VERIFY.get(error.verify_code)
         return f"its certificate {known}" if known else f"its certificate is not good: {error.verify_message}"
+    if is_fresh and isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+        # Most servers hang up without a word when they do not like what was shown to them.
+        if tls is None:
+            return "it hung up at once; if it speaks TLS, use https:// in its address"
+        if not tls.has_certificate:
+            return "it hung up at once; if it wants a client certificate, give --client-cert FILE and --client-key FILE"
+        return "it hung up at once; see that its --client-ca signed the client certificate, and that it has not expired"
     if isinstance(error, ssl.SSLError):
         for name, meaning in _ALERTS.items():
             if name in (error.reason or ""):

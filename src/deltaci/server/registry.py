@@ -154,9 +154,10 @@ class Registry:
         except Refused as refused:
             if refused.code not in ("not_found", "wrong_state"):
                 raise
-            why = "is not registered" if refused.code == "not_found" else "was shut down"
+            # The same words for both: whether another tenant has a runner of this name is nobody's business.
             raise Refused(
-                "bad_credential", f"runner {who.id} {why}; register one under a name that was never used"
+                "bad_credential",
+                f"runner {who.id} is not registered, or was shut down; register one under a name that was never used",
             ) from refused
 
     def _credential(self, who: Runner) -> Registered:

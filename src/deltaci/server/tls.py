@@ -6,7 +6,9 @@ percent-encoded. Its common name means nothing: people put anything there.
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -18,6 +20,9 @@ from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.wire.certificates import load_authorities, load_certificate
 
 SCHEME: Final = "deltaci:"
+SAY_SECONDS: Final = 1.0
+
+LOGGER: Final = logging.getLogger(__name__)
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -53,12 +58,38 @@ def peer_of(ssl_object: Any) -> Peer | None:
     return Peer(uris, ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
+class _Watched(ssl.SSLObject):
+    """Says why a handshake failed: the event loop hangs up without a word, and the client learns nothing."""
+
+    _said_at = float("-inf")
+
+    def do_handshake(self) -> None:
+        """As ever; a certificate that is not believed is worth a line, but not one for each of thousands."""
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            _tell(f"a client's certificate is refused: {error.verify_message}")
+            raise
+        except ssl.SSLError as error:
+            if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+                _tell("a client showed no certificate; it needs one that --client-ca signed")
+            raise
+
+
+def _tell(what: str) -> None:
+    now = time.monotonic()
+    if now - _Watched._said_at >= SAY_SECONDS:
+        _Watched._said_at = now
+        LOGGER.warning("%s", what)
+
+
 def server_context(
     cert: Path, key: Path, client_ca: Path | None = None, *, require_client_cert: bool = False
 ) -> ssl.SSLContext:
     """TLS 1.2 or newer with this certificate. Raises `ValueError` that says which file is wrong, and how."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslobject_class = _Watched
     load_certificate(context, cert, key)
     if client_ca is not None:
         load_authorities(context, client_ca)
