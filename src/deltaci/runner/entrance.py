@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -52,15 +53,24 @@ class Entrance:
 
     def enter(self) -> Registered:
         """The first credential of this process."""
+        with closing(self._client):
+            return self._entered()
+
+    def renew(self) -> Registered:
+        """A fresh credential for the one that is good; by an OIDC token also for one that was."""
+        with closing(self._client):  # The next time is long from now.
+            return self._renewed()
+
+    def _entered(self) -> Registered:
         if self.tls.has_certificate:
-            return self.renew()
+            return self._renewed()
         path = self._folder / CREDENTIAL_FILE
         trouble = ""
         if path.exists():
             try:
                 kept = msgspec.json.decode(path.read_bytes(), type=Registered)
                 self._client.token = kept.credential
-                return self.renew()
+                return self._renewed()
             except (Refused, msgspec.DecodeError) as error:
                 trouble = _why(error, path)
         if self._token:
@@ -73,8 +83,7 @@ class Entrance:
             "--token-file, or come with --client-cert or --oidc-token-file"
         )
 
-    def renew(self) -> Registered:
-        """A fresh credential for the one that is good; by an OIDC token also for one that was."""
+    def _renewed(self) -> Registered:
         try:
             fresh = self._client.renew(self._labels, self._slots)
         except Refused:
@@ -96,7 +105,6 @@ class Entrance:
 
     def _kept(self, fresh: Registered) -> Registered:
         self._client.token = fresh.credential
-        self._client.close()  # The next time is long from now.
         if fresh.credential:
             _write(self._folder / CREDENTIAL_FILE, msgspec.json.encode(fresh))
         return fresh
