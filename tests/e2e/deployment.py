@@ -29,8 +29,12 @@ PATIENCE_SECONDS: Final = 60.0
 class Deployment:
     """Starts, kills and restarts them; stops only what it started."""
 
-    def __init__(self, folder: Path) -> None:
+    program: tuple[str, ...] = ("-m", "deltaci.main")
+
+    def __init__(self, folder: Path, *server_words: str) -> None:
         self.folder = folder
+        self.server_words = server_words
+        self.url = ""
         self.store = SqliteStore(str(folder / "deltaci.db"))
         self.queue = AsyncQueue(self.store, has_timers=False)
         self.logs = Logs(folder / "logs")
@@ -41,7 +45,7 @@ class Deployment:
     def _start(self, *words: str, name: str, **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "deltaci.main", *words],
+                [sys.executable, *self.program, *words],
                 cwd=self.folder,
                 env={**os.environ, **environment},
                 stdout=subprocess.PIPE if name == "server" else log,
@@ -55,20 +59,24 @@ class Deployment:
             self.server.stdout.close()
         self.server = self._start(
             *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
-            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS)),
+            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *self.server_words),
             name="server",
         )
         assert self.server.stdout is not None
         line = self.server.stdout.readline().decode()
         assert "listening on" in line, f"the server did not start: {(self.folder / 'server.log').read_text()}"
+        self.url = line.split()[-1]
         self.port = int(line.rpartition(":")[2])
 
-    def start_runner(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Start a runner that registers by itself."""
+    def start_runner(self, name: str, *words: str, token: str | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """Start a runner that registers by itself, with a new token unless another is given; an empty one is none."""
+        if token is None:
+            token = registration_token(self.folder, name, "default")
         runner = self._start(
-            *("runner", "--server", f"http://127.0.0.1:{self.port}", "--work", str(self.folder / name), *words),
+            *("runner", "--server", self.url, "--work", str(self.folder / name), *words),
             name=name,
-            DELTACI_TOKEN=registration_token(self.folder, name, "default"),
+            **({"DELTACI_TOKEN": token} if token else {}),
+            **more,
         )
         self.runners.append(runner)
         return runner
@@ -119,9 +127,9 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(folder: Path) -> AsyncIterator[Deployment]:
+async def deployed(folder: Path, *server_words: str) -> AsyncIterator[Deployment]:
     """A deployment with its server running."""
-    made = Deployment(folder)
+    made = Deployment(folder, *server_words)
     made.start_server()
     try:
         async with made.queue:

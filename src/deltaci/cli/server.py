@@ -15,7 +15,7 @@ import typer
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
-from deltaci.server.oidc import OidcIssuer
+from deltaci.server.registry import Issuer
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.server.tls import server_context
 from deltaci.store import open_store
@@ -69,13 +69,7 @@ def server_command(
     data.mkdir(parents=True, exist_ok=True)
     try:
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
-        issuer = (
-            OidcIssuer(
-                oidc_issuer, oidc_audience, tenant_claim=oidc_tenant_claim, runner_claim=oidc_runner_claim, ca=oidc_ca
-            )
-            if oidc_issuer
-            else None
-        )
+        issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
         loops.run(
             _serve(lambda: Service(open_store(store), data, ttl_seconds=lease_ttl, issuer=issuer), host, port, tls)
         )
@@ -92,6 +86,14 @@ def _tls(
     if cert is not None or key is not None or client_ca is not None or require_client_cert:
         raise ValueError("TLS needs a certificate and its key; give both --tls-cert FILE and --tls-key FILE")
     return None
+
+
+def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: Path | None) -> Issuer | None:
+    if not url:
+        return None
+    from deltaci.server.oidc import OidcIssuer
+
+    return OidcIssuer(url, audience, tenant_claim=tenant_claim, runner_claim=runner_claim, ca=ca)
 
 
 async def _serve(make: Callable[[], Service], host: str, port: int, tls: ssl.SSLContext | None) -> None:

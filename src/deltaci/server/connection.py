@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-import h11
-
 from deltaci.server.tls import peer_of
 from deltaci.wire.addresses import status_of
 from deltaci.wire.messages import Problem, encode
@@ -30,7 +28,7 @@ class Guard:
         transport: asyncio.Transport
         loop: asyncio.AbstractEventLoop
         cycle: Any
-        conn: h11.Connection
+        conn: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,13 +83,18 @@ class Guard:
 
     def _is_head_open(self) -> bool:
         if hasattr(self, "conn"):
-            return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+            return self._h11_is("IDLE") and bool(self.conn.trailing_data[0])
         return self._is_head_begun
 
     def _is_draining(self) -> bool:
         """Whether a body is still coming that was answered already."""
-        is_coming = self.conn.their_state is h11.SEND_BODY if hasattr(self, "conn") else self._is_body_coming
+        is_coming = self._h11_is("SEND_BODY") if hasattr(self, "conn") else self._is_body_coming
         return is_coming and self.cycle is not None and self.cycle.response_complete
+
+    def _h11_is(self, state: str) -> bool:
+        import h11  # Where httptools is installed, nobody needs it.
+
+        return self.conn.their_state is getattr(h11, state)
 
     def _watch(self, is_unfinished: bool) -> None:
         """Hang up if this lasts."""
