@@ -366,6 +366,10 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
             assert (await line.only()).status == 200
             await line.send(whole[:10])
             assert (await line.only()).code == "too_slow"
+        async with here.line() as line:  # Nor is one that is still being answered, whatever it has begun meanwhile.
+            asked = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 1}).encode()
+            await line.send(here.request("lease", asked) + whole[:10])
+            assert (await line.only()).status == 200
 
 
 @on_loop

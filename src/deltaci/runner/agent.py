@@ -106,6 +106,8 @@ class Agent:
                 task.cancel()
             await asyncio.gather(hearing, renewing, asking, *self._tasks, return_exceptions=True)
             await self._places.close()
+            self._client.close_all()
+            self._asking.close_all()
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
             await self._keeper.wait()

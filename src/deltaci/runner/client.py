@@ -107,6 +107,11 @@ class Client:
             kept.close()
             self._kept.connection = None
 
+    def close_all(self) -> None:
+        """Hang up every thread's connection, when none of them says anything any more."""
+        while self._open:
+            self._open.pop().close()
+
     def abort(self) -> None:
         """Hang up for good, in the middle of whatever is said, from any thread: those who wait hear `Unreachable`."""
         self._is_aborted = True

@@ -105,11 +105,13 @@ class Guard:
             self._hang_up = self.loop.call_later(self.head_seconds, self._give_up)
 
     def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            if self._is_draining():
-                self.transport.close()
-            else:
-                self._refuse("too_slow", f"no whole request came within {self.head_seconds:.0f} s; send it again")
+        self._hang_up = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._watch(True)  # The request before it is still being answered, and nothing is read meanwhile.
+        elif self._is_draining():
+            self.transport.close()
+        else:
+            self._refuse("too_slow", f"no whole request came within {self.head_seconds:.0f} s; send it again")
 
     def _refuse(self, code: str, message: str) -> None:
         body = encode(Problem(code, message))
