@@ -147,6 +147,8 @@ async def test_coming_in_again_is_safe_to_repeat_too(site: OpenSite) -> None:
         assert await (await entered(here, token, request_id=OWN)).lease() == []
         assert await (await entered(here, token, request_id=OWN, slots=2)).lease() == []
         await kept_out(here, token, request_id="another")
+        await here.server.do(worker.Shutdown(id="w1"))
+        assert "was shut down" in await kept_out(here, token, request_id=OWN)
 
 
 @on_loop

@@ -96,13 +96,19 @@ def test_the_verifier_finds_a_worker_that_offers_less_than_it_holds() -> None:
 
 @pytest.mark.proves("WST-KG5")
 def test_an_offer_is_no_answer_to_a_health_check() -> None:
-    """A silent worker recovers by the rule for that, and says again then what it offers."""
+    """A silent worker recovers by the rule for that. Nor is its silence a way in with a token that was used."""
     lab, _ = busy("a")
-    lab.do(worker.MissHealthChecks(id="w1"))
+    lab.after(1).do(worker.MissHealthChecks(id="w1"))
+    made = lab.after(1).now
+    lab.after(1)
 
     assert lab.refused(msgspec.structs.replace(offer(lab), tenant="another")).code == "not_found"
-    assert lab.do(offer(lab, "gpu")).events == []
-    assert lab.worker_record("w1").state == worker.UNRESPONSIVE
+    assert lab.do(offer(lab, "gpu", places=2, token_at=made)).events
+    assert lab.refused(offer(lab, "gpu", places=2, token_at=made)).code == "bad_credential"
+
+    known = lab.worker_record("w1")
+    assert (known.state, known.labels, known.max_concurrent_tasks) == (worker.UNRESPONSIVE, ("gpu",), 2)
+    lab.verified()
 
 
 def test_a_token_that_was_made_before_the_last_registration_lets_nobody_in_again() -> None:

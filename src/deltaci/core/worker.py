@@ -115,13 +115,9 @@ def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: 
     return IDLE, {}, {"labels": list(worker.labels), "max_concurrent_tasks": worker.max_concurrent_tasks}
 
 
-def _offer_later(worker: Worker, command: Offer, _at: int) -> None:
+def _offer(worker: Worker, command: Offer, at: int) -> Move | None:
     if command.tenant != worker.tenant:
         raise Refused("not_found", f"there is no worker {worker.id!r}; check the id")
-
-
-def _offer(worker: Worker, command: Offer, at: int) -> Move | None:
-    _offer_later(worker, command, at)
     labels = worker.labels if command.labels is None else command.labels
     offered = worker.max_concurrent_tasks if command.places is None else command.places
     _check_places(worker, offered)
@@ -208,9 +204,7 @@ MACHINE: Final[Machine[Worker]] = Machine(
          "its capabilities are known", ("WST-K1", "WST-KG1")),
     *(Rule(state, Offer, (To(state, "capabilities_registered"),), _offer, ORCHESTRATOR,
            "its runner came in again, or offers something else than before", ("WST-KG1", "WST-KI1"))
-      for state in (IDLE, BUSY)),
-    Rule(UNRESPONSIVE, Offer, (), _offer_later,
-         ORCHESTRATOR, "what it offers counts when it has recovered; until then it gets no work", ("WST-KG5",)),
+      for state in (IDLE, BUSY, UNRESPONSIVE)),
     Rule(IDLE, Assign, (To(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
     Rule(BUSY, Assign, (To(BUSY, "task_assigned"),), _assign,

@@ -5,8 +5,10 @@ Nothing that proves who it is ever stands in a command line or in a log.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +24,8 @@ from deltaci.wire.messages import Registered
 CREDENTIAL_FILE: Final = "credential.json"
 REQUEST_FILE: Final = "registration"
 MAX_TOKEN_BYTES: Final = 16_000
+
+LOGGER: Final = logging.getLogger(__name__)
 
 
 class NoWayIn(Exception):
@@ -50,15 +54,16 @@ class Entrance:
         self._token = token
         self._oidc = oidc
         self._client = Client(url, tls=self.tls)
+        self._lock = threading.Lock()  # One at a time: they keep what they get in the same file.
 
     def enter(self) -> Registered:
         """The first credential of this process."""
-        with closing(self._client):
+        with self._lock, closing(self._client):
             return self._entered()
 
     def renew(self) -> Registered:
         """A fresh credential for the one that is good; by an OIDC token also for one that was."""
-        with closing(self._client):  # The next time is long from now.
+        with self._lock, closing(self._client):  # The next time is long from now.
             return self._renewed()
 
     def _entered(self) -> Registered:
@@ -106,7 +111,12 @@ class Entrance:
     def _kept(self, fresh: Registered) -> Registered:
         self._client.token = fresh.credential
         if fresh.credential:
-            _write(self._folder / CREDENTIAL_FILE, msgspec.json.encode(fresh))
+            try:
+                _write(self._folder / CREDENTIAL_FILE, msgspec.json.encode(fresh))
+            except OSError as error:
+                LOGGER.warning(
+                    "the credential cannot be kept: %s; after a restart the runner needs another way in", error
+                )
         return fresh
 
 

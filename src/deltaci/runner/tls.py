@@ -128,4 +128,4 @@ def explained(error: Exception, tls: Tls | None, *, is_fresh: bool) -> str:
         for name, meaning in _ALERTS.items():
             if name in (error.reason or ""):
                 return f"it {meaning}"
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, BadFiles) else f"{type(error).__name__}: {error}"

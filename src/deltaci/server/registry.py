@@ -107,8 +107,9 @@ class Registry:
         try:
             if claims.again:
                 await self._offer(who, asked, token_at=int(claims.issued_at * SECOND), request_id=request_id)
-                return
-            is_new = await self._bear(who, asked, request_id=request_id)
+                is_new = False
+            else:
+                is_new = await self._bear(who, asked, request_id=request_id)
         except Refused as refused:
             if refused.code == "bad_request":
                 raise Refused(
@@ -120,7 +121,7 @@ class Registry:
                 raise
             is_new = False  # The same runner with the same token, and with another offer than the first time.
         if not is_new:
-            await self._offer(who, asked)
+            await self._offer(who, asked)  # A repeat is known without a look at the state: it may be gone since.
 
     async def _bear(
         self, who: Runner, asked: Registration | None, *, or_existing: bool = False, request_id: str = ""

@@ -67,6 +67,8 @@ def _counted(log: Canonical, of: Worker, told: WorkerTold) -> None:
 
 def silent(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
     """A silent worker loses its leases one by one, and the event names them."""
+    if line.trigger == OFFERED:
+        return
     if line.from_ == worker.UNRESPONSIVE:
         _ended(log, of, told)
     elif set(told.attempts or ()) != of.tasks:
@@ -82,7 +84,7 @@ def gone(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     worker.IDLE: (registered, released),
     worker.BUSY: (registered, assigned),
-    worker.UNRESPONSIVE: (silent,),
+    worker.UNRESPONSIVE: (registered, silent),
     worker.SHUTDOWN: (released, gone),
 }
 
