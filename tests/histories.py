@@ -23,7 +23,7 @@ from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.views.queue import check_shape
 from deltaci.core.worker import Worker
-from tests.lab import Lab, Lease
+from tests.lab import TENANT, Lab, Lease
 
 T = TypeVar("T")
 
@@ -142,10 +142,14 @@ class History:
         self._send(self.draw.choices(choices, weights=(6, 3, 2, 2, 1))[0])
 
     def fleet(self) -> None:
-        """A worker goes silent, comes back, is given up or leaves."""
+        """A worker goes silent, comes back, is given up, leaves or offers something else."""
         id = self.draw.choice(self._all(Worker)).id
         kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
-        self.lab.do(self.draw.choices(kinds, weights=(4, 6, 1, 1))[0](id=id))
+        orders: list[Command] = [kind(id=id) for kind in kinds]
+        places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
+        labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
+        orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 2))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""

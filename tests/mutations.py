@@ -173,7 +173,7 @@ def _by_hand(line: Line, actor: str) -> bool:
     if line["entity"] == "lease":
         return False
     either = {"orchestrator", "user"}
-    if line["trigger"] in ("registered", "registration_complete", "health_check_recovered"):
+    if line["trigger"] in ("registered", "registration_complete", "capabilities_registered", "health_check_recovered"):
         return kind in ("orchestrator", "worker")
     if line["trigger"] in ("approved", "rejected"):
         return kind == "user" and line["actor"].startswith("user:")  # Another person may decide as well.

@@ -46,9 +46,12 @@ def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 class Deployment:
     """Starts, kills and restarts them; stops only what it started."""
 
+    program: tuple[str, ...] = ("-m", "deltaci.main")
+
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
         self.words = words
+        self.url = ""
         self.store = SqliteStore(str(folder / "deltaci.db"))
         self.queue = AsyncQueue(self.store, has_timers=False)
         self.logs = Logs(folder / "logs")
@@ -59,7 +62,7 @@ class Deployment:
     def _start(self, *words: str, name: str, **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "deltaci.main", *words],
+                [sys.executable, *self.program, *words],
                 cwd=self.folder,
                 env={**os.environ, **environment},
                 stdout=subprocess.PIPE if name == "server" else log,
@@ -79,14 +82,18 @@ class Deployment:
         assert self.server.stdout is not None
         line = self.server.stdout.readline().decode()
         assert "listening on" in line, f"the server did not start: {(self.folder / 'server.log').read_text()}"
+        self.url = line.split()[-1]
         self.port = int(line.rpartition(":")[2])
 
-    def start_runner(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Start a runner that registers by itself."""
+    def start_runner(self, name: str, *words: str, token: str | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """Start a runner that registers by itself, with a new token unless another is given; an empty one is none."""
+        if token is None:
+            token = registration_token(self.folder, name, "default")
         runner = self._start(
-            *("runner", "--server", f"http://127.0.0.1:{self.port}", "--work", str(self.folder / name), *words),
+            *("runner", "--server", self.url, "--work", str(self.folder / name), *words),
             name=name,
-            DELTACI_TOKEN=registration_token(self.folder, name, "default"),
+            **({"DELTACI_TOKEN": token} if token else {}),
+            **more,
         )
         self.runners.append(runner)
         return runner

@@ -93,7 +93,7 @@ async def test_a_registration_token_is_good_once(site: OpenSite) -> None:
         again = await here.refused(lambda: here.register(token))
 
         assert (again.status, again.code) == (401, "bad_credential")
-        assert "used already" in again.message
+        assert "has registered already" in again.message
         known = await here.server.find("w1", Worker)
         assert (known.state, known.labels, known.max_concurrent_tasks) == (IDLE, ("linux",), 3)
         assert known.tenant == TENANT

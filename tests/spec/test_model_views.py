@@ -153,6 +153,7 @@ SAMPLES: Final[dict[str, Any]] = {
     "jobs": 1,
     "lease": LeaseRef("x", 1, "f" * 32),
     "reason": "why",
+    "tenant": "t1",
     "worker_id": "w1",
 }
 

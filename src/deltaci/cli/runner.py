@@ -6,21 +6,19 @@ import asyncio
 import logging
 import os
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
 from deltaci.engine import loops
 from deltaci.runner.agent import Agent, KeeperGone
-from deltaci.runner.client import Client, Unreachable
-from deltaci.wire.messages import Registered
-
-CREDENTIAL_FILE = "credential.json"
+from deltaci.runner.client import Unreachable
+from deltaci.runner.entrance import Entrance, NoWayIn, token_in
+from deltaci.runner.tls import BadFiles, Tls
 
 app = typer.Typer()
 
@@ -31,8 +29,14 @@ def runner_command(
         str, typer.Option(envvar="DELTACI_SERVER", help="The server's address.")
     ] = "http://127.0.0.1:8080",
     token: Annotated[
-        str, typer.Option(envvar="DELTACI_TOKEN", help="A registration token; not needed again after the first time.")
+        str,
+        typer.Option(
+            envvar="DELTACI_TOKEN",
+            help="A registration token; not needed again after the first time. "
+            "Others on this machine can read a command line: use the variable, or --token-file.",
+        ),
     ] = "",
+    token_file: Annotated[Path | None, typer.Option(help="A file with the registration token in it.")] = None,
     slots: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs at once.")] = 1,
     labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
     work: Annotated[Path, typer.Option(envvar="DELTACI_WORK", help="The folder in which jobs run.")] = Path(".runner"),
@@ -46,21 +50,42 @@ def runner_command(
     ] = 0,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
+    ca: Annotated[
+        Path | None, typer.Option(help="Who signs the server's certificate, PEM; none: whom this machine trusts.")
+    ] = None,
+    client_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="A certificate that names this runner, PEM: no token is needed then. Renewed ones are noticed."
+        ),
+    ] = None,
+    client_key: Annotated[
+        Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")
+    ] = None,
+    oidc_token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with an OIDC token in it, read anew each time; or use DELTACI_OIDC_TOKEN."),
+    ] = None,
 ) -> None:
     """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
 
     Asked a second time, it stops its jobs and hands them back to the server, for others.
+
+    It comes in with a registration token, a client certificate or an OIDC token: docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     work.mkdir(parents=True, exist_ok=True, mode=0o700)
     offered = [label.strip() for label in labels.split(",") if label.strip()]
+    oidc = _oidc(oidc_token_file, os.environ.pop("DELTACI_OIDC_TOKEN", ""))
+    os.environ.pop("DELTACI_TOKEN", None)  # No job may find it there.
     try:
         bus = bus_address(nats, nats_credentials)
-        credential = _credential(Client(server), token, work / CREDENTIAL_FILE, offered, slots)
-        os.environ.pop("DELTACI_TOKEN", None)
+        tls = _tls(server, Tls(ca, client_cert, client_key))
+        shown = token_in(token_file) if token_file is not None else token
+        entrance = Entrance(server, work, labels=offered, slots=slots, tls=tls, token=shown, oidc=oidc)
         agent = Agent(
-            server,
-            credential,
+            entrance,
+            entrance.enter(),
             labels=offered,
             slots=slots,
             folder=work,
@@ -69,9 +94,27 @@ def runner_command(
             nats=bus,
         )
         loops.run(_run(agent))
-    except (Refused, Unreachable, KeeperGone, ValueError) as error:
+    except NoWayIn as error:
+        typer.echo(f"deltaci runner: {error}", err=True)
+        raise typer.Exit(2) from None
+    except (Refused, Unreachable, BadFiles, KeeperGone, ValueError) as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _oidc(path: Path | None, given: str) -> Callable[[], str] | None:
+    if path is not None:
+        return lambda: token_in(path)
+    return (lambda: given) if given else None
+
+
+def _tls(server: str, tls: Tls) -> Tls:
+    """Say at once what is wrong with the files."""
+    if server.startswith("https://"):
+        tls.context()
+    elif tls.has_certificate:
+        raise BadFiles(f"a client certificate can be shown to https:// only, not to {server}; use the server's address")
+    return tls
 
 
 async def _run(agent: Agent) -> None:
@@ -79,30 +122,3 @@ async def _run(agent: Agent) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, agent.stop)
     await agent.run()
-
-
-def _credential(client: Client, token: str, path: Path, labels: list[str], slots: int) -> Registered:
-    """The credential of the last time, if it is still good; otherwise a new one for the token."""
-    if path.exists():
-        client.token = msgspec.json.decode(path.read_bytes(), type=Registered).credential
-        try:
-            return _kept(path, client.renew())
-        except Refused:
-            client.token = ""
-    if not token:
-        typer.echo(
-            "deltaci runner: no credential yet; make a token with 'deltaci token NAME' and give it with --token",
-            err=True,
-        )
-        sys.exit(2)
-    return _kept(path, client.register(token, labels, slots))
-
-
-def _kept(path: Path, credential: Registered) -> Registered:
-    """Only this user may read it."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(credential))
-    fresh.replace(path)
-    return credential

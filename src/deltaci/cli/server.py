@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import ssl
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,10 @@ from deltaci.blobs import open_blobs
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import loops
+from deltaci.server.credentials import is_runner_name, is_tenant_name
+from deltaci.server.registry import Issuer
 from deltaci.server.service import BLOBS_FOLDER, Listener, Service, registration_token
+from deltaci.server.tls import server_context
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
@@ -39,23 +43,70 @@ def server_command(
     ] = lease.TTL_SECONDS,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
+    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."
+        ),
+    ] = None,
+    require_client_cert: Annotated[
+        bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+    ] = False,
+    oidc_issuer: Annotated[
+        str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
+    ] = "",
+    oidc_audience: Annotated[str, typer.Option(help="What the tokens' aud must be, exactly.")] = "",
+    oidc_tenant_claim: Annotated[
+        str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")
+    ] = "",
+    oidc_runner_claim: Annotated[
+        str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
+    ] = "sub",
+    oidc_ca: Annotated[
+        Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")
+    ] = None,
 ) -> None:
-    """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended."""
+    """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
+
+    Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     data.mkdir(parents=True, exist_ok=True)
     try:
         bus = bus_address(nats, nats_credentials)
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
-        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus)
-        loops.run(_serve(service, host, port))
+        tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
+        issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
+        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer)
+        loops.run(_serve(service, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(service: Service, host: str, port: int) -> None:
+def _tls(
+    cert: Path | None, key: Path | None, client_ca: Path | None, *, require_client_cert: bool
+) -> ssl.SSLContext | None:
+    if cert is not None and key is not None:
+        return server_context(cert, key, client_ca, require_client_cert=require_client_cert)
+    if cert is not None or key is not None or client_ca is not None or require_client_cert:
+        raise ValueError("TLS needs a certificate and its key; give both --tls-cert FILE and --tls-key FILE")
+    return None
+
+
+def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: Path | None) -> Issuer | None:
+    if not url:
+        return None
+    from deltaci.server.oidc import OidcIssuer
+
+    return OidcIssuer(url, audience, tenant_claim=tenant_claim, runner_claim=runner_claim, ca=ca)
+
+
+async def _serve(service: Service, host: str, port: int, tls: ssl.SSLContext | None) -> None:
     async with service:
-        listener = Listener(service, host, port)
+        listener = Listener(service, host, port, tls)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
         print(f"deltaci server: listening on {listener.url}", flush=True)
@@ -68,9 +119,15 @@ def token_command(
     tenant: Annotated[str, typer.Option(help="For whom it works.")] = "default",
     data: DataOption = Path(".state"),
     hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="How long it is good.")] = 24,
+    again: Annotated[
+        bool, typer.Option("--again", help="For a runner that is registered and has lost its credential.")
+    ] = False,
 ) -> None:
     """Make a registration token for a runner: it is good once. Run it where the server's data is."""
-    if not runner.isprintable() or not runner.isascii() or not 0 < len(runner) <= 100 or "/" in runner:
+    if not is_runner_name(runner):
         typer.echo("deltaci token: give a name of 1 to 100 printable ASCII characters without a slash", err=True)
         raise typer.Exit(2)
-    print(registration_token(data, runner, tenant, hours * 3600))
+    if not is_tenant_name(tenant):
+        typer.echo("deltaci token: give a tenant of 1 to 200 printable ASCII characters", err=True)
+        raise typer.Exit(2)
+    print(registration_token(data, runner, tenant, hours * 3600, again=again))

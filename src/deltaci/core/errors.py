@@ -26,6 +26,7 @@ CODES = frozenset(
         "stale_lease",
         "stale_rev",
         "too_large",
+        "too_slow",
         "unreadable",
         "untrusted",
         "worker_full",

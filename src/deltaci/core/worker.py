@@ -23,6 +23,7 @@ class Worker(Record, frozen=True, kw_only=True):
     max_concurrent_tasks: int = 1
     tasks: tuple[str, ...] = ()
     shutdown_reason: str = ""
+    readmitted_at: int = 0
 
 
 class Register(Command, frozen=True, kw_only=True):
@@ -35,6 +36,20 @@ class CompleteRegistration(Command, frozen=True, kw_only=True):
     """Its capabilities are known."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+
+class Offer(Command, frozen=True, kw_only=True):
+    """Its runner says anew what it can and how much of it at once; None: as before.
+
+    `token_at` is when the registration token was made with which it comes in again; 0: it was never away.
+    """
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
+
+    tenant: str
+    labels: tuple[str, ...] | None = None
+    places: int | None = None
+    token_at: int = 0
 
 
 class Assign(Command, frozen=True, kw_only=True):
@@ -90,12 +105,34 @@ def _register(worker: Worker, _command: Register, at: int) -> Move:
     return INITIALIZING, {"created_at": at}, {}
 
 
+def _check_places(worker: Worker, places: int) -> None:
+    if places < 1:
+        raise Refused("bad_request", f"worker {worker.id} offers {places} places; it needs at least one")
+
+
 def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: int) -> Move:
-    if worker.max_concurrent_tasks < 1:
-        raise Refused(
-            "bad_request", f"worker {worker.id} offers {worker.max_concurrent_tasks} places; it needs at least one"
-        )
+    _check_places(worker, worker.max_concurrent_tasks)
     return IDLE, {}, {"labels": list(worker.labels), "max_concurrent_tasks": worker.max_concurrent_tasks}
+
+
+def _offer(worker: Worker, command: Offer, at: int) -> Move | None:
+    if command.tenant != worker.tenant:
+        raise Refused("not_found", f"there is no worker {worker.id!r}; check the id")
+    labels = worker.labels if command.labels is None else command.labels
+    offered = worker.max_concurrent_tasks if command.places is None else command.places
+    _check_places(worker, offered)
+    # Leases of before are still its own: until they end it has as many places as it needs for them.
+    places = max(offered, len(worker.tasks))
+    changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": places}
+    if command.token_at:
+        if command.token_at <= max(worker.created_at, worker.readmitted_at):
+            raise Refused(
+                "bad_credential", f"runner {worker.id} has registered since this token was made; make a new one"
+            )
+        changes["readmitted_at"] = at
+    elif (labels, places) == (worker.labels, worker.max_concurrent_tasks):
+        return None
+    return worker.state, changes, {"labels": list(labels), "max_concurrent_tasks": places}
 
 
 def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
@@ -165,6 +202,9 @@ MACHINE: Final[Machine[Worker]] = Machine(
     Rule(BIRTH, Register, (To(INITIALIZING, "registered"),), _register, ORCHESTRATOR, "a runner came up", ("WST-KA1",)),
     Rule(INITIALIZING, CompleteRegistration, (To(IDLE, "registration_complete"),), _complete_registration, ORCHESTRATOR,
          "its capabilities are known", ("WST-K1", "WST-KG1")),
+    *(Rule(state, Offer, (To(state, "capabilities_registered"),), _offer, ORCHESTRATOR,
+           "its runner came in again, or offers something else than before", ("WST-KG1", "WST-KI1"))
+      for state in (IDLE, BUSY, UNRESPONSIVE)),
     Rule(IDLE, Assign, (To(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
     Rule(BUSY, Assign, (To(BUSY, "task_assigned"),), _assign,

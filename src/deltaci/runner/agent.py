@@ -15,9 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import Client, Granted, Unreachable
 from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
+from deltaci.runner.entrance import Entrance
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import Cancel, NewToken, Order, decode_news
 from deltaci.runner.places import Places
@@ -29,6 +30,7 @@ WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0
 UNLINKED_SECONDS: Final = 5.0  # While NATS is away: not so long that its return goes unnoticed.
 RETRY_SECONDS: Final = 1.0
+REFUSED_SECONDS: Final = 30.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Agent:
 
     def __init__(
         self,
-        url: str,
+        entrance: Entrance,
         credential: Registered,
         *,
         labels: Sequence[str],
@@ -52,10 +54,11 @@ class Agent:
         drain_seconds: float = 0.0,
         nats: BusAddress | None = None,
     ) -> None:
-        self._url = url
-        self._client = Client(url, credential.credential)
-        self._asking = Client(url, credential.credential)  # A line of its own, on which it waits.
-        self._listening = Client(url, credential.credential)  # And one on which it is told.
+        self._entrance = entrance
+        self._url = url = entrance.url
+        self._client = Client(url, credential.credential, entrance.tls)
+        self._asking = Client(url, credential.credential, entrance.tls)  # A line of its own, on which it waits.
+        self._listening = Client(url, credential.credential, entrance.tls)  # And one on which it is told.
         self._dispatches: Dispatches | None = None
         self._nats = nats
         self._is_behind = False
@@ -110,6 +113,7 @@ class Agent:
             "-m",
             "deltaci.runner.keeper",
             self._url,
+            *self._entrance.tls.files,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the runner; the keeper leaves when the runner has.
@@ -132,6 +136,9 @@ class Agent:
                 task.cancel()
             await asyncio.gather(hearing, renewing, listening, *linked, asking, *self._tasks, return_exceptions=True)
             await self._places.close()
+            self._client.close_all()
+            self._asking.close_all()
+            self._listening.close_all()
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
             await self._keeper.wait()
@@ -174,14 +181,17 @@ class Agent:
         while True:
             await asyncio.sleep(max(0.0, self._renew_at - time.monotonic()))
             try:
-                fresh = await asyncio.to_thread(self._client.renew)
+                await self._refresh()
             except (Unreachable, Refused) as error:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
-                self._renew_at = time.monotonic() + RETRY_SECONDS
-                continue
-            self._client.token = self._asking.token = self._listening.token = fresh.credential
-            self._tell(NewToken(token=fresh.credential))
-            self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
+                again = RETRY_SECONDS if isinstance(error, Unreachable) else REFUSED_SECONDS
+                self._renew_at = time.monotonic() + again
+
+    async def _refresh(self) -> None:
+        fresh = await asyncio.to_thread(self._entrance.renew)
+        self._client.token = self._asking.token = self._listening.token = fresh.credential
+        self._tell(NewToken(token=fresh.credential))
+        self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
         """Ask for as much as there is room for, again and again."""
@@ -214,7 +224,7 @@ class Agent:
                 await self._settle(told, ())
                 return
             try:
-                answer = asking.result()
+                answer = await self._heard(asking)
             except Unreachable as error:
                 LOGGER.warning("%s; trying again", error)
                 await self._settle(told, ())
@@ -243,6 +253,16 @@ class Agent:
     async def _settle(self, told: dict[str, Any], gone: Collection[str]) -> None:
         if self._dispatches is not None:
             await self._dispatches.settle(told, gone)
+
+    async def _heard(self, asking: asyncio.Task[Granted]) -> Granted:
+        """What was granted. A machine that slept finds its credential too old, and may be able to get another."""
+        try:
+            return asking.result()
+        except Refused as refused:
+            if refused.code != "expired_credential":
+                raise
+            await self._refresh()
+            return Granted([])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

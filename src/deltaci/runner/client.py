@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deltaci.core.errors import CODES, Refused
+from deltaci.runner.tls import BadFiles, Tls, explained
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
@@ -66,26 +66,27 @@ _problem = msgspec.json.Decoder(Problem).decode
 class Client:
     """Speaks for one runner. `token` may be changed at any time, from any thread."""
 
-    def __init__(self, url: str, token: str = "", context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, token: str = "", tls: Tls | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused("bad_request", f"the server's address is {url!r}; give one like http://host:8080")
         self._host, self._port = parts.hostname, parts.port
-        self._is_secure, self._context = parts.scheme == "https", context
+        self._tls = (tls or Tls()) if parts.scheme == "https" else None
         self._root = parts.path.rstrip("/") + ROOT
         self._kept = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
         self._is_aborted = False
         self.token = token
 
-    def register(self, token: str, capabilities: Sequence[str], slots: int) -> Registered:
-        """Exchange a registration token, once, for a credential."""
-        asked = Registration(token=token, capabilities=list(capabilities), slots=slots)
+    def register(self, token: str, capabilities: Sequence[str], slots: int, request_id: str = "") -> Registered:
+        """Exchange a registration token for a credential: once, or again with the same `request_id`."""
+        asked = Registration(token=token, capabilities=list(capabilities), slots=slots, request_id=request_id)
         return _registered(self._call("POST", "register", wire.encode(asked)))
 
-    def renew(self) -> Registered:
-        """A fresh credential for the one that is still good."""
-        return _registered(self._call("POST", "renew"))
+    def renew(self, capabilities: Sequence[str] | None = None, slots: int | None = None) -> Registered:
+        """A fresh credential for the one that is still good, or for the certificate; and what it offers now."""
+        offered = list(capabilities) if capabilities is not None else None
+        return _registered(self._call("POST", "renew", wire.encode(wire.Renewal(capabilities=offered, slots=slots))))
 
     def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
@@ -167,6 +168,11 @@ class Client:
             kept.close()
             self._kept.connection = None
 
+    def close_all(self) -> None:
+        """Hang up every thread's connection, when none of them says anything any more."""
+        while self._open:
+            self._open.pop().close()
+
     def abort(self) -> None:
         """Hang up for good, in the middle of whatever is said, from any thread: those who wait hear `Unreachable`."""
         self._is_aborted = True
@@ -187,9 +193,11 @@ class Client:
         sent = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             sent["Authorization"] = f"Bearer {self.token}"
+        is_fresh = False
         try:
             connection = self._connection(timeout)
             if connection.sock is None:
+                is_fresh = True
                 connection.connect()
             if self._is_aborted:
                 raise OSError("hung up")
@@ -203,9 +211,11 @@ class Client:
                     raise http.client.IncompleteRead(b"", answer.length)
                 return answer.headers.get(SHA256_HEADER, "").encode()
             found = answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, BadFiles) as error:
             self.close()
-            raise Unreachable(f"the server does not answer: {type(error).__name__}: {error}") from error
+            raise Unreachable(
+                f"the server does not answer: {explained(error, self._tls, is_fresh=is_fresh)}"
+            ) from error
         except BaseException:
             self.close()  # It was in the middle of something.
             raise
@@ -229,13 +239,18 @@ class Client:
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
+        context = self._tls.context() if self._tls is not None else None
+        if kept is not None and getattr(self._kept, "context", None) is not context:
+            self.close()  # The certificate was renewed: from now on that one is shown.
+            kept = None
         if kept is None:
             made: Any = (
-                http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._context)
-                if self._is_secure
+                http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
+                if context is not None
                 else http.client.HTTPConnection(self._host, self._port, timeout=timeout)
             )
-            kept = self._kept.connection = made
+            kept, self._kept.context = made, context
+            self._kept.connection = made
             self._open.add(made)
         kept.timeout = timeout
         if kept.sock is not None:

@@ -22,6 +22,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.reaper import Handle, kill_all
+from deltaci.runner.tls import Tls
 from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage
 
 RETRY_SECONDS: Final = 1.0
@@ -192,15 +193,15 @@ def serve(keeper: Keeper, orders: int) -> None:
             keeper.turn()
 
 
-def main(url: str, out: IO[bytes]) -> None:
-    """The keeper's process. The first order brings its credential."""
+def main(url: str, out: IO[bytes], *files: str) -> None:
+    """The keeper's process. The files are those of TLS; the first order brings its credential."""
 
     def tell(news: News) -> None:
         out.write(msgspec.json.encode(news) + b"\n")
         out.flush()
 
-    serve(Keeper(Client(url), tell, time.monotonic), sys.stdin.fileno())
+    serve(Keeper(Client(url, tls=Tls.of(files)), tell, time.monotonic), sys.stdin.fileno())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.stdout.buffer)
+    main(sys.argv[1], sys.stdout.buffer, *sys.argv[2:])

@@ -1,7 +1,8 @@
 """Who a runner is: a registration token, good once, is exchanged for credentials that are short-lived and renewed.
 
 A token is a signed statement, not a secret that is stored: the server keeps one key and nothing else. That a
-registration token is good only once follows from the record of the runner that it names, which can be made only once.
+registration token is good only once follows from the record of the runner that it names, which can be made only once;
+one that lets a runner in `again` must be younger than the last time that it came in.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ KEY_BYTES: Final = 32
 CREDENTIAL_SECONDS: Final = 15 * 60
 REGISTRATION_SECONDS: Final = 24 * 3600
 PREFIX: Final = "dci_"  # So that a scanner for secrets recognises one that got out.
+MAX_RUNNER_NAME: Final = 100
+MAX_TENANT_NAME: Final = 200
 
 Use = Literal["register", "run"]
 
@@ -35,6 +38,8 @@ class Claims(msgspec.Struct, frozen=True):
     runner_id: str
     tenant: str
     expires_at: float
+    issued_at: float = 0.0
+    again: bool = False
 
 
 _encode = msgspec.json.Encoder().encode
@@ -48,9 +53,14 @@ class Signer:
         self._key = key
         self._clock = clock
 
-    def sign(self, use: Use, runner_id: str, tenant: str, seconds: float) -> str:
+    def now(self) -> float:
+        """The time by which tokens end."""
+        return self._clock()
+
+    def sign(self, use: Use, runner_id: str, tenant: str, seconds: float, *, again: bool = False) -> str:
         """A token that is good for so long."""
-        body = _encode(Claims(use, runner_id, tenant, self._clock() + seconds))
+        now = self._clock()
+        body = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
         return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._seal(body)))
 
     def read(self, token: str, use: Use) -> Claims:
@@ -70,6 +80,20 @@ class Signer:
 
     def _seal(self, body: bytes) -> bytes:
         return hmac.new(self._key, body, sha256).digest()
+
+
+def is_runner_name(name: object) -> bool:
+    """Whether a runner can be called so. What follows a slash is the runner's own business."""
+    return _is_name(name, MAX_RUNNER_NAME) and "/" not in str(name)
+
+
+def is_tenant_name(name: object) -> bool:
+    """Whether a tenant can be called so."""
+    return _is_name(name, MAX_TENANT_NAME)
+
+
+def _is_name(name: object, longest: int) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= longest and name.isascii() and name.isprintable()
 
 
 def server_key(path: Path) -> bytes:

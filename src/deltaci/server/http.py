@@ -17,9 +17,11 @@ from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.lane import Overloaded
+from deltaci.server.connection import PEER
 from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
+from deltaci.server.tls import Peer
 from deltaci.server.uploads import NAMES, Streamed, Uploads
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
@@ -29,6 +31,7 @@ from deltaci.wire.messages import Problem
 MAX_DIGITS: Final = 15
 MAX_LEASE_CHARS: Final = 2000
 MAX_SHOWN: Final = 200
+BODY_SECONDS: Final = 20.0  # Without a single byte.
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,6 +46,7 @@ _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
 _decode_control = wire.decoder(wire.Control)
 _decode_registration = wire.decoder(wire.Registration)
+_decode_renewal = wire.decoder(wire.Renewal)
 
 
 class Request:
@@ -54,6 +58,7 @@ class Request:
         self.headers: dict[str, str] = {
             name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
         }
+        self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive
 
     async def body(self, limit: int) -> bytes:
@@ -67,7 +72,11 @@ class Request:
         if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
             raise _too_large(limit)
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                raise Refused("too_slow", f"no byte of the body came for {BODY_SECONDS:.0f} s; send it again") from None
             if message["type"] == "http.disconnect":
                 raise Refused("bad_request", "the request broke off")
             part = message.get("body", b"")
@@ -79,7 +88,9 @@ class Request:
                 return
 
     def token(self) -> str:
-        """The bearer token."""
+        """The bearer token; empty only when there is a client certificate instead."""
+        if self.peer is not None and "authorization" not in self.headers:
+            return ""
         kind, _, token = self.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
@@ -145,10 +156,12 @@ class RunnerApp:
         name, rest = _address(request)
         if name == "register":
             return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
-        who = self._registry.who(request.token())
+        token = request.token()
+        who = await self._registry.who(token, request.peer)
         match name:
             case "renew":
-                return self._registry.renew(who)
+                body = await request.body(wire.MAX_MESSAGE_BYTES)
+                return await self._registry.renew(who, _decode_renewal(body) if body else None, has_token=bool(token))
             case "lease":
                 return await self._lease(who, request)
             case "control":
@@ -250,6 +263,8 @@ def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
     """The headers that HTTP itself asks for with this status."""
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]
+    if status == 408:
+        return [(b"connection", b"close")]
     if status == 405:
         name = request.path.removeprefix(ROOT).partition("/")[0]
         return [(b"allow", ", ".join(_METHODS[name]).encode())]

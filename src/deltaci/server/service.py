@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.timers import Timers
+from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.dispatch import Dispatcher
@@ -24,7 +26,7 @@ from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
-from deltaci.server.registry import Registry
+from deltaci.server.registry import Issuer, Registry
 from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
@@ -37,9 +39,12 @@ KEEP_ALIVE_SECONDS: Final = 75
 Scope = dict[str, Any]
 
 
-def registration_token(folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS) -> str:
-    """A token with which this runner can register, once."""
-    return Signer(server_key(folder / KEY_FILE), time.time).sign("register", runner_id, tenant, seconds)
+def registration_token(
+    folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS, *, again: bool = False
+) -> str:
+    """A token with which this runner can register, once; or come in `again`, when it has lost its credential."""
+    signer = Signer(server_key(folder / KEY_FILE), time.time)
+    return signer.sign("register", runner_id, tenant, seconds, again=again)
 
 
 class Service:
@@ -53,6 +58,7 @@ class Service:
         ttl_seconds: int = lease.TTL_SECONDS,
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -70,7 +76,7 @@ class Service:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
         self._uploads = Uploads(self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming")
-        registry = Registry(self.applier, signer)
+        registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._timers: asyncio.Task[None] | None = None
 
@@ -120,11 +126,13 @@ class _Server(uvicorn.Server):
 class Listener:
     """The socket before the service. It is taken at once, so `url` is known and who comes early only waits."""
 
-    def __init__(self, service: Service, host: str, port: int) -> None:
+    def __init__(self, service: Service, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._socket = socket.create_server((host, port))
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             service.app,
+            http=connection_class(),
+            ws="none",
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -134,6 +142,8 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=3,
         )
+        config.load()
+        config.ssl = tls
         self._server = _Server(config)
         self._service = service
 

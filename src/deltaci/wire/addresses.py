@@ -14,7 +14,7 @@ LEASE_HEADER: Final = "Delta-Lease"
 OFFSET_HEADER: Final = "Delta-Offset"
 SHA256_HEADER: Final = "Delta-Sha256"
 
-AUTHORIZATION: Final = "`Authorization: Bearer <credential>`"
+AUTHORIZATION: Final = "`Authorization: Bearer <credential>`, or a client certificate"
 UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
 
 
@@ -36,14 +36,14 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return f"{ROOT}{self.name}{'/' + self.rest if self.rest else ''}"
 
 
-_ANY: Final = ("bad_credential", "expired_credential", "overloaded", "unavailable")
-_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large")
+_ANY: Final = ("bad_credential", "expired_credential", "wrong_runner", "overloaded", "unavailable")
+_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow")
 
 ADDRESSES: Final[tuple[Address, ...]] = (
     Address(
         method="POST",
         name="register",
-        does="exchange a registration token, which is good once, for a credential",
+        does="exchange a registration token, which is good once, or an OIDC token for a credential",
         headers="none",
         body="`Registration`",
         answer="`Registered`",
@@ -52,9 +52,10 @@ ADDRESSES: Final[tuple[Address, ...]] = (
     Address(
         method="POST",
         name="renew",
-        does="get a fresh credential while the old one is good",
+        does="get a fresh credential while the old one is good, and tell what changed",
+        body="`Renewal`, or none",
         answer="`Registered`",
-        codes=_ANY,
+        codes=(*_BODY, *_ANY),
     ),
     Address(
         method="POST",
@@ -63,7 +64,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         body="`Lease`",
         answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; '
         '`"gone": [<attempt>, …]` names those of `attempts` that nobody can claim any more, these leases included',
-        codes=("wrong_runner", *_BODY, *_ANY),
+        codes=(*_BODY, *_ANY),
     ),
     Address(
         method="POST",
@@ -71,7 +72,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         does="wait up to `wait_seconds` to be asked to stop; optional: heartbeats are answered with the same",
         body="`Control`",
         answer='`{"cancels": [CancelRequested, …]}`, an empty list when nothing is wanted',
-        codes=("wrong_runner", *_BODY, *_ANY),
+        codes=(*_BODY, *_ANY),
     ),
     Address(
         method="POST",
@@ -79,7 +80,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         does="say one thing under a lease; safe to repeat",
         body="`AckLease`, `Heartbeat`, `Complete` or `CancelAck`",
         answer="`HeartbeatAck`, `HeartbeatAck`, `CompleteAck` or `CancelAcked`; 409 with `StaleLease`",
-        codes=("wrong_runner", "cancel_not_requested", "wrong_state", *_BODY, "unreadable", *_ANY),
+        codes=("cancel_not_requested", "wrong_state", *_BODY, "unreadable", *_ANY),
     ),
     Address(
         method="POST",
@@ -87,7 +88,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         does="say many things; each is accepted or refused on its own",
         body="a list of what `messages` takes",
         answer="200 and a list with the answer to each in its place: a message, `StaleLease` or `Problem`",
-        codes=("bad_json", "bad_request", "too_large", *_ANY),
+        codes=("bad_json", "bad_request", "too_large", "too_slow", *_ANY),
     ),
     Address(
         method="GET",
@@ -121,7 +122,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         headers=f"{UNDER_LEASE}, `{OFFSET_HEADER}: <byte at which this part begins>`",
         body="bytes of the log",
         answer='`{"size": <bytes>}`; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "log_gap", "log_full", "unreadable", *_ANY),
+        codes=("bad_request", "too_large", "too_slow", "log_gap", "log_full", "unreadable", *_ANY),
     ),
     Address(
         method="PUT",
@@ -131,7 +132,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
         body="bytes of the file",
         answer='`{"uri": …, "bytes": …, "sha256": …}`: `Complete.artifacts` refers to the `uri`; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "unreadable", *_ANY),
+        codes=("bad_request", "too_large", "too_slow", "unreadable", *_ANY),
     ),
     Address(
         method="GET",
@@ -150,7 +151,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
         body="bytes of the cache",
         answer='`{"stored": true, "bytes": …, "sha256": …}`, false when there was one; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "unreadable", *_ANY),
+        codes=("bad_request", "too_large", "too_slow", "unreadable", *_ANY),
     ),
     Address(
         method="GET",
@@ -177,10 +178,11 @@ REFUSALS: Final[dict[str, Refusal]] = {
     "bad_request": Refusal(400, "a header, or fields that do not fit each other; the message says which"),
     "bad_credential": Refusal(401, "no token, or not one of this server for this use; register with a new one"),
     "expired_credential": Refusal(401, "the token is too old; renew it in time, or register with a new one"),
-    "wrong_runner": Refusal(403, "the credential is another runner's than `runner_id`"),
+    "wrong_runner": Refusal(403, "the credential is another runner's than `runner_id`, or than the client certificate"),
     "untrusted": Refusal(403, "the run is not trusted with this; run the job from a trusted source"),
     "not_found": Refusal(404, "there is nothing at this address"),
     "wrong_method": Refusal(405, "the address takes another method"),
+    "too_slow": Refusal(408, "the body stopped coming; send it again"),
     "cancel_not_requested": Refusal(409, "nobody asked this attempt to stop; go on"),
     "wrong_state": Refusal(409, "the attempt is in a state in which this cannot be said"),
     "log_gap": Refusal(409, "the log is shorter than the offset; the message says where it ends: go on from there"),

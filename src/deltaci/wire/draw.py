@@ -30,7 +30,7 @@ FROM_SERVER: Final[Kinds] = (
     wire.CancelRequested,
     wire.StaleLease,
 )
-AROUND: Final[Kinds] = (wire.Registration, wire.Registered, wire.Dispatch, wire.Control, wire.Problem)
+AROUND: Final[Kinds] = (wire.Registration, wire.Renewal, wire.Registered, wire.Dispatch, wire.Control, wire.Problem)
 PARTS: Final[Kinds] = (
     wire.JobSpec,
     wire.Step,

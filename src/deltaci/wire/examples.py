@@ -135,6 +135,10 @@ OURS: Final[dict[str, str]] = {
   "capabilities": ["linux", "x64"],
   "slots": 2
 }""",
+    "Renewal": """{
+  "capabilities": ["linux", "x64", "gpu"],
+  "slots": 4
+}""",
     "Registered": """{
   "runner_id": "runner_xyz",
   "credential": "dci_credential",

@@ -42,6 +42,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~][ -~]*$
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-+\--~][ -+\--~]*$(?!\n)")]  # No comma.
 Id = Annotated[str, Meta(min_length=1, max_length=500)]
 Secret = Annotated[str, Meta(min_length=1, max_length=2000)]
+Proof = Annotated[str, Meta(min_length=1, max_length=16_000)]  # Issuers put much into their tokens.
 Line = Annotated[str, Meta(max_length=2000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Uri = Annotated[str, Meta(min_length=1, max_length=2000)]
@@ -131,18 +132,31 @@ class JobSpec(Strict, frozen=True, kw_only=True):
 
 
 class Registration(Strict, frozen=True, kw_only=True):
-    """A runner shows its registration token and says what it can do."""
+    """A runner shows its registration token, or an OIDC token of the server's issuer, and says what it can do."""
 
-    token: Annotated[Secret, says("the registration token: a secret, good once")]
+    token: Annotated[Proof, says("the registration token, good once, or the OIDC token: a secret")]
     capabilities: Annotated[Labels, says("tags of its system, architecture and tools; none has a comma")] = []
     slots: Annotated[Slots, says("how many jobs it takes at a time")] = 1
+    request_id: Annotated[
+        Annotated[str, Meta(max_length=200)],
+        says(
+            "a random text of the runner's own, a secret: whoever shows it again with the same token is answered again"
+        ),
+    ] = ""
+
+
+class Renewal(Strict, frozen=True, kw_only=True):
+    """A runner says what it can do now. What it leaves out is as before."""
+
+    capabilities: Annotated[Labels | None, says("its tags")] = None
+    slots: Annotated[Slots | None, says("how many jobs it takes at a time")] = None
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is from now on, and how it proves that."""
 
     runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
-    credential: Annotated[str, says("for `Authorization: Bearer`: a secret")]
+    credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
     expires_in_seconds: Annotated[int, says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
 

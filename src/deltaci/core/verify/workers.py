@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     from deltaci.core.verify.canonical import Canonical
 
 
+OFFERED: Final = "capabilities_registered"
+
+
 def registered(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker says what it can and how much of it at once."""
-    if line.from_ != worker.INITIALIZING:
+    """A worker says what it can and how much of it at once, and never less than it holds already."""
+    if line.from_ != worker.INITIALIZING and line.trigger != OFFERED:
         return
     if told.labels is None or not told.max_concurrent_tasks:
         log.bad("WST-KG1", f"worker {of.id} is idle without labels or places", "its capabilities")
         return
     of.labels, of.places = frozenset(told.labels), told.max_concurrent_tasks
+    if len(of.tasks) > of.places:
+        log.bad("WST-KI1", f"worker {of.id} offers {of.places} places", f"at least {len(of.tasks)}, as many as leases")
 
 
 def assigned(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
@@ -30,7 +35,7 @@ def assigned(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         of.is_leaving = True
     elif line.trigger == "task_completed":
         _ended(log, of, told)
-    else:
+    elif line.trigger != OFFERED:
         if told.attempt_id not in of.tasks:
             log.bad("WST-K2", f"worker {of.id} is assigned {told.attempt_id}", "a lease that it was granted")
         _counted(log, of, told)
@@ -62,6 +67,8 @@ def _counted(log: Canonical, of: Worker, told: WorkerTold) -> None:
 
 def silent(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
     """A silent worker loses its leases one by one, and the event names them."""
+    if line.trigger == OFFERED:
+        return
     if line.from_ == worker.UNRESPONSIVE:
         _ended(log, of, told)
     elif set(told.attempts or ()) != of.tasks:
@@ -76,8 +83,8 @@ def gone(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     worker.IDLE: (registered, released),
-    worker.BUSY: (assigned,),
-    worker.UNRESPONSIVE: (silent,),
+    worker.BUSY: (registered, assigned),
+    worker.UNRESPONSIVE: (registered, silent),
     worker.SHUTDOWN: (released, gone),
 }
 

@@ -29,6 +29,7 @@ _TOLD: Final = (
     "details",
     "tasks",
 )
+_OFFERED: Final = ("labels", "max_concurrent_tasks")
 
 
 class _Entity:
@@ -67,6 +68,9 @@ class Transitions:
         steps, entity.shown = _VIEWS[event.entity].project_change(
             before, Change(event.from_, event.to, event.trigger, event.actor)
         )
+        if event.entity == WORKER and not steps:
+            # The document does not see it, but its reader needs to know it: it is told with the next step.
+            entity.birth.update({key: event.metadata[key] for key in _OFFERED if key in event.metadata})
         if event.to == job.RUNNING and not entity.started_at:
             entity.started_at = self._now
         if steps and before is not None:
@@ -106,7 +110,9 @@ class Transitions:
             trigger = WORKSTREAM_TRIGGERS[source, target]
             metadata.update(self._run_facts(event, entity, target))
         else:
-            metadata.update({k: event.metadata[k] for k in ("labels", "max_concurrent_tasks") if k in event.metadata})
+            metadata.update(entity.birth)
+            metadata.update({key: event.metadata[key] for key in _OFFERED if key in event.metadata})
+            entity.birth = {}
         if event.to in (job.TERMINAL | set(run.OVER)) and entity.started_at:
             metadata["duration_seconds"] = (self._now - entity.started_at) / SECOND
         return {

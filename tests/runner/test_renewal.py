@@ -1,0 +1,97 @@
+"""A runner at work keeps its credential fresh, and gets another when it slept past the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused
+from deltaci.core.reactions import Birth
+from deltaci.runner.agent import Agent
+from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance
+from deltaci.server.credentials import Signer, server_key
+from deltaci.server.oidc import OidcIssuer
+from deltaci.server.service import KEY_FILE
+from deltaci.wire.messages import Registered
+from tests.contract.places import on_loop
+from tests.oidc import AUDIENCE, tiny_issuer
+from tests.server.live import Live, served
+
+
+def credential(live: Live, seconds: float, lasts: int) -> Registered:
+    """One that ends then, whatever its runner believes."""
+    token = Signer(server_key(live.folder / KEY_FILE), time.time).sign("run", "w1", "default", seconds)
+    return Registered(runner_id="w1", credential=token, expires_in_seconds=lasts)
+
+
+async def enqueue(live: Live, *steps: str) -> None:
+    """A job for it."""
+    spec = {"steps": list(steps), "executor": "process"}
+    await live.service.applier.do(Birth(id="q1", record=Attempt(id="q1", tenant="default", spec=spec)))
+
+
+async def register(live: Live) -> None:
+    """The server knows the runner from before."""
+    async with live.client() as caller:
+        await caller.do(caller.client.register, live.token("w1"), [], 1)
+
+
+@on_loop
+async def test_a_runner_that_slept_too_long_and_has_nothing_else_ends_and_says_why(tmp_path: Path) -> None:
+    """It would wait for work forever, and nobody would know."""
+    async with served(tmp_path / "server") as live:
+        await register(live)
+        entrance = Entrance(live.url, tmp_path)
+        agent = Agent(entrance, credential(live, -1, 900), labels=[], slots=1, folder=tmp_path / "work")
+
+        with pytest.raises(Refused) as caught:
+            await agent.run()
+
+        assert caught.value.code in ("bad_credential", "expired_credential")
+
+
+@on_loop
+async def test_a_runner_that_slept_too_long_shows_its_oidc_token_again_and_goes_on(tmp_path: Path) -> None:
+    """A laptop that was closed, a machine that was paused."""
+    with tiny_issuer() as tiny:
+        async with served(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
+            await register(live)
+            await enqueue(live, "true")
+            entrance = Entrance(live.url, tmp_path, oidc=lambda: tiny.token(sub="w1"))
+            old = credential(live, -1, 900)
+            agent = Agent(entrance, old, labels=[], slots=1, folder=tmp_path / "work", once=True)
+
+            await agent.run()
+
+            assert agent.finished == 1
+            kept = msgspec.json.decode((tmp_path / CREDENTIAL_FILE).read_bytes(), type=Registered)
+            assert kept.credential != old.credential
+
+
+@on_loop
+async def test_a_credential_is_renewed_long_before_its_end(tmp_path: Path) -> None:
+    """While a job runs: its keeper and its log need the new one too."""
+    async with served(tmp_path / "server") as live:
+        await enqueue(live, f"while ! test -e {tmp_path / CREDENTIAL_FILE}.seen; do sleep 0.05; done", "true")
+        entrance = Entrance(live.url, tmp_path, token=live.token("w1"))
+        short = msgspec.structs.replace(await asyncio.to_thread(entrance.enter), expires_in_seconds=1)
+        renewed = entrance.renew
+
+        def renew() -> Registered:
+            fresh = renewed()
+            (tmp_path / f"{CREDENTIAL_FILE}.seen").touch()
+            return fresh
+
+        entrance.renew = renew  # type: ignore[method-assign]
+        agent = Agent(entrance, short, labels=[], slots=1, folder=tmp_path / "work", once=True)
+
+        await agent.run()
+
+        record = await live.record("q1")
+        assert record is not None
+        assert record.state == "SUCCEEDED"

@@ -1,0 +1,83 @@
+"""The whole server in this process, behind a real socket: uvicorn, real HTTP, real TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from deltaci.core.events import Event
+from deltaci.core.machine import Record
+from deltaci.engine import feed
+from deltaci.runner.client import Client
+from deltaci.runner.tls import Tls
+from deltaci.server.registry import Issuer
+from deltaci.server.service import Listener, Service, registration_token
+from deltaci.store import open_store
+
+PATIENCE_SECONDS: Final = 30.0
+EVERYTHING: Final = 1_000_000
+
+T = TypeVar("T")
+
+
+class Live:
+    """A server that listens."""
+
+    def __init__(self, service: Service, url: str, folder: Path) -> None:
+        self.service = service
+        self.url = url
+        self.port = int(url.rpartition(":")[2])
+        self.folder = folder
+
+    def token(self, id: str = "w1", tenant: str = "default", **options: Any) -> str:
+        """A registration token."""
+        return registration_token(self.folder, id, tenant, **options)
+
+    async def log(self) -> list[Event]:
+        """Everything that ever happened."""
+        return await feed.read(self.service.store, 0, EVERYTHING)
+
+    async def record(self, id: str) -> Record | None:
+        """A record, if there is one."""
+        return await self.service.store.find(id)
+
+    @asynccontextmanager
+    async def client(self, tls: Tls | None = None, token: str = "", url: str = "") -> AsyncIterator[Caller]:
+        """A runner's own client, in a thread of its own."""
+        with ThreadPoolExecutor(1) as thread:
+            caller = Caller(Client(url or self.url, token, tls), thread)
+            try:
+                yield caller
+            finally:
+                await caller.do(caller.client.close)
+
+
+class Caller:
+    """Calls the client where its connection is kept."""
+
+    def __init__(self, client: Client, thread: ThreadPoolExecutor) -> None:
+        self.client = client
+        self._thread = thread
+
+    async def do(self, call: Callable[..., T], *arguments: Any) -> T:
+        """One call."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+
+@asynccontextmanager
+async def served(folder: Path, tls: ssl.SSLContext | None = None, issuer: Issuer | None = None) -> AsyncIterator[Live]:
+    """Serve from here until the end of the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    async with Service(open_store("memory:"), folder, issuer=issuer) as service:
+        listener = Listener(service, "127.0.0.1", 0, tls)
+        serving = asyncio.create_task(listener.serve())
+        try:
+            yield Live(service, listener.url, folder)
+        finally:
+            listener.stop()
+            await asyncio.wait_for(serving, PATIENCE_SECONDS)

@@ -1,0 +1,240 @@
+"""Coming in again: answers that were lost, credentials that were, runners that are gone, and offers that changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from deltaci.core import run, worker
+from deltaci.core.decide import Plan
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
+from deltaci.server.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
+from tests.contract.places import on_loop
+from tests.lab import TENANT, task
+from tests.server.site import OpenSite, Reply, Runner, Site
+
+OWN = "a random text that this runner made"
+
+
+async def entered(site: Site, token: str, **fields: Any) -> Runner:
+    """Somebody who was let in."""
+    reply = await site.register(token, **fields)
+    assert reply.status == 200, reply
+    site.secrets.add(reply.body["credential"])
+    return Runner(site, reply.body["runner_id"], reply.body["credential"])
+
+
+async def kept_out(site: Site, token: str, **fields: Any) -> str:
+    """Why somebody was not let in; nothing has changed."""
+    reply = await site.refused(lambda: site.register(token, **fields))
+    assert (reply.status, reply.code) == (401, "bad_credential"), reply
+    return reply.message
+
+
+def again(site: Site, id: str = "w1", tenant: str = TENANT) -> str:
+    """A token for somebody who was here before."""
+    token = site.signer.sign("register", id, tenant, REGISTRATION_SECONDS, again=True)
+    site.secrets.add(token)
+    return token
+
+
+async def renewal(runner: Runner, **fields: Any) -> Reply:
+    """Ask for a fresh credential."""
+    reply = await runner.ask("POST", "renew", json.dumps(fields).encode())
+    if reply.status == 200:
+        runner.site.secrets.add(reply.body["credential"])
+    return reply
+
+
+async def plan(site: Site, queue_key: str = "") -> None:
+    """A run with one job, which waits."""
+    await site.server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+    await site.server.do(run.BeginPlanning(id="r1"))
+    job = task("a", queue_key=queue_key, work={"steps": ["true"]})
+    await site.server.do(Plan(id="r1", jobs=(job,), plan_hash="p"))
+
+
+# -- an answer that was lost
+
+
+@on_loop
+async def test_a_token_is_worth_nothing_to_whoever_finds_it_used(site: OpenSite) -> None:
+    """Not at once and not later, not with a request of one's own and not without one."""
+    async with site() as here:
+        token = here.token("w1")
+        here.secrets.add(OWN)
+        runner = await entered(here, token, request_id=OWN)
+
+        for request_id in ("", "another", OWN + " ", OWN[:-1]):
+            assert "registered already" in await kept_out(here, token, request_id=request_id)
+        here.place.after(3600)
+        assert "registered already" in await kept_out(here, token, request_id="another")
+        assert "registered already" in await kept_out(here, here.token("w1"), request_id=OWN)
+        here.place.after(CREDENTIAL_SECONDS)
+        assert (await runner.ask("POST", "renew")).code == "expired_credential"
+
+
+@on_loop
+async def test_the_runner_that_did_not_hear_the_answer_asks_again_and_is_answered(site: OpenSite) -> None:
+    """It kept what it asked with; nothing is written a second time."""
+    async with site() as here:
+        token = here.token("w1")
+        here.secrets.add(OWN)
+        await entered(here, token, request_id=OWN, capabilities=["linux"], slots=2)
+        before = await here.server.store.last_seq()
+
+        runner = await entered(here, token, request_id=OWN, capabilities=["linux"], slots=2)
+
+        assert await here.server.store.last_seq() == before
+        assert await runner.lease() == []
+        await entered(here, token, request_id=OWN, capabilities=["gpu"], slots=3)
+        known = await here.server.find("w1", Worker)
+        assert (known.labels, known.max_concurrent_tasks) == (("gpu",), 3)
+
+
+@on_loop
+async def test_a_repeat_ends_with_the_token_and_with_the_runner(site: OpenSite) -> None:
+    """What is over stays over, whoever asks."""
+    async with site() as here:
+        token, other = here.token("w1", seconds=60), here.token("w2")
+        here.secrets.add(OWN)
+        await entered(here, token, request_id=OWN)
+        await entered(here, other, request_id=OWN)
+        await here.server.do(worker.Shutdown(id="w2"))
+
+        here.place.after(61)
+
+        late = await here.refused(lambda: here.register(token, request_id=OWN))
+        assert late.code == "expired_credential"
+        assert "was shut down" in await kept_out(here, other, request_id=OWN)
+
+
+# -- a credential that was lost
+
+
+@on_loop
+async def test_a_runner_that_lost_its_credential_comes_in_again_with_a_token_for_that(site: OpenSite) -> None:
+    """It keeps its name. The token is good once, like any other."""
+    async with site() as here:
+        early = again(here)
+        await here.runner("w1")
+        here.place.after(5)
+        token, spare = again(here), again(here)
+
+        assert "since this token was made" in await kept_out(here, early)
+        here.place.after(1)
+        runner = await entered(here, token, capabilities=["linux"])
+
+        assert await runner.lease() == []
+        for old in (token, spare, early):
+            assert "since this token was made" in await kept_out(here, old)
+        assert (await here.server.find("w1", Worker)).labels == ("linux",)
+
+
+@on_loop
+async def test_coming_in_again_is_safe_to_repeat_too(site: OpenSite) -> None:
+    """The second answer may be lost as well."""
+    async with site() as here:
+        await here.runner("w1")
+        here.secrets.add(OWN)
+        here.place.after(5)
+        token = again(here)
+        here.place.after(1)
+        await entered(here, token, request_id=OWN)
+
+        assert await (await entered(here, token, request_id=OWN)).lease() == []
+        assert await (await entered(here, token, request_id=OWN, slots=2)).lease() == []
+        await kept_out(here, token, request_id="another")
+        await here.server.do(worker.Shutdown(id="w1"))
+        assert "was shut down" in await kept_out(here, token, request_id=OWN)
+
+
+@on_loop
+async def test_nobody_comes_in_again_who_never_was_here_or_is_gone(site: OpenSite) -> None:
+    """A typo must not make a runner, and a name that is over is over."""
+    async with site() as here:
+        await here.runner("w1")
+        await here.server.do(worker.Shutdown(id="w1"))
+        here.place.after(5)
+
+        assert "is not registered" in await kept_out(here, again(here, "w2"))
+        assert "was shut down" in await kept_out(here, again(here))
+        await here.runner("w3")
+        here.place.after(5)
+        assert "is not registered" in await kept_out(here, again(here, "w3", "another"))
+
+
+# -- renewal
+
+
+@on_loop
+async def test_a_runner_that_is_gone_gets_no_fresh_credential(site: OpenSite) -> None:
+    """Otherwise it would live forever, a quarter of an hour at a time."""
+    async with site() as here:
+        runner = await here.runner("w1")
+        stranger = Runner(here, "w9", here.signer.sign("run", "w9", TENANT, 900))
+        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "another", 900))
+        here.secrets |= {stranger.credential, namesake.credential}
+        await here.server.do(worker.Shutdown(id="w1"))
+
+        gone = await here.refused(lambda: renewal(runner))
+        unknown = await here.refused(lambda: renewal(stranger))
+        elsewhere = await here.refused(lambda: renewal(namesake))
+
+        assert {(each.status, each.code) for each in (gone, unknown, elsewhere)} == {(401, "bad_credential")}
+        assert "was shut down" in gone.message
+        assert unknown.message.replace("w9", "w1") == elsewhere.message == gone.message
+        assert (await here.server.find("w1", Worker)).state == SHUTDOWN
+
+
+@on_loop
+async def test_a_runner_that_shall_go_can_still_finish_what_it_has(site: OpenSite) -> None:
+    """A job may last longer than a credential."""
+    async with site() as here:
+        runner = await here.runner("w1")
+        await here.server.register("other")
+        await plan(here)
+        held = await runner.take()
+        await here.server.do(worker.Shutdown(id="w1"))
+
+        here.place.after(20)
+        assert (await held.say("Heartbeat")).status == 200
+        assert (await renewal(runner)).status == 200
+        assert (await held.say("Complete")).body["accepted"] is True
+
+        assert (await here.server.find("w1", Worker)).state == SHUTDOWN
+        assert (await here.refused(lambda: renewal(runner))).status == 401
+
+
+@on_loop
+async def test_a_renewal_tells_what_the_runner_offers_now(site: OpenSite) -> None:
+    """It was restarted with another card and more room, and gets work for both."""
+    async with site() as here:
+        runner = await here.runner("w1", capabilities=["linux"])
+        await plan(here, "gpu")
+        assert await runner.lease(capabilities=["linux", "gpu"]) == []
+
+        assert (await renewal(runner, capabilities=["gpu", "linux"], slots=4)).status == 200
+        before = await here.server.store.last_seq()
+        assert (await renewal(runner)).status == 200
+        assert (await runner.ask("POST", "renew")).status == 200
+
+        assert await here.server.store.last_seq() == before
+        known = await here.server.find("w1", Worker)
+        assert (known.state, known.labels, known.max_concurrent_tasks) == (IDLE, ("gpu", "linux"), 4)
+        assert len(await runner.lease(capabilities=["linux", "gpu"])) == 1
+        assert (await here.server.find("w1", Worker)).state == BUSY
+
+
+@on_loop
+async def test_a_renewal_that_makes_no_sense_renews_nothing(site: OpenSite) -> None:
+    """Whoever sends it learns why."""
+    async with site() as here:
+        runner = await here.runner("w1")
+
+        wrong: list[dict[str, Any]] = [{"slots": 0}, {"slots": "2"}, {"capabilities": "linux"}, {"labels": []}]
+        for fields in wrong:
+            reply = await here.refused(lambda told=fields: renewal(runner, **told))  # type: ignore[misc]
+            assert (reply.status, reply.code) == (422, "bad_message")
