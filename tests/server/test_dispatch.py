@@ -80,7 +80,7 @@ async def bench(nats_server: NatsServer) -> AsyncIterator[Bench]:
         yield made
     finally:
         await server.applier.stop()
-        await client.close()
+        await made.client.close()
 
 
 @on_loop

@@ -100,24 +100,37 @@ class Link:
             while not serving.done():
                 serving.cancel()  # Again, because one that comes just when a wait is over may get lost.
                 await asyncio.wait({serving}, timeout=CANCEL_SECONDS)
-            with suppress(Exception):
-                await asyncio.wait_for(connection.close(), CONNECT_SECONDS)
+            await _hang_up(connection)
 
     async def _connect(self, closed: Callable[[], Awaitable[None]]) -> Connection:
-        client = _library("nats", "NATS", "pip install 'deltaci[nats]'")
+        connection: Connection = _library("nats.aio.client", "NATS", "pip install 'deltaci[nats]'").Client()
         options: dict[str, Any] = {"user_credentials": self._address.credentials} if self._address.credentials else {}
-        connection: Connection = await client.connect(
-            [each.strip() for each in self._address.url.split(",")],
-            name=self._name,
-            inbox_prefix=self._inbox,
-            allow_reconnect=False,  # We do that ourselves: whoever serves must know that it starts anew.
-            connect_timeout=CONNECT_SECONDS,
-            ping_interval=PING_SECONDS,
-            closed_cb=closed,
-            error_cb=_quiet,
-            **options,
-        )
+        try:
+            await connection.connect(
+                [each.strip() for each in self._address.url.split(",")],
+                name=self._name,
+                inbox_prefix=self._inbox,
+                allow_reconnect=False,  # We do that ourselves: whoever serves must know that it starts anew.
+                connect_timeout=CONNECT_SECONDS,
+                ping_interval=PING_SECONDS,
+                closed_cb=closed,
+                error_cb=_quiet,
+                **options,
+            )
+        except BaseException:
+            await _hang_up(connection)
+            raise
         return connection
+
+
+async def _hang_up(connection: Connection) -> None:
+    """Close it, also where the library gives up half-way because nobody answers any more."""
+    with suppress(Exception):
+        await asyncio.wait_for(connection.close(), CONNECT_SECONDS)
+    transport = getattr(connection, "_transport", None)
+    if transport is not None:
+        with suppress(Exception):
+            transport.close()
 
 
 async def _quiet(error: Exception) -> None:
