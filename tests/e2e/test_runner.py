@@ -112,7 +112,7 @@ async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobod
 @on_loop
 async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_its_log(tmp_path: Path) -> None:
     """The runner goes on, says again what was not heard, and nothing happens twice."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, "--lease-ttl", "30") as place:  # A slow machine must not lose it meanwhile.
         place.start_runner("r1")
         begun, go = tmp_path / "begun", tmp_path / "go"
         os.mkfifo(begun)

@@ -22,50 +22,53 @@ from deltaci.runner.tls import BadFiles, Tls
 
 app = typer.Typer()
 
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        envvar="DELTACI_TOKEN",
+        help="A registration token; not needed again after the first time. "
+        "Others on this machine can read a command line: use the variable, or --token-file.",
+    ),
+]
+DrainOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
+    ),
+]
+CaOption = Annotated[
+    Path | None, typer.Option(help="Who signs the server's certificate, PEM; none: whom this machine trusts.")
+]
+ClientCertOption = Annotated[
+    Path | None,
+    typer.Option(help="A certificate that names this runner, PEM: no token is needed then. Renewed ones are noticed."),
+]
+ClientKeyOption = Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")]
+OidcOption = Annotated[
+    Path | None,
+    typer.Option(help="A file with an OIDC token in it, read anew each time; or use DELTACI_OIDC_TOKEN."),
+]
+
 
 @app.command("runner")
 def runner_command(
     server: Annotated[
         str, typer.Option(envvar="DELTACI_SERVER", help="The server's address.")
     ] = "http://127.0.0.1:8080",
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="DELTACI_TOKEN",
-            help="A registration token; not needed again after the first time. "
-            "Others on this machine can read a command line: use the variable, or --token-file.",
-        ),
-    ] = "",
+    token: TokenOption = "",
     token_file: Annotated[Path | None, typer.Option(help="A file with the registration token in it.")] = None,
     slots: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs at once.")] = 1,
     labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
     work: Annotated[Path, typer.Option(envvar="DELTACI_WORK", help="The folder in which jobs run.")] = Path(".runner"),
     once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
-    drain_seconds: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
-        ),
-    ] = 0,
+    drain_seconds: DrainOption = 0,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
-    ca: Annotated[
-        Path | None, typer.Option(help="Who signs the server's certificate, PEM; none: whom this machine trusts.")
-    ] = None,
-    client_cert: Annotated[
-        Path | None,
-        typer.Option(
-            help="A certificate that names this runner, PEM: no token is needed then. Renewed ones are noticed."
-        ),
-    ] = None,
-    client_key: Annotated[
-        Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")
-    ] = None,
-    oidc_token_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with an OIDC token in it, read anew each time; or use DELTACI_OIDC_TOKEN."),
-    ] = None,
+    ca: CaOption = None,
+    client_cert: ClientCertOption = None,
+    client_key: ClientKeyOption = None,
+    oidc_token_file: OidcOption = None,
 ) -> None:
     """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
 
