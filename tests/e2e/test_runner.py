@@ -12,8 +12,7 @@ import pytest
 
 from deltaci.core.events import Event
 from deltaci.wire.messages import MAX_SPEC_BYTES
-from tests.contract.places import on_loop
-from tests.e2e.deployment import deployed, is_alive
+from tests.e2e.deployment import deployed, is_alive, on_loop
 
 
 def runs(event: Event) -> bool:
@@ -118,10 +117,8 @@ async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_i
         os.mkfifo(go)
         id = await place.enqueue(f"echo first; echo > {begun}; cat {go}; seq 1 20000")
         await told(begun)
-        assert place.server is not None
 
-        place.server.kill()
-        place.server.wait()
+        place.kill_server()
         go.write_text("now\n")
         place.start_server()
         record = await place.outcome(id)

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,13 +17,16 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import NewToken, Order, decode_news
+from deltaci.runner.keeper import Lost, NewToken, Order, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 15.0  # For the jobs of a runner that lost its keeper.
+THREADS: Final = 8  # For calls that wait, beside those of the jobs.
+THREADS_PER_JOB: Final = 3  # One sends the log, one says things, one stops it: none may wait for another.
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -69,6 +73,9 @@ class Agent:
             self._slots,
             offered,
         )
+        asyncio.get_running_loop().set_default_executor(
+            ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
+        )
         self._places = Places(self._folder)
         self._keeper = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -85,12 +92,14 @@ class Agent:
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
+            while asking.done() and self._tasks and not hearing.done():
+                await asyncio.wait({hearing, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             if hearing.done():
+                await self._stop_jobs()
                 raise KeeperGone("the lease keeper ended; the jobs of this runner were stopped")
             await asking
-            if self._tasks:
-                await asyncio.wait(self._tasks)
         finally:
+            self._asking.abort()  # A thread that still waits for work would be given some.
             for task in (hearing, renewing, asking, *self._tasks):
                 task.cancel()
             await asyncio.gather(hearing, renewing, asking, *self._tasks, return_exceptions=True)
@@ -98,6 +107,14 @@ class Agent:
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
             await self._keeper.wait()
+
+    async def _stop_jobs(self) -> None:
+        """Nobody proves their leases any more: they end now, and what they said is sent."""
+        self.stop()
+        for lease_id, job in self._jobs.items():
+            job.hear(Lost(lease_id=lease_id, reason="KEEPER_GONE", left=[]))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
     def _tell(self, order: Order) -> None:
         if self._keeper is not None and self._keeper.stdin is not None:
