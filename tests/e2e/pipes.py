@@ -1,4 +1,4 @@
-"""How a job and its test speak: named pipes that the test holds open, so that nobody ever waits for the other to come."""
+"""How a job and its test speak: named pipes that the test holds open, so that nobody waits for the other to come."""
 
 from __future__ import annotations
 
@@ -95,10 +95,11 @@ def keeper_of(runner: int) -> int:
     return child_of(runner, b"deltaci.runner.keeper")
 
 
-# What a first try does, and a second one does not: it writes numbers, sees to it that its runner has read them, says who
-# it is, and waits for a word.
 def first_time(folder: Path, tell: Pipe, count: int = 1000, then: str = "exec tail -f /dev/null") -> str:
-    """A step that waits when it is run for the first time, with `count` lines in its runner's keeping."""
+    """A step that, the first time, writes so many lines, sees that its runner has read them, says who it is, and waits.
+
+    Whoever runs it again is done at once.
+    """
     return f"""
 if mkdir {folder}/first 2>/dev/null; then
   seq 1 {count}

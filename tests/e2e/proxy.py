@@ -195,14 +195,18 @@ class Proxy:
         """What came by of this kind."""
         return [exchange for exchange in self.said if kind in exchange.kinds]
 
-    async def until(self, kind: str, count: int = 1, after: int = 0) -> Exchange:
-        """Wait until so many of this kind were answered, of those behind the first `after`."""
+    async def until(self, kind: str, count: int = 1, after: int = 0, *, is_answered: bool = True) -> Exchange:
+        """Wait until so many of this kind were answered, or only came, of those behind the first `after`."""
         while True:
-            found = [each for each in self.came(kind)[after:] if each.answered_at is not None]
+            found = [each for each in self.came(kind)[after:] if each.answered_at is not None or not is_answered]
             if len(found) >= count:
                 return found[count - 1]
             self._news.clear()
             await self._news.wait()
+
+    async def next(self, kind: str, count: int = 1, *, is_answered: bool = True) -> Exchange:
+        """Wait for so many more of this kind, from now on."""
+        return await self.until(kind, count, len(self.came(kind)), is_answered=is_answered)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -222,6 +226,7 @@ class Proxy:
         gone = asyncio.Event()
         exchange = Exchange(self, raw, body, gone)
         self.said.append(exchange)
+        self._news.set()
         rule = next((rule for rule in self._rules if rule.times and rule.kind in exchange.kinds), None)
         if rule is not None:
             rule.times -= 1

@@ -212,7 +212,7 @@ async def test_the_keeper_of_a_runner_that_is_asked_to_leave(this: Scene) -> Non
     await this.met()
 
     this.runner.terminate()
-    await this.way.until("Heartbeat", after=len(this.way.came("Heartbeat")))
+    await this.way.next("Heartbeat")
     os.kill(keeper_of(this.runner.pid), signal.SIGKILL)
     assert await this.place.ended(this.runner) == 1
     this.assert_nobody_is_left()
@@ -248,8 +248,7 @@ async def test_a_runner_that_sleeps_is_outlived_by_its_keeper(this: Scene) -> No
     this.runner.send_signal(signal.SIGSTOP)
     this.hear.say("go on")
     await step()
-    beats = len(this.way.came("Heartbeat"))
-    await this.way.until("Heartbeat", count=this.place.ttl_seconds + 1, after=beats)
+    await this.way.next("Heartbeat", count=this.place.ttl_seconds + 1)
     this.runner.send_signal(signal.SIGCONT)
     record = await this.place.settled(id, *this.marks)
 

@@ -1,9 +1,8 @@
-"""A network that fails in one direction, in both, or slowly: the runner stops its own job before another may have it."""
+"""A network that fails in one direction, in both, or slowly: a runner stops its job before another may have it."""
 
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def heal(way: Proxy) -> None:
 
 async def overlap_seconds(place: Deployment, id: str, death: Death) -> float:
     """For how long two runners had the job: until the first one's process was gone, from the second one's lease on."""
-    second = await place.until(id, lambda event: event.data.get("claims") == 2)
+    second = await place.until(id, lambda event: event.metadata.get("claims") == 2)
     return max(0.0, await death() - second.at / SECOND)
 
 
@@ -71,7 +70,7 @@ def test_a_runner_that_is_cut_off_stops_before_another_begins(
                 pid, mark = await tell.hear()
                 death = Death(int(pid))
                 await way.until("log")
-                await way.until("Heartbeat", after=len(way.came("Heartbeat")))
+                await way.next("Heartbeat")
 
                 fail(way)
                 place.start_runner("r2")
@@ -83,7 +82,7 @@ def test_a_runner_that_is_cut_off_stops_before_another_begins(
                 assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
                 assert place.numbers(id, 1) == NUMBERS
                 assert runner.poll() is None  # It lives, and works on when it is heard again.
-                await way.until("lease", after=len(way.came("lease")) - 1)
+                await way.until("lease", 2, is_answered=False)
                 record_property("figure", f"overlap of two runners, {fail.__name__}: {overlap:.3f} s")
 
     story()
@@ -134,11 +133,7 @@ async def test_a_short_failure_costs_nothing(tmp_path: Path) -> None:
 
             lose_both(way)
             hear.say("go on")
-            began = time.monotonic()
-            while not way.came("Complete") and time.monotonic() < began + 2:
-                # The runner finds out by itself that nobody answers; we let it try once, and then heal.
-                await way.until("log", after=len(way.came("log")) - 1)
-                break
+            await way.next("log", is_answered=False)
             heal(way)
             record = await place.settled(id, mark)
 

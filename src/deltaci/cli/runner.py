@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +23,9 @@ from deltaci.runner.client import Client, Unreachable
 from deltaci.wire.messages import Registered
 
 CREDENTIAL_FILE = "credential.json"
+REQUEST_FILE = "registration"
+REGISTER_TRIES = 5
+RETRY_SECONDS = 1.0
 
 app = typer.Typer()
 
@@ -69,7 +75,23 @@ def _credential(client: Client, token: str, path: Path, labels: list[str], slots
             err=True,
         )
         sys.exit(2)
-    return _kept(path, client.register(token, labels, slots))
+    request_id = _request_id(path.with_name(REQUEST_FILE))
+    for left in reversed(range(REGISTER_TRIES)):
+        try:
+            return _kept(path, client.register(token, labels, slots, request_id))
+        except Unreachable:
+            if not left:
+                raise
+            time.sleep(RETRY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def _request_id(path: Path) -> str:
+    """One word for one registration, also after a restart: a token whose answer was lost must not be lost with it."""
+    if not path.exists():
+        with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+            f.write(secrets.token_hex(16))
+    return path.read_text() or secrets.token_hex(16)
 
 
 def _kept(path: Path, credential: Registered) -> Registered:

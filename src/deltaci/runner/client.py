@@ -58,9 +58,11 @@ class Client:
         self._is_aborted = False
         self.token = token
 
-    def register(self, token: str, capabilities: Sequence[str], slots: int) -> Registered:
-        """Exchange a registration token, once, for a credential."""
-        asked = Registration(token=token, capabilities=list(capabilities), slots=slots)
+    def register(
+        self, token: str, capabilities: Sequence[str], slots: int, request_id: str | None = None
+    ) -> Registered:
+        """Exchange a registration token, once, for a credential. With a request id it may be said again."""
+        asked = Registration(token=token, capabilities=list(capabilities), slots=slots, request_id=request_id)
         return _registered(self._call("POST", "register", wire.encode(asked)))
 
     def renew(self) -> Registered:

@@ -68,6 +68,10 @@ class Signer:
             raise Refused("expired_credential", "the token is too old; renew it in time, or register with a new one")
         return claims
 
+    def now(self) -> float:
+        """What its clock says."""
+        return self._clock()
+
     def _seal(self, body: bytes) -> bytes:
         return hmac.new(self._key, body, sha256).digest()
 

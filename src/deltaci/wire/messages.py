@@ -122,6 +122,9 @@ class Registration(Strict, frozen=True, kw_only=True):
     token: Annotated[Secret, says("the registration token: a secret, good once")]
     capabilities: Annotated[Labels, says("tags of its system, architecture and tools; none has a comma")] = []
     slots: Annotated[Slots, says("how many jobs it takes at a time")] = 1
+    request_id: Annotated[
+        Name | None, says("ours: a random text of its own; the same again shortly after means that no answer came")
+    ] = None
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
