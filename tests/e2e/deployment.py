@@ -21,6 +21,7 @@ from deltaci.core.verify import verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
+from deltaci.engine.applier import Applier
 from deltaci.engine.queue import AsyncQueue
 from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
@@ -29,7 +30,7 @@ from deltaci.store import open_store
 from tests.e2e.proxy import Proxy
 
 TTL_SECONDS: Final = 3  # For leases that are to be lost.
-LONG_TTL_SECONDS: Final = 30  # For those that are not, however busy the machine is.
+LONG_TTL_SECONDS: Final = 11  # For those that are not; the longest with a heartbeat every second.
 PATIENCE_SECONDS: Final = 90.0
 
 P = ParamSpec("P")
@@ -58,6 +59,7 @@ class Deployment:
         self.store_url = store or f"sqlite:{folder / 'deltaci.db'}"
         self.store = open_store(self.store_url)
         self.queue = AsyncQueue(self.store, has_timers=False)
+        self.applier = Applier(self.store)
         self.logs = Logs(folder / "logs")
         self.servers: list[subprocess.Popen[bytes]] = []
         self.ports: list[int] = []
@@ -133,9 +135,13 @@ class Deployment:
         """Wait until a runner left by itself; its exit code."""
         return await asyncio.to_thread(runner.wait, PATIENCE_SECONDS)
 
-    async def enqueue(self, *steps: str, executor: str = "process", **fields: Any) -> str:
+    async def enqueue(self, *steps: str | dict[str, Any], executor: str = "process", **fields: Any) -> str:
         """Ask for a job of these steps."""
         return (await self.queue.enqueue({"steps": list(steps), "executor": executor}, **fields)).id
+
+    async def cancel(self, id: str, deadline_seconds: int) -> None:
+        """Ask for a stop, with less patience than people have."""
+        await self.applier.do(attempt.Cancel(id=id, reason="CANCELED", deadline_seconds=deadline_seconds))
 
     async def until(self, id: str, is_it: Callable[[Event], bool]) -> Event:
         """Wait for the first event of this job that is so."""
@@ -178,19 +184,29 @@ class Deployment:
         """The lines of a lease's log that are numbers: the output of `seq`, in the order in which it was kept."""
         return [int(line) for line in self.logs.read(id, lease).decode().splitlines() if line.isdecimal()]
 
+    async def until_logged(self, id: str, word: str, way: Proxy, lease: int = 1) -> str:
+        """Wait until the server has this word of a job's log, which comes over this way; all that it has then."""
+        while True:
+            seen = len([each for each in way.came("log") if each.answered_at is not None])
+            text = self.logs.read(id, lease).decode()
+            if word in text:
+                return text
+            await way.until("log", seen + 1)
+
     async def stop(self) -> None:
-        """Everything that was started here ends here."""
-        for process in (*self.runners, *self.servers):
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
-        for process in (*self.runners, *self.servers):
-            try:
-                await asyncio.to_thread(process.wait, 15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close(process)
+        """Everything that was started here ends here: runners first, as they have something to say until their end."""
+        for processes in (self.runners, self.servers):
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGCONT)
+                    process.terminate()
+            for process in processes:
+                try:
+                    await asyncio.to_thread(process.wait, 15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                _close(process)
         await self._ways.aclose()
 
 
@@ -210,7 +226,11 @@ async def deployed(
         for number in range(servers):
             made.start_server(number)
         async with made.queue:
-            yield made
+            await made.applier.start()
+            try:
+                yield made
+            finally:
+                await made.applier.stop()
     finally:
         await made.stop()
 

@@ -35,7 +35,7 @@ class Exchange:
         method, target, _ = head.split(" ", 2)
         self._way = way
         self._raw = raw
-        self._gone = gone
+        self.gone = gone  # That the one who asked hung up.
         self.body = body
         self.said_at = time.monotonic()
         self.answered_at: float | None = None
@@ -57,7 +57,7 @@ class Exchange:
         await self._way.requests.wait()
         asking = asyncio.create_task(self._ask())
         if "lease" in self.kinds:  # Nobody waits for work on behalf of one who is gone.
-            leaving = asyncio.create_task(self._gone.wait())
+            leaving = asyncio.create_task(self.gone.wait())
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
             if not asking.done():
