@@ -29,7 +29,7 @@ from deltaci.server.service import registration_token
 from deltaci.store import open_store
 from tests.e2e.proxy import Proxy
 
-TTL_SECONDS: Final = 3  # For leases that are to be lost.
+TTL_SECONDS: Final = 5  # For leases that are to be lost, but not by a machine that is only busy.
 LONG_TTL_SECONDS: Final = 11  # For those that are not; the longest with a heartbeat every second.
 PATIENCE_SECONDS: Final = 90.0
 

@@ -17,7 +17,7 @@ import pytest
 from deltaci.core.attempt import Attempt
 from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
-from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_alive, on_loop
+from tests.e2e.deployment import LONG_TTL_SECONDS, TTL_SECONDS, Deployment, deployed, is_alive, on_loop
 from tests.e2e.pipes import Death, Pipe, first_time, keeper_of
 from tests.e2e.proxy import Held, Proxy
 
@@ -71,7 +71,7 @@ class Scene:
 
 
 def scene(
-    ttl_seconds: int = 3,
+    ttl_seconds: int = TTL_SECONDS,
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Path], None]]:
     """A test that is told as what happens in a scene."""
 

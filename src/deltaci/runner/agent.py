@@ -17,7 +17,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Lost, NewToken, Order, decode_news
+from deltaci.runner.keeper import Lost, NewToken, Order, Ready, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import LeaseGranted, Registered
@@ -54,6 +54,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._is_kept = asyncio.Event()
         self._places: Places | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         self.finished = 0
@@ -62,6 +63,7 @@ class Agent:
         """Take nothing new; finish what runs."""
         self._is_stopping.set()
         self._has_room.set()
+        self._is_kept.set()
 
     async def run(self) -> None:
         """Work until stopped."""
@@ -126,6 +128,8 @@ class Agent:
         assert self._keeper.stdout is not None
         while line := await self._keeper.stdout.readline():
             news = decode_news(line)
+            if isinstance(news, Ready):
+                self._is_kept.set()
             job = self._jobs.get(news.lease_id)
             if job is not None:
                 job.hear(news)
@@ -145,7 +149,8 @@ class Agent:
             self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
-        """Ask for as much as there is room for, again and again."""
+        """Ask for as much as there is room for, again and again; but not before somebody keeps what is given."""
+        await self._is_kept.wait()
         while not self._is_stopping.is_set():
             free = self._slots - len(self._tasks)
             if free <= 0:

@@ -19,7 +19,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.executors import Cell, CellFailed, Exit
-from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Release, margin_of
+from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
 from deltaci.runner.places import Place, Places
@@ -133,6 +133,8 @@ class Job:
         if isinstance(news, Proved):
             self._proved_until = news.until
             self._is_told.set()
+            return
+        if isinstance(news, Ready):
             return
         if isinstance(news, Lost):
             self._is_lost = True

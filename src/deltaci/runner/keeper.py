@@ -62,6 +62,12 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     token: str
 
 
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """It keeps from now on. The first thing that it says."""
+
+    lease_id: str = ""
+
+
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     """The server wants the job to stop."""
 
@@ -86,7 +92,7 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
 
 
 Order = Hold | Release | NewToken
-News = Cancel | Lost | Proved
+News = Ready | Cancel | Lost | Proved
 decode_order = msgspec.json.Decoder(Order).decode
 decode_news = msgspec.json.Decoder(News).decode
 
@@ -258,7 +264,9 @@ def main(url: str, out: int) -> None:
         with suppress(BrokenPipeError):  # The runner is gone; that its orders end says what to do then.
             os.write(out, msgspec.json.encode(news) + b"\n")
 
-    serve(Keeper(lambda: Client(url), tell), sys.stdin.fileno())
+    keeper = Keeper(lambda: Client(url), tell)
+    tell(Ready())
+    serve(keeper, sys.stdin.fileno())
 
 
 if __name__ == "__main__":
