@@ -10,6 +10,7 @@ import pytest
 
 from deltaci.core.worker import IDLE, Worker
 from deltaci.server.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.registry import REPEAT_SECONDS
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import OpenSite, Runner, Site
@@ -80,6 +81,26 @@ async def test_tokens_end(site: OpenSite) -> None:
         here.place.after(REGISTRATION_SECONDS)
         late = await here.refused(lambda: here.register(token))
         assert (late.status, late.code) == (401, "expired_credential")
+
+
+@on_loop
+async def test_a_registration_whose_answer_was_lost_may_be_said_again(site: OpenSite) -> None:
+    """By the one who knows its word, for a while; what was said must be the very same."""
+    async with site() as here:
+        token, word = here.token("w1"), "one word of its own"
+        here.secrets |= {word}
+        for _ in range(2):
+            said = await here.register(token, slots=3, request_id=word)
+            assert said.status == 200
+            here.secrets.add(said.body["credential"])
+        assert len([event for event in await here.server.log() if event.entity_id == "w1"]) == 2
+
+        for other in ({"request_id": "another word", "slots": 3}, {"request_id": word, "slots": 4}, {"slots": 3}):
+            again = await here.refused(lambda other=other: here.register(token, **other))  # type: ignore[misc]
+            assert (again.status, again.code) == (401, "bad_credential")
+        here.place.after(REPEAT_SECONDS + 1)
+        late = await here.refused(lambda: here.register(token, slots=3, request_id=word))
+        assert (late.status, late.code) == (401, "bad_credential")
 
 
 @on_loop
