@@ -76,14 +76,11 @@ def _credential(client: Client, token: str, path: Path, labels: list[str], slots
         )
         sys.exit(2)
     request_id = _request_id(path.with_name(REQUEST_FILE))
-    for left in reversed(range(REGISTER_TRIES)):
-        try:
+    for _ in range(REGISTER_TRIES - 1):
+        with suppress(Unreachable):
             return _kept(path, client.register(token, labels, slots, request_id))
-        except Unreachable:
-            if not left:
-                raise
-            time.sleep(RETRY_SECONDS)
-    raise AssertionError("unreachable")
+        time.sleep(RETRY_SECONDS)
+    return _kept(path, client.register(token, labels, slots, request_id))
 
 
 def _request_id(path: Path) -> str:
