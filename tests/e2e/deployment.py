@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec
 
 from deltaci.blobs.logs import Logs
-from deltaci.core import attempt
+from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Plan
 from deltaci.core.events import Event
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
 from deltaci.core.verify import verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
@@ -139,6 +143,20 @@ class Deployment:
         """Ask for a job of these steps."""
         return (await self.queue.enqueue({"steps": list(steps), "executor": executor}, **fields)).id
 
+    async def enqueue_in_run(self, run_id: str, *steps: str) -> str:
+        """Ask for a run with one job of these steps; the id of its first attempt."""
+        spec = JobSpec(name="job", work={"steps": list(steps), "executor": "process"})
+        await self.applier.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+        await self.applier.do(run.BeginPlanning(id=run_id))
+        await self.applier.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))
+        return f"{run_id}/job.1"
+
+    async def worker(self, id: str) -> Worker:
+        """A runner as the fleet sees it."""
+        found = await self.store.find(id)
+        assert isinstance(found, Worker), found
+        return found
+
     async def cancel(self, id: str, deadline_seconds: int) -> None:
         """Ask for a stop, with less patience than people have."""
         await self.applier.do(attempt.Cancel(id=id, reason="CANCELED", deadline_seconds=deadline_seconds))
@@ -170,9 +188,7 @@ class Deployment:
             assert reaper.members(Handle(marker=mark)) == []
         for event in await feed.read(self.store, 0, 1_000_000):
             if event.entity == "worker":
-                worker = await self.store.find(event.entity_id)
-                assert isinstance(worker, Worker)
-                assert id not in worker.tasks
+                assert id not in (await self.worker(event.entity_id)).tasks
         return record
 
     def log_of(self, record: Attempt) -> str:

@@ -297,3 +297,20 @@ async def test_a_runner_that_comes_back_at_once(this: Scene) -> None:
 
     assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
     assert this.place.numbers(id, 1) == NUMBERS
+
+
+@pytest.mark.proves("PRO-F1")
+@scene()
+async def test_a_runner_with_a_job_of_a_run(this: Scene) -> None:
+    """The run goes on with another runner; neither of them is left with a task that it does not have."""
+    id = await this.place.enqueue_in_run("run1", this.step)
+    await this.met()
+    assert (await this.place.worker("r1")).tasks == (id,)
+
+    await this.kill()
+    await this.done_by_another(id)
+    await this.place.until("run1/job", lambda event: event.to == "SUCCEEDED")
+
+    this.assert_nobody_is_left()
+    assert this.place.numbers(id, 1) == NUMBERS
+    assert [(await this.place.worker(name)).tasks for name in ("r1", "r2")] == [(), ()]
