@@ -95,13 +95,16 @@ def keeper_of(runner: int) -> int:
     return child_of(runner, b"deltaci.runner.keeper")
 
 
-def first_time(folder: Path, tell: Pipe, count: int = 1000, then: str = "exec tail -f /dev/null") -> str:
+def first_time(
+    folder: Path, tell: Pipe, count: int = 1000, *, before: str = ":", then: str = "exec tail -f /dev/null"
+) -> str:
     """A step that, the first time, writes so many lines, sees that its runner has read them, says who it is, and waits.
 
     Whoever runs it again is done at once.
     """
     return f"""
 if mkdir {folder}/first 2>/dev/null; then
+  {before}
   seq 1 {count}
   until grep -qx {count} "$HOME/../log"; do :; done
   echo $$ $DELTACI_JOB_MARK > {tell}

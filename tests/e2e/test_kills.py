@@ -176,7 +176,8 @@ async def test_while_it_stops_a_job_that_was_canceled(this: Scene) -> None:
     """Canceled it is, by the end of the lease and not by the runner's word; and nothing of it runs."""
     last_words = f"trap 'seq 1001 1010; echo stopping > {this.tell}; read -r word < {this.hear}' TERM"
     wait = "tail -f /dev/null & wait $!; tail -f /dev/null"
-    id = await this.place.enqueue(first_time(this.place.folder, this.tell, then=f"{last_words}; {wait}"))
+    # Whoever says that it is there must be ready to be told to stop.
+    id = await this.place.enqueue(first_time(this.place.folder, this.tell, before=last_words, then=wait))
     await this.met()
     await this.place.queue.cancel(id)
     assert await this.tell.hear() == ["stopping"]
