@@ -1,4 +1,4 @@
-"""A deployment of real processes: one server, any number of runners, and this test as the one who asks for work."""
+"""A deployment of real processes: servers, any number of runners, and this test as the one who asks for work."""
 
 from __future__ import annotations
 
@@ -7,35 +7,46 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
 from deltaci.blobs.logs import Logs
+from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Plan
 from deltaci.core.events import Event
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
 from deltaci.core.verify import verify
 from deltaci.core.views.canonical import lines
+from deltaci.core.worker import Worker
 from deltaci.engine import feed
+from deltaci.engine.applier import Applier
 from deltaci.engine.queue import AsyncQueue
+from deltaci.runner import reaper
+from deltaci.runner.reaper import Handle
 from deltaci.server.service import registration_token
-from deltaci.store.sqlite import SqliteStore
+from deltaci.store import open_store
+from tests.e2e.proxy import Proxy
+
+TTL_SECONDS: Final = 5  # For leases that are to be lost, but not by a machine that is only busy.
+LONG_TTL_SECONDS: Final = 11  # For those that are not; the longest with a heartbeat every second.
+PATIENCE_SECONDS: Final = 120.0
 
 P = ParamSpec("P")
 
-TTL_SECONDS: Final = 3
-PATIENCE_SECONDS: Final = 60.0
 
-
-def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A plain test that runs this coroutine to its end. Many processes on a busy machine take their time."""
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A plain test that runs this coroutine to its end, and fails when there is none."""
 
     @wraps(test)
     def plain(*args: P.args, **kwargs: P.kwargs) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(2 * PATIENCE_SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await test(*args, **kwargs)
 
         asyncio.run(bounded())
@@ -48,59 +59,125 @@ class Deployment:
 
     program: tuple[str, ...] = ("-m", "deltaci.main")
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, ttl_seconds: int, store: str) -> None:
         self.folder = folder
         self.words = words
         self.url = ""
-        self.store = SqliteStore(str(folder / "deltaci.db"))
+        self.ttl_seconds = ttl_seconds
+        self.store_url = store or f"sqlite:{folder / 'deltaci.db'}"
+        self.store = open_store(self.store_url)
         self.queue = AsyncQueue(self.store, has_timers=False)
+        self.applier = Applier(self.store)
         self.logs = Logs(folder / "logs")
-        self.server: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self.ports: list[int] = []
+        self.host = "127.0.0.1"
         self.runners: list[subprocess.Popen[bytes]] = []
+        self._ways = AsyncExitStack()
 
-    def _start(self, *words: str, name: str, **environment: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, name: str, under: Sequence[str] = (), **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *self.program, *words],
+                [*under, sys.executable, *self.program, *words],
                 cwd=self.folder,
                 env={**os.environ, **environment},
-                stdout=subprocess.PIPE if name == "server" else log,
+                stdout=subprocess.PIPE if name.startswith("server") else log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def start_server(self) -> None:
-        """Start it, on the port that it had before, and wait until it listens."""
-        if self.server is not None and self.server.stdout is not None:
-            self.server.stdout.close()
-        self.server = self._start(
-            *("server", "--store", f"sqlite:{self.folder / 'deltaci.db'}", "--data", str(self.folder)),
-            *("--port", str(self.port), "--lease-ttl", str(TTL_SECONDS), *self.words),
-            name="server",
-        )
-        assert self.server.stdout is not None
-        line = self.server.stdout.readline().decode()
-        assert "listening on" in line, f"the server did not start: {(self.folder / 'server.log').read_text()}"
-        self.url = line.split()[-1]
-        self.port = int(line.rpartition(":")[2])
+    @property
+    def port(self) -> int:
+        """Where the first server listens."""
+        return self.ports[0]
 
-    def start_runner(self, name: str, *words: str, token: str | None = None, **more: str) -> subprocess.Popen[bytes]:
-        """Start a runner that registers by itself, with a new token unless another is given; an empty one is none."""
+    @property
+    def server(self) -> subprocess.Popen[bytes]:
+        """The first one."""
+        return self.servers[0]
+
+    def start_server(self, number: int = 0) -> None:
+        """Start it, on the port that it had before, and wait until it listens."""
+        is_new = number == len(self.servers)
+        server = self._start(
+            *("server", "--store", self.store_url, "--data", str(self.folder), "--host", self.host),
+            *("--port", "0" if is_new else str(self.ports[number]), "--lease-ttl", str(self.ttl_seconds), *self.words),
+            name=f"server{number}",
+        )
+        if is_new:
+            self.servers.append(server)
+            self.ports.append(0)
+        else:
+            _close(self.servers[number])
+            self.servers[number] = server
+        assert server.stdout is not None
+        line = server.stdout.readline().decode()
+        told = (self.folder / f"server{number}.log").read_text()
+        assert "listening on" in line, f"the server did not start: {told}"
+        self.ports[number] = int(line.rpartition(":")[2])
+        if number == 0:
+            self.url = line.split()[-1]
+
+    def kill_server(self, number: int = 0) -> None:
+        """SIGKILL, as a crash."""
+        self.servers[number].kill()
+        self.servers[number].wait()
+
+    async def way(self) -> Proxy:
+        """A way to the servers on which things can go wrong."""
+        return await self._ways.enter_async_context(Proxy(lambda: self.ports))
+
+    def start_runner(
+        self,
+        name: str,
+        *words: str,
+        way: Proxy | None = None,
+        under: Sequence[str] = (),
+        token: str | None = None,
+        **more: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start a runner, over this way and under this command.
+
+        It registers by itself, with a new token unless another is given; an empty one is none.
+        """
         if token is None:
             token = registration_token(self.folder, name, "default")
+        url = way.url if way is not None else self.url
         runner = self._start(
-            *("runner", "--server", self.url, "--work", str(self.folder / name), *words),
+            *("runner", "--server", url, "--work", str(self.folder / name), *words),
             name=name,
+            under=under,
             **({"DELTACI_TOKEN": token} if token else {}),
             **more,
         )
         self.runners.append(runner)
         return runner
 
-    async def enqueue(self, *steps: str, **fields: Any) -> str:
+    async def ended(self, runner: subprocess.Popen[bytes]) -> int:
+        """Wait until a runner left by itself; its exit code."""
+        return await asyncio.to_thread(runner.wait, PATIENCE_SECONDS)
+
+    async def enqueue(self, *steps: str | dict[str, Any], executor: str = "process", **fields: Any) -> str:
         """Ask for a job of these steps."""
-        return (await self.queue.enqueue({"steps": list(steps), "executor": "process"}, **fields)).id
+        return (await self.queue.enqueue({"steps": list(steps), "executor": executor}, **fields)).id
+
+    async def enqueue_in_run(self, run_id: str, *steps: str) -> str:
+        """Ask for a run with one job of these steps; the id of its first attempt."""
+        spec = JobSpec(name="job", work={"steps": list(steps), "executor": "process"})
+        await self.applier.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+        await self.applier.do(run.BeginPlanning(id=run_id))
+        await self.applier.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))
+        return f"{run_id}/job.1"
+
+    async def worker(self, id: str) -> Worker:
+        """A runner as the fleet sees it."""
+        found = await self.store.find(id)
+        assert isinstance(found, Worker), found
+        return found
+
+    async def cancel(self, id: str, deadline_seconds: int) -> None:
+        """Ask for a stop, with less patience than people have."""
+        await self.applier.do(attempt.Cancel(id=id, reason="CANCELED", deadline_seconds=deadline_seconds))
 
     async def until(self, id: str, is_it: Callable[[Event], bool]) -> Event:
         """Wait for the first event of this job that is so."""
@@ -112,12 +189,24 @@ class Deployment:
 
     async def outcome(self, id: str) -> Attempt:
         """Wait until the job is over; the whole log must be legal then, and tell of one end only."""
-        await self.until(id, lambda event: event.to in ("SUCCEEDED", "FAILED", "CANCELED", "TIMED_OUT"))
+        await self.until(id, lambda event: event.to in attempt.TERMINAL)
         log = await feed.read(self.store, 0, 1_000_000)
         report = verify(lines(log))
         assert report.is_legal, report.summary()
+        assert len([event for event in log if event.entity_id == id and event.to in attempt.TERMINAL]) == 1
         record = await self.store.find(id)
         assert isinstance(record, Attempt)
+        return record
+
+    async def settled(self, id: str, *marks: str) -> Attempt:
+        """What must be true after every fault: one outcome, a legal log, nobody left, and no worker that holds it."""
+        record = await self.outcome(id)
+        assert record.lease is None
+        for mark in marks:
+            assert reaper.members(Handle(marker=mark)) == []
+        for event in await feed.read(self.store, 0, 1_000_000):
+            if event.entity == "worker":
+                assert id not in (await self.worker(event.entity_id)).tasks
         return record
 
     def log_of(self, record: Attempt) -> str:
@@ -125,34 +214,64 @@ class Deployment:
         assert record.ended_lease is not None
         return self.logs.read(record.id, record.ended_lease.number).decode()
 
-    def stop(self) -> None:
-        """Everything that was started here ends here."""
-        for process in (*self.runners, self.server):
-            if process is not None and process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
-        for process in (*self.runners, self.server):
-            if process is None:
-                continue
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    def numbers(self, id: str, lease: int) -> list[int]:
+        """The lines of a lease's log that are numbers: the output of `seq`, in the order in which it was kept."""
+        return [int(line) for line in self.logs.read(id, lease).decode().splitlines() if line.isdecimal()]
+
+    async def until_logged(self, id: str, word: str, way: Proxy, lease: int = 1) -> str:
+        """Wait until the server has this word of a job's log, which comes over this way; all that it has then."""
+        while True:
+            seen = len([each for each in way.came("log") if each.answered_at is not None])
+            text = self.logs.read(id, lease).decode()
+            if word in text:
+                return text
+            await way.until("log", seen + 1)
+
+    async def stop(self) -> None:
+        """Everything that was started here ends here: runners first, as they have something to say until their end."""
+        for processes in (self.runners, self.servers):
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGCONT)
+                    process.terminate()
+            for process in processes:
+                try:
+                    await asyncio.to_thread(process.wait, 15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                _close(process)
+        await self._ways.aclose()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 @asynccontextmanager
-async def deployed(folder: Path, *words: str) -> AsyncIterator[Deployment]:
-    """A deployment with its server running; it is told these words too."""
-    made = Deployment(folder, *words)
-    made.start_server()
+async def deployed(
+    folder: Path,
+    *words: str,
+    ttl_seconds: int = TTL_SECONDS,
+    store: str = "",
+    servers: int = 1,
+    host: str = "127.0.0.1",
+) -> AsyncIterator[Deployment]:
+    """A deployment with its servers running; they are told these words too."""
+    made = Deployment(folder, *words, ttl_seconds=ttl_seconds, store=store)
+    made.host = host
     try:
+        for number in range(servers):
+            made.start_server(number)
         async with made.queue:
-            yield made
+            await made.applier.start()
+            try:
+                yield made
+            finally:
+                await made.applier.stop()
     finally:
-        made.stop()
+        await made.stop()
 
 
 def is_alive(pid: int) -> bool:

@@ -13,8 +13,7 @@ import pytest
 from deltaci.core.worker import Worker
 from deltaci.server.service import registration_token
 from tests.certificates import HERE, Authority, uri
-from tests.contract.places import on_loop
-from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed
+from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed, on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
 
 LONG: Final = f"sleep {TTL_SECONDS + 1}"  # Longer than a lease without a heartbeat.
@@ -134,7 +133,7 @@ async def test_no_secret_is_in_any_log_or_command_line(tmp_path: Path, monkeypat
         assert [record.state for record in records] == ["SUCCEEDED"] * 3
         jobs = "".join(place.log_of(record) for record in records)
         logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
-        assert set(logs) == {"server.log", *(f"r{n}.log" for n in range(1, 8))}
+        assert set(logs) == {"server0.log", *(f"r{n}.log" for n in range(1, 8))}
         assert all(
             f"INFO:deltaci.runner.agent:job {id}" in logs[f"r{n}.log"] for id, n in zip(ids, (1, 4, 2), strict=True)
         )

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.places import on_loop
-from tests.e2e.deployment import deployed, is_alive
+from tests.e2e.deployment import deployed, is_alive, on_loop
 from tests.e2e.test_runner import told
 
 

@@ -23,8 +23,7 @@ from deltaci.wire import messages as wire
 from deltaci.wire import subjects
 from deltaci.wire.examples import GIVEN
 from deltaci.wire.messages import CancelRequested, Dispatch
-from tests.contract.places import on_loop
-from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed
+from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.test_runner import told
 from tests.nats_server import NatsServer
 
@@ -262,7 +261,7 @@ async def test_nats_may_die_and_forget_everything(tmp_path: Path, nats_server: N
             assert await executions(place) == Counter([*before, *without, *after])
 
             # It is used again: before long a dispatch is taken from it.
-            await linked(place, "server", 2)
+            await linked(place, "server0", 2)
             await linked(place, "r1", 2)
             while not await taken(client):
                 last = await place.enqueue("echo last")

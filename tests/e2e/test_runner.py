@@ -13,8 +13,7 @@ import pytest
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from deltaci.wire.messages import MAX_SPEC_BYTES
-from tests.contract.places import on_loop
-from tests.e2e.deployment import deployed, is_alive
+from tests.e2e.deployment import LONG_TTL_SECONDS, deployed, is_alive, on_loop
 
 
 def runs(event: Event) -> bool:
@@ -39,7 +38,7 @@ async def told(path: Path) -> str:
 @on_loop
 async def test_a_job_runs_and_its_log_arrives(tmp_path: Path) -> None:
     """The way of every job: lease, acknowledgement, steps, log, completion."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
         place.start_runner("r1")
         id = await place.enqueue("echo one; echo two >&2", "echo three")
 
@@ -56,7 +55,7 @@ async def test_a_job_runs_and_its_log_arrives(tmp_path: Path) -> None:
 @on_loop
 async def test_a_specification_that_is_too_large_for_the_lease_is_fetched(tmp_path: Path) -> None:
     """Large ones travel by reference; the runner must follow it."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
         place.start_runner("r1")
         half = "x" * (MAX_SPEC_BYTES // 2 + 1)
         id = await place.enqueue(f"words='{half}'; echo ${{#words}}", f": '{half}'")
@@ -70,7 +69,7 @@ async def test_a_specification_that_is_too_large_for_the_lease_is_fetched(tmp_pa
 @on_loop
 async def test_a_step_that_fails_ends_the_job_and_says_why(tmp_path: Path) -> None:
     """The first failed step is the last one."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
         place.start_runner("r1")
         id = await place.enqueue("echo before; exit 7", "echo never")
 
@@ -112,17 +111,15 @@ async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobod
 @on_loop
 async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_its_log(tmp_path: Path) -> None:
     """The runner goes on, says again what was not heard, and nothing happens twice."""
-    async with deployed(tmp_path, "--lease-ttl", "30") as place:  # A slow machine must not lose it meanwhile.
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
         place.start_runner("r1")
         begun, go = tmp_path / "begun", tmp_path / "go"
         os.mkfifo(begun)
         os.mkfifo(go)
         id = await place.enqueue(f"echo first; echo > {begun}; cat {go}; seq 1 20000")
         await told(begun)
-        assert place.server is not None
 
-        place.server.kill()
-        place.server.wait()
+        place.kill_server()
         go.write_text("now\n")
         place.start_server()
         record = await place.outcome(id)
@@ -137,7 +134,7 @@ async def test_a_server_that_is_killed_and_comes_back_keeps_the_job_and_all_of_i
 @on_loop
 async def test_a_cancel_stops_even_who_does_not_want_to_and_only_then_is_it_acknowledged(tmp_path: Path) -> None:
     """Daemons and deaf ears: canceled means that nothing of it runs."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
         place.start_runner("r1")
         pipe = tmp_path / "pids"
         os.mkfifo(pipe)

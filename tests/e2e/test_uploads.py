@@ -23,7 +23,7 @@ from deltaci.server.secrets import Secrets
 from deltaci.server.service import registration_token
 from deltaci.wire import messages as wire
 from tests.blobs.s3 import KEYS, served
-from tests.e2e.deployment import Deployment, deployed, patiently
+from tests.e2e.deployment import Deployment, deployed, on_loop
 
 REPORT = """<testsuite name="s"><testcase classname="c" name="good" time="1.5"/>
 <testcase classname="c" name="bad&#155;31m"><failure message="expected 1 &lt;script&gt;"/></testcase></testsuite>"""
@@ -43,7 +43,7 @@ def artifacts(blobs: Blobs, record: Attempt) -> dict[str, bytes]:
 
 
 @pytest.mark.proves("PRO-C4", "PRO-X4")
-@patiently
+@on_loop
 async def test_what_a_job_leaves_behind_arrives(tmp_path: Path) -> None:
     """Files, what the tests said, the output and the cost; and what a job writes is a text, never a command."""
     async with deployed(tmp_path) as place:
@@ -88,7 +88,7 @@ async def test_what_a_job_leaves_behind_arrives(tmp_path: Path) -> None:
         assert [section.name for section in sections(text.encode())][-1] == "upload artifacts"
 
 
-@patiently
+@on_loop
 async def test_a_job_that_failed_leaves_its_artifacts_too(tmp_path: Path) -> None:
     """They are needed most then; but no cache is made of what is half done."""
     async with deployed(tmp_path) as place:
@@ -109,7 +109,7 @@ async def test_a_job_that_failed_leaves_its_artifacts_too(tmp_path: Path) -> Non
         assert blobs.list("caches/") == []
 
 
-@patiently
+@on_loop
 async def test_a_success_whose_output_is_none_is_a_failure(tmp_path: Path) -> None:
     """Whoever waits for the output must not be told that all is well."""
     async with deployed(tmp_path) as place:
@@ -122,7 +122,7 @@ async def test_a_success_whose_output_is_none_is_a_failure(tmp_path: Path) -> No
         assert "output 'result.json': it is not JSON" in record.error.message
 
 
-@patiently
+@on_loop
 async def test_the_second_job_finds_what_the_first_one_cached(tmp_path: Path) -> None:
     """In S3 this time; and a fork reads it, and never writes it."""
     with served() as s3, pytest.MonkeyPatch.context() as patch:
@@ -153,7 +153,7 @@ SECRET = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh/+kiG9w0BAQEFAASC\nBKcwggSjAgEAA
 
 
 @pytest.mark.proves("PRO-X4")
-@patiently
+@on_loop
 async def test_no_stored_byte_gives_a_secret_away(tmp_path: Path) -> None:
     """A job prints it whole, in two writes, line by line and encoded, names a step after it and puts it out."""
     async with deployed(tmp_path) as place:
@@ -173,7 +173,7 @@ async def test_no_stored_byte_gives_a_secret_away(tmp_path: Path) -> None:
         assert record.state == "FAILED"
         assert record.error is not None
         assert place.log_of(record).count("***") >= 6
-        place.stop()
+        await place.stop()
         stored = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         lines = [line.encode() for line in SECRET.splitlines() if "KEY-----" not in line]
         wanted = [SECRET.encode(), *lines, *(base64.b64encode(line)[:24] for line in lines)]
@@ -182,7 +182,7 @@ async def test_no_stored_byte_gives_a_secret_away(tmp_path: Path) -> None:
         assert not [(path.name, form) for path, content in stored.items() for form in wanted if form in content]
 
 
-@patiently
+@on_loop
 async def test_a_secret_that_is_not_there_fails_the_job_before_its_first_step(tmp_path: Path) -> None:
     """With its name, and what to do."""
     async with deployed(tmp_path) as place:
@@ -196,7 +196,7 @@ async def test_a_secret_that_is_not_there_fails_the_job_before_its_first_step(tm
 
 
 @pytest.mark.proves("PRO-F2")
-@patiently
+@on_loop
 async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
     """Its lease ran out: neither its artifact nor its cache, its log or its wish for secrets counts any more."""
     async with deployed(tmp_path) as place:

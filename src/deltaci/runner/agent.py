@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
 from deltaci.runner.entrance import Entrance
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Cancel, NewToken, Order, decode_news
+from deltaci.runner.keeper import Cancel, Lost, NewToken, Order, Ready, decode_news
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
 from deltaci.wire.bus import BusAddress
@@ -31,6 +32,9 @@ SWEEP_SECONDS: Final = 15.0
 UNLINKED_SECONDS: Final = 5.0  # While NATS is away: not so long that its return goes unnoticed.
 RETRY_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 15.0  # For the jobs of a runner that lost its keeper.
+THREADS: Final = 8  # For calls that wait, beside those of the jobs.
+THREADS_PER_JOB: Final = 3  # One sends the log, one says things, one stops it: none may wait for another.
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -75,6 +79,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._is_kept = asyncio.Event()
         self._places: Places | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         self.finished = 0
@@ -88,6 +93,7 @@ class Agent:
             LOGGER.info("leaving when the %d that run are over; ask again to hand them back", len(self._jobs))
         self._is_stopping.set()
         self._has_room.set()
+        self._is_kept.set()
         if self._dispatches is not None:
             self._dispatches.wake()
         if self._drain_seconds:
@@ -106,6 +112,9 @@ class Agent:
             self._url,
             self._slots,
             offered,
+        )
+        asyncio.get_running_loop().set_default_executor(
+            ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
         )
         self._places = Places(self._folder)
         self._keeper = await asyncio.create_subprocess_exec(
@@ -126,12 +135,14 @@ class Agent:
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
+            while asking.done() and self._tasks and not hearing.done():
+                await asyncio.wait({hearing, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             if hearing.done():
+                await self._stop_jobs()
                 raise KeeperGone("the lease keeper ended; the jobs of this runner were stopped")
             await asking
-            if self._tasks:
-                await asyncio.wait(self._tasks)
         finally:
+            self._asking.abort()  # A thread that still waits for work would be given some.
             for task in (hearing, renewing, listening, *linked, asking, *self._tasks):
                 task.cancel()
             await asyncio.gather(hearing, renewing, listening, *linked, asking, *self._tasks, return_exceptions=True)
@@ -157,6 +168,14 @@ class Agent:
         )
         return [asyncio.create_task(self._dispatches.run())]
 
+    async def _stop_jobs(self) -> None:
+        """Nobody proves their leases any more: they end now, and what they said is sent."""
+        self._is_stopping.set()
+        for lease_id, job in self._jobs.items():
+            job.hear(Lost(lease_id=lease_id, reason="KEEPER_GONE", left=[]))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+
     def _tell(self, order: Order) -> None:
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -167,6 +186,8 @@ class Agent:
         assert self._keeper.stdout is not None
         while line := await self._keeper.stdout.readline():
             news = decode_news(line)
+            if isinstance(news, Ready):
+                self._is_kept.set()
             job = self._jobs.get(news.lease_id)
             if job is not None:
                 job.hear(news)
@@ -194,7 +215,8 @@ class Agent:
         self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
-        """Ask for as much as there is room for, again and again."""
+        """Ask for as much as there is room for, again and again; but not before somebody keeps what is given."""
+        await self._is_kept.wait()
         if self._dispatches is not None:
             await self._dispatches.wait_up(RETRY_SECONDS)
         while not self._is_stopping.is_set():

@@ -23,7 +23,7 @@ from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.executors import Cell, CellFailed, Exit
 from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.joblog import JobLog
-from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Release
+from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.places import Place, Places
 from deltaci.runner.result import cost, fitting
@@ -51,6 +51,8 @@ RETRY_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 10.0
 STOP_MARGIN_SECONDS: Final = 5
 LOG_SECONDS: Final = 60.0
+LOST_LOG_SECONDS: Final = 5.0  # The lease is gone for us, but the server may still take what the job had said.
+KEEPER_SECONDS: Final = 5.0  # For an answer of our own keeper.
 TIMED_OUT: Final = 124  # What `timeout` answers; people know it.
 
 
@@ -78,6 +80,11 @@ class Job:
         self._granted = granted
         self._places = places
         self._granted_at = time.monotonic()
+        self._said_at = self._proved_at = self._granted_at
+        self._proved_until = 0.0
+        self._is_told = asyncio.Event()
+        self._progress: Progress | None = None
+        self._log: LogStream | None = None
         self._started_at = datetime.now(UTC)
         self._spec = granted.job_spec
         self._cell: Cell | None = None
@@ -102,9 +109,10 @@ class Job:
         )
         if not isinstance(answer, HeartbeatAck):
             return "stale"
+        self._prove(answer)
         place, trouble = await self._place()
         self._cell = place.cell
-        log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
+        log = self._log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
             if answer.cancel_requested:
@@ -136,8 +144,17 @@ class Job:
 
     def hear(self, news: News) -> None:
         """What the keeper learned about this lease."""
+        if isinstance(news, Proved):
+            self._proved_until = news.until
+            self._is_told.set()
+            return
+        if isinstance(news, Ready):
+            return
         if isinstance(news, Lost):
             self._is_lost = True
+            self._is_told.set()
+            if self._log is not None:
+                self._log.hurry(LOST_LOG_SECONDS)
             grace = 0.0
         else:
             self._cancel = news
@@ -218,11 +235,11 @@ class Job:
         last = Exit(0, None, 0.0)
         ends_at = self._granted_at + self._granted.max_runtime_seconds
         for index, each in enumerate(spec.steps):
-            if self._is_over():
-                break
             step = each if isinstance(each, Step) else Step(run=each)
             name = told.said(step.name or step.run.strip().partition("\n")[0])
             self._hold(Progress(step_index=index, current_step=name), log)
+            if self._is_over() or not await self._is_proved(log):
+                break
             told.begin(index, name)
             left = max(0.1, ends_at - time.monotonic())
             try:
@@ -255,6 +272,7 @@ class Job:
 
     def _hold(self, progress: Progress | None, log: LogStream) -> None:
         assert self._cell is not None
+        self._progress = progress
         granted = self._granted
         self._keep(
             Hold(
@@ -263,16 +281,34 @@ class Job:
                 ttl_seconds=granted.lease_ttl_seconds,
                 interval_seconds=granted.heartbeat_interval_seconds,
                 handle=self._cell.handle,
-                held_for=time.monotonic() - self._granted_at,
+                proved_at=self._proved_at,
                 progress=progress,
                 bytes_sent=log.bytes_sent,
+                log_path=str(log.path),
             )
         )
 
+    async def _is_proved(self, log: LogStream) -> bool:
+        """Whether the lease stands, by our own clock: nothing is begun or said under one that may be another's."""
+        if self._cell is not None and not self._is_lost and time.monotonic() >= self._proved_until:
+            # We may have slept while the keeper did not, so it is asked.
+            self._is_told.clear()
+            self._hold(self._progress, log)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_told.wait(), KEEPER_SECONDS)
+            if time.monotonic() >= self._proved_until:
+                self._is_lost = True
+        return not self._is_lost
+
+    def _prove(self, answer: HeartbeatAck) -> None:
+        """The acknowledgement was heard: the lease runs from when it was said, or from a first try that was heard."""
+        ttl_seconds = self._granted.lease_ttl_seconds
+        self._proved_at = self._said_at + min(0, answer.new_lease_ttl_seconds - ttl_seconds)
+        self._proved_until = self._proved_at + ttl_seconds - margin_of(ttl_seconds)
+
     async def _tell(self, ended: Ended, log: LogStream) -> str:
-        if not self._is_lost:
-            await log.finish(LOG_SECONDS)
-        if self._is_lost:
+        await log.finish(LOG_SECONDS)
+        if not await self._is_proved(log):
             return "lost"
         uri = f"log:{self._granted.job_id}"
         kept = [Artifact(type="log", uri=uri, bytes=log.bytes_sent), *ended.brought.artifacts]
@@ -326,6 +362,7 @@ class Job:
     async def _insist(self, message: RunnerMessage) -> ServerMessage | None:
         """Say it until it is heard, or until the lease is gone."""
         while not self._is_lost:
+            self._said_at = time.monotonic()
             try:
                 return await asyncio.to_thread(self._client.say, message)
             except Unreachable:

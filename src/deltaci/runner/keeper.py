@@ -2,7 +2,7 @@
 
 A job that takes the whole machine cannot starve it, and a runner that hangs cannot forget it. It never needs to be
 told to stop a job: when a lease can no longer be proved, it kills the job itself, before the server may give the lease
-to somebody else. When the runner is gone, it kills all of them.
+to somebody else. When the runner is gone, it kills all of them, and sends what they had said until then.
 
 It reads orders as JSON lines and writes news as JSON lines. Time is the machine's own, which does not jump.
 """
@@ -14,13 +14,15 @@ import selectors
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
-from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.beats import Line
+from deltaci.runner.client import Client
+from deltaci.runner.lastwords import Rest, opened, send_rests
 from deltaci.runner.reaper import Handle, kill_all
 from deltaci.runner.tls import Tls
 from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage
@@ -28,19 +30,25 @@ from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, P
 RETRY_SECONDS: Final = 1.0
 MAX_CALL_SECONDS: Final = 5.0
 KILL_SECONDS: Final = 2.0
+REST_SECONDS: Final = 10.0  # How long the logs of a runner that is gone are sent, while their leases stand.
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
-    """Keep this lease. `held_for` seconds ago it was proved for the last time. Sent again, it tells what changed."""
+    """Keep this lease. Sent again, it tells what changed.
+
+    `proved_at` is when it was proved for the last time, by the clock that all processes of a machine share: not how
+    long ago, as nobody knows when this is read.
+    """
 
     lease_id: str
     runner_id: str
     ttl_seconds: float
     interval_seconds: float
     handle: Handle
-    held_for: float = 0.0
+    proved_at: float
     progress: Progress | None = None
     bytes_sent: int = 0
+    log_path: str = ""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
@@ -53,6 +61,12 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     """A fresh credential."""
 
     token: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """It keeps from now on. The first thing that it says."""
+
+    lease_id: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -71,60 +85,96 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     left: list[int]
 
 
+class Proved(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
+    """The lease stands until then, by the clock that all processes of a machine share. The answer to every `Hold`."""
+
+    lease_id: str
+    until: float
+
+
 Order = Hold | Release | NewToken
-News = Cancel | Lost
+News = Ready | Cancel | Lost | Proved
 decode_order = msgspec.json.Decoder(Order).decode
 decode_news = msgspec.json.Decoder(News).decode
+
+
+def margin_of(ttl_seconds: float) -> float:
+    """So long before a lease ends its job is stopped: killing takes time, and clocks do not run alike."""
+    return min(10.0, ttl_seconds / 4)
 
 
 class _Kept:
     def __init__(self, order: Hold, now: float) -> None:
         self.order = order
-        self.margin = min(10.0, order.ttl_seconds / 4)
-        self.proved_until = now - order.held_for + order.ttl_seconds - self.margin
+        self.margin = margin_of(order.ttl_seconds)
+        self.proved_until = order.proved_at + order.ttl_seconds - self.margin
         self.beat_at = now + order.interval_seconds
         self.is_canceling = False
 
 
 class Keeper:
-    """Keeps any number of leases."""
+    """Keeps any number of leases. Beats are said on a line beside it, so that nothing keeps the fence waiting."""
 
-    def __init__(self, client: Client, tell: Callable[[News], None], clock: Callable[[], float]) -> None:
-        self._client = client
+    def __init__(
+        self, connect: Callable[[], Client], tell: Callable[[News], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect = connect
         self._tell = tell
         self._clock = clock
+        self._token = ""
         self._kept: dict[str, _Kept] = {}
+        self._line = Line(connect())
+        self._said: list[_Kept] = []  # Who waits for an answer on the line.
+        self._said_at = self._give_up_at = 0.0
+
+    def fileno(self) -> int:
+        """Readable when there is an answer to take; another one after a line was given up."""
+        return self._line.fileno()
 
     def take(self, order: Order) -> None:
         """Carry out an order."""
         if isinstance(order, NewToken):
-            self._client.token = order.token
+            self._token = self._line.client.token = order.token
         elif isinstance(order, Release):
             self._kept.pop(order.lease_id, None)
-        elif order.lease_id in self._kept:
-            self._kept[order.lease_id].order = order
         else:
-            self._kept[order.lease_id] = _Kept(order, self._clock())
+            kept = self._kept.setdefault(order.lease_id, _Kept(order, self._clock()))
+            kept.order = order
+            self._tell(Proved(lease_id=order.lease_id, until=kept.proved_until))
 
     def wait_seconds(self) -> float:
         """How long nothing has to be done."""
-        times = [min(kept.beat_at, kept.proved_until) for kept in self._kept.values()]
+        times = [kept.proved_until for kept in self._kept.values()]
+        if self._said:
+            times.append(self._give_up_at)
+        else:
+            times += [kept.beat_at for kept in self._kept.values()]
         return max(0.0, min(times, default=self._clock() + 3600) - self._clock())
 
     def turn(self) -> None:
-        """Beat where it is time, and stop what can no longer be proved."""
+        """Take the answers, stop what can no longer be proved, and beat where it is time."""
+        self._listen()
         self._fence()
         now = self._clock()
         due = [kept for kept in self._kept.values() if kept.beat_at <= now]
-        if due:
+        if due and not self._said:
             self._beat(due)
-            self._fence()
 
     def stop_all(self) -> None:
-        """The runner is gone: so are its jobs."""
-        for kept in list(self._kept.values()):
+        """The runner is gone: so are its jobs. What they had said is sent, as long as anybody may want it."""
+        now = self._clock()
+        rests = []
+        for lease_id, kept in self._kept.items():
+            until = min(now + REST_SECONDS, kept.proved_until + kept.margin)
+            # Opened before anything else: a runner that is started anew clears up what this one left.
+            rests.append(Rest(lease_id, opened(kept.order.log_path), until))
+        for kept in self._kept.values():
             kill_all(kept.order.handle, KILL_SECONDS)
         self._kept.clear()
+        self._line.close()
+        client = self._connect()
+        client.token = self._token
+        send_rests(client, rests, self._clock)
 
     def _fence(self) -> None:
         now = self._clock()
@@ -138,9 +188,9 @@ class Keeper:
         self._tell(Lost(lease_id=kept.order.lease_id, reason=reason, left=left))
 
     def _beat(self, due: list[_Kept]) -> None:
-        now = self._clock()
-        # A server that does not answer must not keep the fence waiting.
-        timeout = max(0.2, min(MAX_CALL_SECONDS, min(kept.proved_until for kept in self._kept.values()) - now))
+        self._said, self._said_at = due, self._clock()
+        timeout = max(0.2, min(MAX_CALL_SECONDS, min(kept.proved_until for kept in due) - self._said_at))
+        self._give_up_at = self._said_at + timeout
         ts = datetime.now(UTC)
         beats = [
             Heartbeat(
@@ -152,22 +202,35 @@ class Keeper:
             )
             for kept in due
         ]
-        try:
-            answers = self._client.say_all(beats, timeout)
-        except (Unreachable, Refused):
-            for kept in due:
+        self._line.say(beats, timeout)
+
+    def _listen(self) -> None:
+        """Take what was answered; who is not answered in time is asked again, on a new line."""
+        if not self._said:
+            return
+        answers = self._line.answers()
+        if answers is None and self._clock() < self._give_up_at:
+            return
+        if answers is None:
+            self._line.close()
+            self._line = Line(self._connect())
+            self._line.client.token = self._token
+        said, self._said = self._said, []
+        if not answers:
+            for kept in said:
                 kept.beat_at = self._clock() + min(RETRY_SECONDS, kept.order.interval_seconds)
             return
-        for kept, answer in zip(due, answers, strict=True):
-            self._heard(kept, answer, now)
+        for kept, answer in zip(said, answers, strict=True):
+            if self._kept.get(kept.order.lease_id) is kept:  # It may have been released, or lost, meanwhile.
+                self._heard(kept, answer)
 
-    def _heard(self, kept: _Kept, answer: ServerMessage | Problem, said_at: float) -> None:
+    def _heard(self, kept: _Kept, answer: ServerMessage | Problem) -> None:
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
             self._lose(kept, str(reason))
             return
-        kept.proved_until = said_at + answer.new_lease_ttl_seconds - kept.margin
-        kept.beat_at = said_at + kept.order.interval_seconds
+        kept.proved_until = self._said_at + answer.new_lease_ttl_seconds - kept.margin
+        kept.beat_at = self._said_at + kept.order.interval_seconds
         if answer.cancel_requested and not kept.is_canceling:
             kept.is_canceling = True
             reason = answer.reason if isinstance(answer.reason, str) else "CANCELED"
@@ -179,29 +242,33 @@ class Keeper:
 def serve(keeper: Keeper, orders: int) -> None:
     """Work until the runner hangs up."""
     waiting = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(orders, selectors.EVENT_READ)
-        while True:
-            if selector.select(keeper.wait_seconds()):
-                data = os.read(orders, 1 << 16)
-                if not data:
-                    keeper.stop_all()
-                    return
-                *lines, waiting = (waiting + data).split(b"\n")
-                for line in lines:
-                    keeper.take(decode_order(line))
-            keeper.turn()
+    while True:
+        with selectors.DefaultSelector() as selector:
+            selector.register(orders, selectors.EVENT_READ)
+            selector.register(keeper, selectors.EVENT_READ)
+            ready = {key.fd for key, _ in selector.select(keeper.wait_seconds())}
+        if orders in ready:
+            data = os.read(orders, 1 << 16)
+            if not data:
+                keeper.stop_all()
+                return
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in lines:
+                keeper.take(decode_order(line))
+        keeper.turn()
 
 
-def main(url: str, out: IO[bytes], *files: str) -> None:
+def main(url: str, out: int, *files: str) -> None:
     """The keeper's process. The files are those of TLS; the first order brings its credential."""
 
     def tell(news: News) -> None:
-        out.write(msgspec.json.encode(news) + b"\n")
-        out.flush()
+        with suppress(BrokenPipeError):  # The runner is gone; that its orders end says what to do then.
+            os.write(out, msgspec.json.encode(news) + b"\n")
 
-    serve(Keeper(Client(url, tls=Tls.of(files)), tell, time.monotonic), sys.stdin.fileno())
+    keeper = Keeper(lambda: Client(url, tls=Tls.of(files)), tell)
+    tell(Ready())
+    serve(keeper, sys.stdin.fileno())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.stdout.buffer, *sys.argv[2:])
+    main(sys.argv[1], sys.stdout.fileno(), *sys.argv[2:])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,11 @@ class LogStream:
     def __init__(self, client: Client, lease_id: str, path: Path) -> None:
         self._client = client
         self._lease_id = lease_id
-        self._file = path.open("w+b", buffering=0)
+        self.path = path
+        # Appended to by one thread and read by another: neither may depend on where the other one stands in it.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._is_open = True
+        self._closing = threading.Lock()
         self._size = 0
         self._has_more = asyncio.Event()
         self._is_sent = asyncio.Event()
@@ -32,21 +38,26 @@ class LogStream:
 
     def write(self, data: bytes) -> None:
         """Keep it, and send it soon."""
-        self._file.seek(0, 2)
-        self._file.write(data)
-        self._size += len(data)
+        while data:
+            written = os.write(self._file, data)
+            self._size += written
+            data = data[written:]
         self._has_more.set()
 
     def tail(self) -> list[str]:
         """The last lines, for the one who asks why it failed."""
-        self._file.seek(max(0, self._size - TAIL_BYTES))
-        return self._file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        end = self._read(max(0, self._size - TAIL_BYTES), TAIL_BYTES)
+        return end.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def _read(self, offset: int, limit: int) -> bytes:
+        with self._closing:  # A descriptor that was closed may be another file's by now.
+            return os.pread(self._file, limit, offset) if self._is_open else b""
 
     async def send(self) -> None:
         """Send until it is ended and all of it is with the server, or until the server wants no more of it."""
         pause = FIRST_PAUSE_SECONDS
         while True:
-            if self.bytes_sent == self._size:
+            if self.bytes_sent >= self._size:
                 if self._is_ended:
                     break
                 self._has_more.clear()
@@ -64,8 +75,7 @@ class LogStream:
         self._is_sent.set()
 
     def _send_part(self) -> int:
-        self._file.seek(self.bytes_sent)
-        data = self._file.read(CHUNK_BYTES)
+        data = self._read(self.bytes_sent, CHUNK_BYTES)
         try:
             return self._client.append_log(self._lease_id, self.bytes_sent, data)
         except Refused as refused:
@@ -82,8 +92,14 @@ class LogStream:
                 await self._is_sent.wait()
         except TimeoutError:
             return False
-        return not self.trouble
+        return not self.trouble and self.bytes_sent >= self._size
+
+    def hurry(self, seconds: float) -> None:
+        """Whatever `finish` was told, it waits no longer than this from now on."""
+        asyncio.get_running_loop().call_later(seconds, self._is_sent.set)
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        with self._closing:
+            self._is_open = False
+            os.close(self._file)

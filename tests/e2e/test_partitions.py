@@ -1,0 +1,155 @@
+"""A network that fails in one direction, in both, or slowly: a runner stops its job before another may have it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deltaci.core.instants import SECOND
+from tests.e2e.deployment import Deployment, deployed, is_alive, on_loop
+from tests.e2e.net import Link
+from tests.e2e.pipes import Death, Pipe, first_time
+from tests.e2e.proxy import Proxy
+
+NUMBERS = list(range(1, 1001))
+
+Record = Callable[[str, object], None]
+
+
+def lose_requests(way: Proxy) -> None:
+    """From the runner to the server."""
+    way.requests.clear()
+
+
+def lose_answers(way: Proxy) -> None:
+    """From the server to the runner: heartbeats arrive, and renew the lease, but the runner cannot know."""
+    way.answers.clear()
+
+
+def lose_both(way: Proxy) -> None:
+    """Everything."""
+    way.requests.clear()
+    way.answers.clear()
+
+
+def drip(way: Proxy) -> None:
+    """Every answer comes byte by byte, so slowly that no read times out and no answer is ever whole."""
+    way.drips = True
+
+
+def heal(way: Proxy) -> None:
+    """All that is still on its way arrives, late."""
+    way.drips = False
+    way.requests.set()
+    way.answers.set()
+
+
+async def seconds_between(place: Deployment, id: str, death: Death) -> float:
+    """From the end of the first one's process to the second one's lease; less than nothing if they overlapped."""
+    second = await place.until(id, lambda event: event.metadata.get("claims") == 2)
+    return second.at / SECOND - await death()
+
+
+def shown(between: float, what: str) -> str:
+    """The figure: for how long two runners had the job."""
+    return f"overlap of two runners, {what}: {max(0.0, -between):.3f} s; stopped {between:.2f} s before"
+
+
+@pytest.mark.proves("PRO-F2", "PRO-K1", "PRO-H1")
+@pytest.mark.parametrize("fail", [lose_requests, lose_answers, lose_both, drip])
+def test_a_runner_that_is_cut_off_stops_before_another_begins(
+    tmp_path: Path, fail: Callable[[Proxy], None], record_property: Record
+) -> None:
+    """Whatever it cannot say or hear: without an answer there is no lease. What arrives late changes nothing."""
+
+    @on_loop
+    async def story() -> None:
+        with Pipe(tmp_path / "tell") as tell:
+            async with deployed(tmp_path) as place:
+                way = await place.way()
+                runner = place.start_runner("r1", way=way)
+                id = await place.enqueue(first_time(tmp_path, tell))
+                pid, mark = await tell.hear()
+                death = Death(int(pid))
+                await way.until("log")
+                await way.next("Heartbeat")
+
+                fail(way)
+                place.start_runner("r2")
+                between = await seconds_between(place, id, death)
+                heal(way)
+                record = await place.settled(id, mark)
+
+                assert max(0.0, -between) == 0.0  # The overlap.
+                assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
+                assert place.numbers(id, 1) == NUMBERS
+                assert runner.poll() is None  # It lives, and works on when it is heard again.
+                await way.until("lease", 2, is_answered=False)
+                record_property("figure", shown(between, fail.__name__))
+
+    story()
+
+
+@pytest.mark.parametrize("what", ["link down", "answers lost"])
+def test_a_real_network_that_fails(tmp_path: Path, what: str, record_property: Record) -> None:
+    """The runner in a network of its own, on a cable that is pulled out, or that carries in one direction only."""
+    if reason := Link.why_not():
+        pytest.skip(reason)
+
+    @on_loop
+    async def story() -> None:
+        with Link() as link, Pipe(tmp_path / "tell") as tell:
+            async with deployed(tmp_path, host=link.server) as place:
+                place.start_runner("r1", under=link.inside)
+                id = await place.enqueue(first_time(tmp_path, tell))
+                pid, mark = await tell.hear()
+                death = Death(int(pid))
+                await place.until(id, lambda event: event.to == "RUNNING")
+
+                if what == "link down":
+                    link.pull_out()
+                else:
+                    link.lose_answers()
+                place.start_runner("r2")
+                between = await seconds_between(place, id, death)
+                record = await place.settled(id, mark)
+
+                assert max(0.0, -between) == 0.0  # The overlap.
+                assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
+                assert not is_alive(int(pid))
+                record_property("figure", shown(between, what))
+
+    story()
+
+
+@pytest.mark.proves("PRO-F2")
+@on_loop
+async def test_a_short_failure_costs_nothing(tmp_path: Path) -> None:
+    """Shorter than the lease: the job goes on, and everything that it says arrives once."""
+    with Pipe(tmp_path / "tell") as tell, Pipe(tmp_path / "hear") as hear:
+        async with deployed(tmp_path, ttl_seconds=30) as place:
+            way = await place.way()
+            place.start_runner("r1", way=way)
+            id = await place.enqueue(first_time(tmp_path, tell, then=f"read -r word < {hear}; seq 1001 2000"))
+            _, mark = await tell.hear()
+
+            lose_both(way)
+            hear.say("go on")
+            await way.next("log", is_answered=False)
+            heal(way)
+            record = await place.settled(id, mark)
+
+            assert (record.state, record.claims) == ("SUCCEEDED", 1)
+            assert place.numbers(id, 1) == list(range(1, 2001))
+
+
+def test_the_link_is_gone_after_its_test() -> None:
+    """A test that leaves a network behind spoils the machine."""
+    if reason := Link.why_not():
+        pytest.skip(reason)
+    with Link() as link:
+        assert link.name in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert link.name not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
