@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from deltaci.blobs.logs import Logs
 from deltaci.core.attempt import Attempt
@@ -21,6 +22,8 @@ from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue
 from deltaci.server.service import registration_token
 from deltaci.store.sqlite import SqliteStore
+
+P = ParamSpec("P")
 
 TTL_SECONDS: Final = 3
 PATIENCE_SECONDS: Final = 60.0
@@ -136,6 +139,20 @@ async def deployed(folder: Path, *server_words: str) -> AsyncIterator[Deployment
             yield made
     finally:
         made.stop()
+
+
+def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A plain test that runs this coroutine to its end. Many programs start in it: that may take long."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(2 * PATIENCE_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
 
 
 def is_alive(pid: int) -> bool:
