@@ -274,6 +274,20 @@ async def deployed(
         await made.stop()
 
 
+def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A plain test that runs this coroutine to its end. Many programs start in it: that may take long."""
+
+    @wraps(test)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(2 * PATIENCE_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return plain
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
