@@ -43,7 +43,7 @@ def seen_by_ps(*processes: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.proves("PRO-X3")
-@patiently
+@on_loop
 async def test_over_mutual_tls_a_job_is_done(tmp_path: Path) -> None:
     """Certificate and nothing else; the keeper of its leases shows it too."""
     servers, runners = Authority(tmp_path / "tls", "servers"), Authority(tmp_path / "tls", "runners")
@@ -72,7 +72,7 @@ async def test_over_mutual_tls_a_job_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("PRO-X3")
-@patiently
+@on_loop
 async def test_with_an_oidc_token_a_job_is_done_and_a_restart_needs_none(tmp_path: Path) -> None:
     """The issuer's keys are fetched by the server; the runner only shows what it was given."""
     with tiny_issuer() as tiny:
@@ -93,7 +93,7 @@ async def test_with_an_oidc_token_a_job_is_done_and_a_restart_needs_none(tmp_pat
 
 
 @pytest.mark.proves("PRO-X1", "PRO-X2")
-@patiently
+@on_loop
 async def test_no_secret_is_in_any_log_or_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of who comes in nor of who is kept out, with every library as loud as it can be."""
     monkeypatch.setattr(Deployment, "program", LOUD)
