@@ -85,14 +85,22 @@ class Claimed(msgspec.Struct, frozen=True):
     lease_id: str
 
 
+class Found(msgspec.Struct, frozen=True):
+    """What a claim found; and whether something was ready that this worker may not have: another one may."""
+
+    claimed: list[Claimed]
+    is_passed: bool = False
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Look for what is due. Answered by how much was found."""
 
     limit: int = MAX_BATCH
 
 
+Name = tuple[str, tuple[str, ...]]  # Of those who may take the same: their tenant and their labels.
 Item = Command | Claim | Tick
-Answer = Decision | list[Claimed] | int | Refused
+Answer = Decision | Found | int | Refused
 
 
 class Waiting(msgspec.Struct):
@@ -113,6 +121,9 @@ class Lane:
         self._stored: dict[str, tuple[int, int | None]] = {}
         self._absent: list[str] = []
         self._fresh: set[str] = set()
+        self._given = 0
+        self._asked: dict[Name, int] = {}
+        self._pools: dict[Name, list[Held]] = {}
         self._inbox: deque[Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
@@ -217,6 +228,7 @@ class Lane:
         if len(self._stored) > MAX_CACHED:
             self._forget()
         self._fresh.clear()
+        self._given, self._asked, self._pools = 0, {}, {}
         wanted: set[str] = set()
         drawn: set[str] = set()
         for item in items:
@@ -224,6 +236,9 @@ class Lane:
                 drawn.add(item.id)
             elif isinstance(item, Command):
                 wanted.update(_related(item))
+            elif isinstance(item, Claim):
+                name = (item.tenant, item.labels)
+                self._asked[name] = self._asked.get(name, 0) + item.limit
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim):
             stored, ready = yield OpenReady(item.tenant, item.labels, item.limit)
@@ -267,6 +282,10 @@ class Lane:
                 self._fresh.add(id)
                 self._world.records[id] = None
                 self._absent.append(id)
+
+    def _taken(self, held: list[Held]) -> list[Held]:
+        self._take(held)
+        return held
 
     def _tidy(self) -> None:
         """Keep only what nobody else is likely to change. What did not exist may by now."""
@@ -342,31 +361,45 @@ class Lane:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
 
-    def _find_ready(
-        self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record]
-    ) -> Transaction[list[Held]]:
+    def _pool(self, claim: Claim, now: int, ready: list[Held] | None) -> Transaction[list[Held]]:
+        """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
+        name = (claim.tenant, claim.labels)
         if ready is not None and not any(isinstance(each.record, Unreadable) for each in ready):
-            return ready
-        # What this batch already gave away is still ready in the store: ask for that many more.
-        taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken)
-        return (yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND))
+            self._pools[name] = self._taken(ready)
+        taken = self._given
+        while name not in self._pools:
+            # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
+            # what is found is nobody else's until the commit.
+            wanted = FindReady(claim.tenant, claim.labels, now, self._asked[name] + taken)
+            held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
+            found = sum(not self._is_ready(each) for each in held)
+            if found <= taken or len(held) < wanted.limit:
+                self._pools[name] = self._taken(held)
+            taken = found
+        return self._pools[name]
+
+    def _is_ready(self, held: Held) -> bool:
+        """Whether it is still ready by what this batch has decided."""
+        current = self._world.records.get(held.record.id, held.record)
+        return isinstance(current, Attempt) and ready_at(current) is not None
 
     def _claim(
         self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[list[Claimed]]:
-        held = yield from self._find_ready(claim, now, ready, changed)
-        self._take(held)
+    ) -> Transaction[Found]:
+        pool = yield from self._pool(claim, now, ready)
         actor = worker_actor(claim.worker_id)
-        secret = secrets.token_hex(SECRET_BYTES * len(held))
+        secret = secrets.token_hex(SECRET_BYTES * min(claim.limit, len(pool)))
         found: list[Claimed] = []
-        for place, each in enumerate(held):
+        refused: list[Held] = []
+        seen = 0
+        for each in pool:
             if len(found) == claim.limit:
                 break
+            seen += 1
             current = self._world.records.get(each.record.id)
-            if not isinstance(current, Attempt) or ready_at(current) is None:
+            if not isinstance(current, Attempt) or not self._is_ready(each):
                 continue
-            own = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2]
+            own = secret[len(found) * SECRET_BYTES * 2 : (len(found) + 1) * SECRET_BYTES * 2]
             number = current.claims + 1
             token = ids.lease_id(current.id, number, own)
             ref = ids.LeaseRef(current.id, number, ids.lease_fingerprint(token))
@@ -389,7 +422,11 @@ class Lane:
                     decision = yield from self._decide(start, now, changed, events)
             if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
                 found.append(Claimed(decision.record, token))
-        return found
+                self._given += 1
+            else:
+                refused.append(each)
+        self._pools[claim.tenant, claim.labels] = refused + pool[seen:]
+        return Found(found, is_passed=bool(refused))
 
     def _tick(
         self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]

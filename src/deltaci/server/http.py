@@ -34,6 +34,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _METHODS: Final[dict[str, list[str]]] = {}
 for _each in ADDRESSES:
     _METHODS.setdefault(_each.name, []).append(_each.method)
+_LEASE: Final = LEASE_HEADER.lower().encode()
+_OFFSET: Final = OFFSET_HEADER.lower().encode()
 _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
@@ -42,21 +44,27 @@ _decode_registration = wire.decoder(wire.Registration)
 
 
 class Request:
-    """What came in: headers by lower-case name, and the body, read up to a limit."""
+    """What came in: the headers that are asked for, and the body, read up to a limit."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
-        self.headers: dict[str, str] = {
-            name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
-        }
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
+
+    def header(self, wanted: bytes) -> str:
+        """What a header says, by its lower-case name; of many the last one."""
+        found = b""
+        for name, value in self._headers:
+            if name == wanted:
+                found = value
+        return found.decode("utf-8", "replace")
 
     async def body(self, limit: int) -> bytes:
         """All of it, or a refusal as soon as it is too much."""
         parts: list[bytes] = []
         size = 0
-        told = self.headers.get("content-length", "")
+        told = self.header(b"content-length")
         if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
             raise _too_large(limit)
         while True:
@@ -72,21 +80,21 @@ class Request:
 
     def token(self) -> str:
         """The bearer token."""
-        kind, _, token = self.headers.get("authorization", "").partition(" ")
+        kind, _, token = self.header(b"authorization").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
         return token
 
     def lease_id(self) -> str:
         """The lease under which it is sent."""
-        lease_id = self.headers.get(LEASE_HEADER.lower(), "")
+        lease_id = self.header(_LEASE)
         if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
             raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
         return lease_id
 
     def offset(self) -> int:
         """The byte at which this part of a log begins."""
-        offset = self.headers.get(OFFSET_HEADER.lower(), "")
+        offset = self.header(_OFFSET)
         if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_DIGITS:
             raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
         return int(offset)
@@ -154,11 +162,7 @@ class RunnerApp:
 
     async def _lease(self, who: Runner, request: Request) -> list[wire.LeaseGranted]:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
-        gone = asyncio.create_task(request.gone())
-        try:
-            return await self._protocol.lease(who, asked, gone.done)
-        finally:
-            gone.cancel()
+        return await self._protocol.lease(who, asked, request.gone)
 
     async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
 POLL_SECONDS: Final = 0.5
+
+# Where something waits to be claimed since the last commit: (tenant, queue key) → how much.
+Ready = Mapping[tuple[str, str], int]
 
 
 class Waker:
@@ -33,6 +36,7 @@ class Wakers:
 
     def __init__(self) -> None:
         self._all: set[Waker] = set()
+        self._ears: list[Callable[[Ready | None], None]] = []
 
     @contextmanager
     def subscribed(self) -> Iterator[Waker]:
@@ -44,7 +48,18 @@ class Wakers:
         finally:
             self._all.discard(waker)
 
-    def hint(self) -> None:
-        """Tell everybody."""
+    def listen(self, hear: Callable[[Ready | None], None]) -> None:
+        """Call this whenever work is there to be claimed; with None when there may be some anywhere."""
+        self._ears.append(hear)
+
+    def unlisten(self, hear: Callable[[Ready | None], None]) -> None:
+        """No longer."""
+        self._ears.remove(hear)
+
+    def hint(self, ready: Ready | None = None) -> None:
+        """Tell everybody. `ready` is what can be claimed by what was committed; None: nobody knows."""
         for waker in self._all:
             waker.hint()
+        if ready is None or ready:
+            for hear in tuple(self._ears):
+                hear(ready)
