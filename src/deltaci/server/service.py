@@ -93,6 +93,7 @@ class Listener:
             interface="asgi3",
             lifespan="off",
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=3,
         )
