@@ -63,7 +63,9 @@ class Measured(msgspec.Struct, frozen=True):
     def shares(self) -> str:
         """Who used how much of a core meanwhile."""
         seconds = self.worked.seconds
-        return f"CPU: {self.server_cpu / seconds:.0%} of a core in the server, {self.worked.cpu / seconds:.0%} in the load"
+        return (
+            f"CPU: {self.server_cpu / seconds:.0%} of a core in the server, {self.worked.cpu / seconds:.0%} in the load"
+        )
 
 
 def run() -> list[Figure]:
@@ -94,7 +96,6 @@ def _measure(yard: Yard, kinds: list[str], shape: Shape) -> list[Figure]:
         inside = shape.jobs / at_new_place(yard, kind, _inside, shape)
         rate, spent = shape.jobs / found.worked.seconds, found.server_cpu / shape.jobs * 1e6
         say(f"{shape.name}, {kind}: {rate:,.0f} jobs/s, without HTTP {inside:,.0f}. {found.shares}")
-        answers = found.worked.answers
         name = f"{shape.name}, {kind}"
         ratios = {"nothing behind uvicorn": rate / bare_rate, "the queue without HTTP": rate / inside}
         figures += [
@@ -105,8 +106,8 @@ def _measure(yard: Yard, kinds: list[str], shape: Shape) -> list[Figure]:
                 "µs/job",
                 {"nothing behind uvicorn": spent / (bare.server_cpu / shape.jobs * 1e6)},
             ),
-            Figure(f"{name}: an answer, p50", answers[len(answers) // 2] * 1e3, "ms"),
-            Figure(f"{name}: an answer, p99", answers[len(answers) * 99 // 100] * 1e3, "ms"),
+            Figure(f"{name}: an answer, p50", found.worked.p50 * 1e3, "ms"),
+            Figure(f"{name}: an answer, p99", found.worked.p99 * 1e3, "ms"),
             Figure(f"{name}: the load's share of a core", found.worked.cpu / found.worked.seconds * 100, "%"),
         ]
     return figures
@@ -151,9 +152,7 @@ async def _fill(place: Place, jobs: int) -> None:
 def _loaded(server: Process, url: str, key: bytes, shape: Shape) -> Measured:
     with started("-m", "bench.load") as load:
         before = server.cpu()
-        load.tell(
-            Work(int(url.rpartition(":")[2]), key, shape.connections, shape.slots, shape.jobs, shape.is_batched)
-        )
+        load.tell(Work(int(url.rpartition(":")[2]), key, shape.connections, shape.slots, shape.jobs, shape.is_batched))
         worked = msgspec.convert(load.heard(), Worked)
         return Measured(worked, server.cpu() - before)
 

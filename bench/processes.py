@@ -32,6 +32,7 @@ class Process:
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, *arguments]
+        self._command = " ".join(arguments)
         pipe = subprocess.PIPE
         folders = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})}
@@ -51,17 +52,21 @@ class Process:
         while b"\n" not in self._said:
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._child.stdout], [], [], left)[0]:
-                raise AssertionError(f"{self._child.args} said nothing for {seconds:.0f} s")
+                raise AssertionError(f"{self._command} said nothing for {seconds:.0f} s")
             heard = os.read(self._child.stdout.fileno(), 1 << 20)
             if not heard:
-                raise AssertionError(f"{self._child.args} ended with {self._child.wait(STOP_SECONDS)}")
+                raise AssertionError(f"{self._command} ended with {self._child.wait(STOP_SECONDS)}")
             self._said += heard
         found, _, self._said = self._said.partition(b"\n")
         return found.decode()
 
     def heard(self, seconds: float = WAIT_SECONDS) -> Any:
         """The next line, as JSON."""
-        return msgspec.json.decode(self.line(seconds))
+        line = self.line(seconds)
+        try:
+            return msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise AssertionError(f"{self._command} said {line[:500]!r} ({len(line)} characters): {error}") from None
 
     def cpu(self) -> float:
         """Seconds of the processor so far, of all its threads."""
