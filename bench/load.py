@@ -3,12 +3,13 @@
 Lean on purpose, so that it is the server that is measured: requests are put together from bytes that were made before,
 and of an answer only what the next request needs is looked for.
 
-    python -m bench.load    one line of JSON on its input, `Work` or `Wait`, says what to do
+    python -m bench.load    one line of JSON on its input, `Work`, `Wait` or `Beat`, says what to do
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import sys
 import time
@@ -26,7 +27,6 @@ STAMP: Final = b"2026-01-04T08:00:00Z"
 GRANTED: Final = re.compile(rb'"lease_id":"([^"]+)","job_id":"([^"]+)"')
 CREDENTIAL_SECONDS: Final = 900
 CONNECTS_AT_ONCE: Final = 50
-SOURCE: Final = "127.0.0."
 
 
 class Work(msgspec.Struct, frozen=True, tag=True):
@@ -58,6 +58,23 @@ class Wait(msgspec.Struct, frozen=True, tag=True):
     first: int
     count: int
     wait_seconds: float
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """One machine takes so many leases, and renews all of them in batches of this size when it is told to."""
+
+    port: int
+    key: bytes
+    leases: int
+    batch: int
+
+
+class Beaten(msgspec.Struct, frozen=True):
+    """How long all of them took, and a batch."""
+
+    seconds: float
+    p50: float
+    p99: float
 
 
 class Request:
@@ -160,17 +177,17 @@ class Worker(Line):
         while True:
             yield self._lease
             granted = GRANTED.findall(self._body)
-            acks = [self._message(b"AckLease", *each) for each in granted]
-            ends = [self._message(b"Complete", *each) for each in granted]
+            acks = [message(b"AckLease", self._name, *each) for each in granted]
+            ends = [message(b"Complete", self._name, *each) for each in granted]
             if self._is_batched:
                 yield from self._all(acks, b'"extend_lease":true')
                 yield from self._all(ends, b'"accepted":true')
                 continue
-            for message in acks:
-                yield self._say.around(message)
+            for ack in acks:
+                yield self._say.around(ack)
                 assert b'"extend_lease":true' in self._body, self._body
-            for message in ends:
-                yield self._say.around(message)
+            for end in ends:
+                yield self._say.around(end)
                 assert b'"accepted":true' in self._body, self._body
                 self._crew.done(1)
 
@@ -181,13 +198,15 @@ class Worker(Line):
             if sign == b'"accepted":true':
                 self._crew.done(len(messages))
 
-    def _message(self, kind: bytes, lease_id: bytes, job_id: bytes) -> bytes:
-        own = (
-            b'"job_id":"%s","accepted_at":"%s"' % (job_id, STAMP)
-            if kind == b"AckLease"
-            else b'"status":"SUCCEEDED","exit_code":0'
-        )
-        return b'{"type":"%s","lease_id":"%s","runner_id":"%s",%s}' % (kind, lease_id, self._name, own)
+
+def message(kind: bytes, name: bytes, lease_id: bytes, job_id: bytes) -> bytes:
+    """One of the runner's messages."""
+    own = {
+        b"AckLease": b'"job_id":"%s","accepted_at":"%s"' % (job_id, STAMP),
+        b"Heartbeat": b'"ts":"%s"' % STAMP,
+        b"Complete": b'"status":"SUCCEEDED","exit_code":0',
+    }[kind]
+    return b'{"type":"%s","lease_id":"%s","runner_id":"%s",%s}' % (kind, lease_id, name, own)
 
 
 def credential(key: bytes, name: str) -> str:
@@ -215,26 +234,30 @@ async def work(order: Work) -> Worked:
 
 
 class Waiter(Line):
-    """Asks for work, waits, and asks again; says when it was given any."""
+    """Asks for work, waits, and asks again; remembers when it was given any."""
 
-    def __init__(self, order: Wait, number: int) -> None:
+    def __init__(self, order: Wait, number: int, granted: list[tuple[str, float]]) -> None:
         super().__init__()
         name = f"idle-{number}"
         self.polls = 0
-        self._ask = Request("lease", credential(order.key, name)).around(
-            b'{"type":"Lease","runner_id":"%s","wait_seconds":%.1f}' % (name.encode(), order.wait_seconds)
-        )
+        self._granted = granted
+        self._request = Request("lease", credential(order.key, name))
+        self._body = b'{"type":"Lease","runner_id":"%s","wait_seconds":%%.1f}' % name.encode()
+        self._wait_seconds = order.wait_seconds
 
     def begin(self) -> None:
-        """The first request."""
-        self.transport.write(self._ask)
+        """The first request waits for less: not all of them shall ask again at the same time."""
+        self._ask(self._wait_seconds * random.random())
+
+    def _ask(self, seconds: float) -> None:
+        self.transport.write(self._request.around(self._body % seconds))
 
     def answered(self, body: bytes) -> None:
-        """Say what came, and ask again."""
+        """Remember what came, and ask again."""
         for _, job_id in GRANTED.findall(body):
-            say([job_id.decode(), time.perf_counter()])
+            self._granted.append((job_id.decode(), time.perf_counter()))
         self.polls += 1
-        self.transport.write(self._ask)
+        self._ask(self._wait_seconds)
 
 
 def say(what: object) -> None:
@@ -243,36 +266,95 @@ def say(what: object) -> None:
 
 
 async def wait(order: Wait) -> None:
-    """Connect all of them, say so, and go on until the input ends."""
+    """Connect all of them, say so, and go on until the input ends.
+
+    Asked for `polls` it says how many there were; asked for anything else, when the jobs of that name were granted.
+    """
     loop = asyncio.get_running_loop()
-    waiters = [Waiter(order, order.first + n) for n in range(order.count)]
+    granted: list[tuple[str, float]] = []
+    waiters = [Waiter(order, order.first + n, granted) for n in range(order.count)]
     for start in range(0, order.count, CONNECTS_AT_ONCE):
         some = waiters[start : start + CONNECTS_AT_ONCE]
-        source = f"{SOURCE}{2 + (order.first + start) // 10_000}"
         await asyncio.gather(
-            *(
-                loop.create_connection(lambda each=each: each, "127.0.0.1", order.port, local_addr=(source, 0))  # type: ignore[misc]
-                for each in some
-            )
+            *(loop.create_connection(lambda each=each: each, "127.0.0.1", order.port) for each in some)  # type: ignore[misc]
         )
         for each in some:
             each.begin()
     say("connected")
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.readline():
-        say([time.process_time(), sum(each.polls for each in waiters)])
+    reader = await orders()
+    while line := await reader.readline():
+        asked = msgspec.json.decode(line)
+        if asked == "polls":
+            say(sum(each.polls for each in waiters))
+        else:
+            say([at for job_id, at in granted if job_id.rpartition("-")[0] == asked])
+            granted[:] = [each for each in granted if each[0].rpartition("-")[0] != asked]
     for each in waiters:
         each.transport.abort()
+
+
+async def orders() -> asyncio.StreamReader:
+    """What is told after the first line."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+class Beater(Line):
+    """Waits for each answer before it asks the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer: asyncio.Future[bytes] | None = None
+
+    async def ask(self, request: bytes) -> bytes:
+        """One request, and its answer."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return await self._answer
+
+    def answered(self, body: bytes) -> None:
+        """Hand it over."""
+        assert self._answer is not None
+        self._answer.set_result(body)
+
+
+async def beat(order: Beat) -> None:
+    """Take the leases and say so; when told to, renew all of them and say how that went."""
+    line = Beater()
+    await asyncio.get_running_loop().create_connection(lambda: line, "127.0.0.1", order.port)
+    token = credential(order.key, "host")
+    lease, batch = Request("lease", token), Request("batch", token)
+    held: list[tuple[bytes, bytes]] = []
+    while len(held) < order.leases:
+        asked = b'{"type":"Lease","runner_id":"host","slots":%d}' % order.batch
+        found = GRANTED.findall(await line.ask(lease.around(asked)))
+        assert found, f"only {len(held)} leases"
+        held += found
+        await line.ask(batch.around(b"[%s]" % b",".join(message(b"AckLease", b"host", *each) for each in found)))
+    say("held")
+    await (await orders()).readline()
+    took: list[float] = []
+    for start in range(0, order.leases, order.batch):
+        beats = [message(b"Heartbeat", b"host", *each) for each in held[start : start + order.batch]]
+        began = time.perf_counter()
+        heard = await line.ask(batch.around(b"[%s]" % b",".join(beats)))
+        took.append(time.perf_counter() - began)
+        assert heard.count(b'"extend_lease":true') == len(beats), heard[:500]
+    took.sort()
+    say(Beaten(sum(took), took[len(took) // 2], took[len(took) * 99 // 100]))
+    line.transport.abort()
 
 
 def main() -> int:
     """Do what the first line of the input says."""
     more_files()
     with open(0, "rb", buffering=0, closefd=False) as told:  # What follows is for the loop to read.
-        order: Work | Wait = msgspec.json.decode(told.readline(), type=Work | Wait)
+        order: Work | Wait | Beat = msgspec.json.decode(told.readline(), type=Work | Wait | Beat)
     if isinstance(order, Work):
         say(loops.run(work(order)))
+    elif isinstance(order, Beat):
+        loops.run(beat(order))
     else:
         loops.run(wait(order))
     return 0

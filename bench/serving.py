@@ -21,7 +21,7 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
 from deltaci.engine import loops
-from deltaci.server.service import Listener, Service
+from deltaci.server.service import Listener, Service, collect_seldom
 from deltaci.store import open_store
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
@@ -103,6 +103,7 @@ async def _listen(service: Any, orders: asyncio.Task[None] | None = None) -> Non
     listener = Listener(cast(Service, service), "127.0.0.1", 0)
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, listener.stop)
+    collect_seldom()
     print(f"listening on {listener.url}", flush=True)
     await listener.serve()
     if orders is not None:

@@ -12,7 +12,7 @@ import typer
 
 from deltaci.core import lease
 from deltaci.engine import loops
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.server.service import Listener, Service, collect_seldom, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
@@ -47,6 +47,7 @@ async def _serve(store: str, data: Path, host: str, port: int, lease_ttl: int) -
         listener = Listener(service, host, port)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
+        collect_seldom()
         print(f"deltaci server: listening on {listener.url}", flush=True)
         await listener.serve()
 
