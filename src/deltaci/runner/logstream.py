@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Final
 
@@ -32,15 +33,17 @@ class LogStream:
 
     def write(self, data: bytes) -> None:
         """Keep it, and send it soon."""
-        self._file.seek(0, 2)
-        self._file.write(data)
+        # By place, not by a position that is shared: what is sent is read in another thread.
+        left = memoryview(data)
+        while left:
+            left = left[os.pwrite(self._file.fileno(), left, self._size + len(data) - len(left)) :]
         self._size += len(data)
         self._has_more.set()
 
     def tail(self) -> list[str]:
         """The last lines, for the one who asks why it failed."""
-        self._file.seek(max(0, self._size - TAIL_BYTES))
-        return self._file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        found = os.pread(self._file.fileno(), TAIL_BYTES, max(0, self._size - TAIL_BYTES))
+        return found.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     async def send(self) -> None:
         """Send until it is ended and all of it is with the server, or until the server wants no more of it."""
@@ -64,8 +67,7 @@ class LogStream:
         self._is_sent.set()
 
     def _send_part(self) -> int:
-        self._file.seek(self.bytes_sent)
-        data = self._file.read(CHUNK_BYTES)
+        data = os.pread(self._file.fileno(), min(CHUNK_BYTES, self._size - self.bytes_sent), self.bytes_sent)
         try:
             return self._client.append_log(self._lease_id, self.bytes_sent, data)
         except Refused as refused:
