@@ -31,9 +31,9 @@ SPEC: Final = {"steps": ["true"]}
 TTL_SECONDS: Final = 600
 
 
-def births(name: str, count: int) -> list[Birth]:
-    """So many jobs with next to nothing to do."""
-    jobs = [Attempt(id=f"{name}-{n}", tenant=TENANT, spec=SPEC) for n in range(count)]
+def births(name: str, count: int, spec: Any = SPEC) -> list[Birth]:
+    """So many jobs, with next to nothing to do unless it is said what."""
+    jobs = [Attempt(id=f"{name}-{n}", tenant=TENANT, spec=spec) for n in range(count)]
     return [Birth(id=job.id, record=job, is_drawn=True) for job in jobs]
 
 
@@ -116,12 +116,11 @@ async def _serve(store: str, folder: Path) -> None:
 
 
 async def _enqueue(service: Service) -> None:
-    """Enqueue what the lines of the input say, `[name, count]`; say when that began and when it was durable."""
+    """Enqueue what the lines of the input say, `[name, count, spec]`; say when that began and when it was durable."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        name, count = msgspec.json.decode(line, type=tuple[str, int])
-        commands = births(name, count)
+        commands = births(*msgspec.json.decode(line))
         began = time.perf_counter()
         await service.applier.do_all(commands)
         print(msgspec.json.encode([began, time.perf_counter()]).decode(), flush=True)
