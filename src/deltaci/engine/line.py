@@ -9,7 +9,6 @@ what one of them costs.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -18,8 +17,7 @@ import msgspec
 
 from deltaci.core.worker import required_labels
 from deltaci.engine.applier import Applier, Claim, Claimed, Found
-from deltaci.store import wake
-from deltaci.store.wake import Ready, Wakers
+from deltaci.store.port import Ready, Wakers
 
 MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
 SPREAD: Final = 2
@@ -233,8 +231,7 @@ class Line:
         """For as long as anybody waits."""
         try:
             while self._lines:
-                # A little disorder keeps many servers from asking all at once.
-                await asyncio.sleep(wake.POLL_SECONDS * random.uniform(0.8, 1.2))
+                await asyncio.sleep(self._wakers.pause())
                 self._look_around()
         finally:
             self._polling = None

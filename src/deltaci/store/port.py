@@ -16,9 +16,11 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
-from deltaci.store.wake import Wakers
+from deltaci.store import wake
 
 T = TypeVar("T")
+Ready = wake.Ready
+Wakers = wake.Wakers
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):

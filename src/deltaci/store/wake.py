@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -47,6 +48,11 @@ class Wakers:
             yield waker
         finally:
             self._all.discard(waker)
+
+    @staticmethod
+    def pause() -> float:
+        """How many seconds until it is time to look anyway. Some disorder keeps servers from asking all at once."""
+        return POLL_SECONDS * random.uniform(0.8, 1.2)
 
     def listen(self, hear: Callable[[Ready | None], None]) -> None:
         """Call this whenever work is there to be claimed; with None when there may be some anywhere."""
