@@ -34,6 +34,7 @@ BURST = 200
 BEATS = 10_000
 BEAT_BATCH: Final = 500
 SPARE_FILES: Final = 200
+SETTLE_SECONDS: Final = 15.0
 
 
 def run() -> list[Figure]:
@@ -53,7 +54,7 @@ def _bare(runners: int) -> float:
         url = address(server)
         before = server.memory()
         with _fleet(url, b"k" * 32, runners, 3600.0):
-            return _each(before, server.memory(), runners)
+            return _each(before, _settled(server), runners)
 
 
 def _waiting(folder: Path, runners: int, bare: float) -> list[Figure]:
@@ -61,10 +62,11 @@ def _waiting(folder: Path, runners: int, bare: float) -> list[Figure]:
         url = address(server)
         before = server.memory()
         with _fleet(url, server_key(folder / KEY_FILE), runners, WAIT_SECONDS) as fleet:
-            after = server.memory()
+            _settled(server)
+            share, polls = _idle(server, fleet)
+            after = server.memory()  # By now everybody has asked again.
             each = _each(before, after, runners)
             say(f"{runners:,} runners wait: {each:,.0f} bytes each, nothing behind uvicorn {bare:,.0f}")
-            share, polls = _idle(server, fleet)
             say(f"idle: {share:.1%} of a core, {polls:,.0f} long polls a second")
             singles, cpu = _enqueued_and_granted(server, fleet, share)
             burst = _burst(server, fleet)
@@ -95,6 +97,16 @@ def _fleet(url: str, key: bytes, runners: int, wait_seconds: float) -> Iterator[
         for helper in (first, second):
             assert helper.heard() == "connected"
         yield [first, second]
+
+
+def _settled(server: Process) -> Memory:
+    """What it keeps when it has taken in all that was sent: it does nothing more, or not much."""
+    give_up = time.monotonic() + SETTLE_SECONDS
+    while True:
+        cpu = server.cpu()
+        time.sleep(0.5)
+        if server.cpu() - cpu < 0.2 or time.monotonic() > give_up:
+            return server.memory()
 
 
 def _each(before: Memory, after: Memory, runners: int) -> float:

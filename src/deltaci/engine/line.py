@@ -20,6 +20,7 @@ from deltaci.engine.applier import Applier, Claim, Claimed, Found
 from deltaci.store.port import Ready, Wakers
 
 MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
+MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at once; the next time to others.
 SPREAD: Final = 2
 
 Gone = Callable[[], Coroutine[Any, Any, None]]
@@ -45,6 +46,10 @@ class _Line:
         self.looking = 0
         self.members = 0
         self._kept: list[Turn] = []
+
+    def turn(self, *, spreads: bool = False) -> Turn:
+        """One that reaches all who wait, if there are not too many."""
+        return Turn(spreads, min(len(self.waiting), MAX_PASSES))
 
     def wake(self, turn: Turn, count: int) -> int:
         """Let so many look that wait; how many that were."""
@@ -212,7 +217,7 @@ class Line:
             woken: list[_Line] = []
             for line in self._lines.values():
                 if line.name[0] == tenant and wanted <= line.labels:
-                    turn = Turn(passes=len(line.waiting))
+                    turn = line.turn()
                     line.keep(turn, count)
                     if left and line.waiting:
                         left -= line.wake(turn, left)
@@ -225,7 +230,7 @@ class Line:
         for name in list(self._lines)[:MAX_POLLED]:
             line = self._lines[name]
             self._lines.move_to_end(name)
-            line.wake(Turn(spreads=True, passes=len(line.waiting)), 1)
+            line.wake(line.turn(spreads=True), 1)
 
     async def _poll(self) -> None:
         """For as long as anybody waits."""
