@@ -125,9 +125,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Yard:
-    """The server and the folder in which places are made."""
+    """The server, if there is one, and the folder in which places are made."""
 
-    def __init__(self, server: PostgresServer, folder: Path) -> None:
+    def __init__(self, server: PostgresServer | None, folder: Path) -> None:
         self.folder = folder
         self._server = server
         self._numbers = count(1)
@@ -135,12 +135,14 @@ class Yard:
     def new(self, kind: str) -> Place:
         """An empty place."""
         if kind == POSTGRES:
+            assert self._server is not None
             return Place(kind, self._server.create_database())
         return Place(kind, str(self.folder / f"{next(self._numbers)}.db"))
 
     def drop(self, place: Place) -> None:
         """Give its room back."""
         if place.kind == POSTGRES:
+            assert self._server is not None
             self._server.drop_database(place.url)
             return
         for path in self.folder.glob(f"{Path(place.url).name}*"):
@@ -158,6 +160,8 @@ class Yard:
 
     def _server_cpu(self) -> float:
         """CPU seconds of the server so far: of itself, of its children that ended and of those that live."""
+        if self._server is None:
+            return 0.0
         main = int((self._server.directory / "data" / "postmaster.pid").read_text().split()[0])
         total = sum(_stat(main)[11:15])
         for entry in Path("/proc").iterdir():

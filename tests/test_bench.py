@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_core, bench_queue, bench_verify, peers
+from bench import bench_core, bench_fleet, bench_http, bench_log, bench_queue, bench_verify, peers
+from tests.servers import ServerFailed
 
 
 def test_the_benchmark_of_the_verifier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +52,48 @@ def test_the_benchmark_of_the_queue_runs(
 
     assert all(figure.value > 0 for figure in figures if figure.unit in ("jobs/s", "ms", "s"))
     assert "not installed: PgQueuer" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_the_server_over_http_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a real server and the load on it; without PostgreSQL it says so and goes on."""
+
+    def missing() -> None:
+        raise ServerFailed("there is none here")
+
+    monkeypatch.setattr(bench_http, "PostgresServer", missing)
+    shapes = (bench_http.Shape("single", 4, 1, 20), bench_http.Shape("batched", 2, 5, 40))
+    monkeypatch.setattr(bench_http, "SHAPES", shapes)
+
+    figures = bench_http.run()
+
+    rates = [figure for figure in figures if figure.unit == "jobs/s"]
+    assert len(rates) == 2
+    assert all(figure.value > 0 and all(ratio > 0 for ratio in figure.ratios.values()) for figure in rates)
+
+
+def test_the_benchmark_of_a_fleet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for runners that wait."""
+    for name, value in {
+        "RUNNERS": 20,
+        "WAIT_SECONDS": 0.3,
+        "IDLE_SECONDS": 0.5,
+        "JOBS": 2,
+        "BURST": 5,
+        "BEATS": 20,
+    }.items():
+        monkeypatch.setattr(bench_fleet, name, value)
+
+    figures = {figure.metric: figure for figure in bench_fleet.run()}
+
+    assert figures["20 runners wait: long polls while idle"].value > 0
+    assert figures["20 runners wait: enqueued to granted, p50"].value > 0
+
+
+def test_the_benchmark_of_a_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what a job writes."""
+    monkeypatch.setattr(bench_log, "MEGABYTES", 1)
+    monkeypatch.setattr(bench_log, "LINES", 5)
+
+    figures = bench_log.run()
+
+    assert all(figure.value > 0 for figure in figures if figure.unit in ("MB/s", "ms"))

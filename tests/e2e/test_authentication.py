@@ -13,7 +13,7 @@ import pytest
 from deltaci.core.worker import Worker
 from deltaci.server.service import registration_token
 from tests.certificates import HERE, Authority, uri
-from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed
+from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed, on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
 
 LONG: Final = f"sleep {TTL_SECONDS + 1}"  # Longer than a lease without a heartbeat.

@@ -12,6 +12,7 @@ import pytest
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.worker import Worker
+from deltaci.engine import line
 from deltaci.store import wake
 from deltaci.wire.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
 from tests.contract.places import on_loop
@@ -201,13 +202,13 @@ class Waits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
-        original = wake.Waker.wait
+        original = line._Place.turn
 
-        async def wait(waker: wake.Waker, most: float = math.inf) -> None:
+        async def turn(place: line._Place, *, is_first: bool = False) -> line.Turn | None:
             self.begun.set()
-            await original(waker, most)
+            return await original(place, is_first=is_first)
 
-        monkeypatch.setattr(wake.Waker, "wait", wait)
+        monkeypatch.setattr(line._Place, "turn", turn)
         monkeypatch.setattr(wake, "POLL_SECONDS", math.inf)
 
 

@@ -17,7 +17,7 @@ from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.server.registry import Issuer
-from deltaci.server.service import BLOBS_FOLDER, Listener, Service, registration_token
+from deltaci.server.service import BLOBS_FOLDER, Listener, Service, collect_seldom, registration_token
 from deltaci.server.tls import server_context
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
@@ -109,6 +109,7 @@ async def _serve(service: Service, host: str, port: int, tls: ssl.SSLContext | N
         listener = Listener(service, host, port, tls)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
+        collect_seldom()
         print(f"deltaci server: listening on {listener.url}", flush=True)
         await listener.serve()
 

@@ -10,11 +10,12 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.lane import MAX_BATCH, Answer, Claim, Claimed, Item, Lane, Mint, Overloaded, Tick, Waiting
+from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Overloaded, Tick, Waiting
+from deltaci.engine.lane import Lane
 from deltaci.engine.unreadable import Reports
 from deltaci.store.port import Store, Unavailable
 
-__all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Mint", "Overloaded", "Tick"]
+__all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Found", "Mint", "Overloaded", "Tick"]
 
 
 class Applier:
@@ -72,8 +73,12 @@ class Applier:
 
     async def claim(self, claim: Claim) -> list[Claimed]:
         """Hand out attempts that wait."""
+        return (await self.look(claim)).claimed
+
+    async def look(self, claim: Claim) -> Found:
+        """The same, and whether there was something that this worker may not have."""
         answer = (await self._submit([claim], self._any_lane()))[0]
-        assert isinstance(answer, list)
+        assert isinstance(answer, Found)
         return answer
 
     async def tick(self, limit: int = MAX_BATCH) -> int:

@@ -12,11 +12,9 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
-
-import msgspec
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
@@ -29,6 +27,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
+from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
 from deltaci.engine.unreadable import Reports, refusal
 from deltaci.store.port import (
     Conflict,
@@ -47,7 +46,6 @@ from deltaci.store.port import (
     Write,
 )
 
-MAX_BATCH: Final = 1000
 MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
 MAX_TRIES: Final = 50
@@ -57,56 +55,6 @@ SALT_CHARS: Final = 16
 STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
 
 LOGGER: Final = logging.getLogger(__name__)
-
-
-# Makes the secret part of a lease id from the attempt's id, the lease's number and a salt that is kept with it.
-Mint = Callable[[str, int, str], str]
-
-
-class Overloaded(Exception):
-    """Too many commands wait already. Try again later."""
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker asks for work: so many of its tenant's best attempts that fit its labels.
-
-    One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
-    certain attempts gets these or none.
-    """
-
-    tenant: str
-    worker_id: str
-    labels: tuple[str, ...]
-    limit: int
-    ttl_seconds: int
-    accept_seconds: int
-    request_id: str = ""
-    starts: bool = False
-    only: tuple[str, ...] = ()
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """What a worker got: the attempt, and the lease id that proves it. Shown once."""
-
-    attempt: Attempt
-    lease_id: str
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Look for what is due. Answered by how much was found."""
-
-    limit: int = MAX_BATCH
-
-
-Item = Command | Claim | Tick
-Answer = Decision | list[Claimed] | int | Refused
-
-
-class Waiting(msgspec.Struct):
-    """Items that one caller waits for together. Each is applied or refused on its own."""
-
-    items: Sequence[Item]
-    answer: asyncio.Future[list[Answer]]
 
 
 class Lane:
@@ -121,6 +69,9 @@ class Lane:
         self._stored: dict[str, tuple[int, int | None]] = {}
         self._absent: list[str] = []
         self._fresh: set[str] = set()
+        self._given = 0
+        self._asked: dict[Name, int] = {}
+        self._pools: dict[Name, list[Held]] = {}
         self._inbox: deque[Waiting] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
@@ -225,6 +176,7 @@ class Lane:
         if len(self._stored) > MAX_CACHED:
             self._forget()
         self._fresh.clear()
+        self._given, self._asked, self._pools = 0, {}, {}
         wanted: set[str] = set()
         drawn: set[str] = set()
         for item in items:
@@ -232,6 +184,9 @@ class Lane:
                 drawn.add(item.id)
             elif isinstance(item, Command):
                 wanted.update(_related(item))
+            elif isinstance(item, Claim):
+                name = item.name
+                self._asked[name] = self._asked.get(name, 0) + item.limit
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim):
             stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only)
@@ -275,6 +230,10 @@ class Lane:
                 self._fresh.add(id)
                 self._world.records[id] = None
                 self._absent.append(id)
+
+    def _taken(self, held: list[Held]) -> list[Held]:
+        self._take(held)
+        return held
 
     def _tidy(self) -> None:
         """Keep only what nobody else is likely to change. What did not exist may by now."""
@@ -350,31 +309,46 @@ class Lane:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
 
-    def _find_ready(
-        self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record]
-    ) -> Transaction[list[Held]]:
+    def _pool(self, claim: Claim, now: int, ready: list[Held] | None) -> Transaction[list[Held]]:
+        """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
+        name = claim.name
         if ready is not None and not any(isinstance(each.record, Unreadable) for each in ready):
-            return ready
-        # What this batch already gave away is still ready in the store: ask for that many more.
-        taken = sum(1 for record in changed.values() if isinstance(record, Attempt))
-        wanted = FindReady(claim.tenant, claim.labels, now, claim.limit + taken, claim.only)
-        return (yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND))
+            self._pools[name] = self._taken(ready)
+        taken = self._given
+        while name not in self._pools:
+            # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
+            # what is found is nobody else's until the commit.
+            wanted = FindReady(claim.tenant, claim.labels, now, self._asked[name] + taken, claim.only)
+            held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
+            found = sum(not self._is_ready(each) for each in held)
+            if found <= taken or len(held) < wanted.limit:
+                self._pools[name] = self._taken(held)
+            taken = found
+        return self._pools[name]
+
+    def _is_ready(self, held: Held) -> bool:
+        """Whether it is still ready by what this batch has decided."""
+        current = self._world.records.get(held.record.id, held.record)
+        return isinstance(current, Attempt) and ready_at(current) is not None
 
     def _claim(
         self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[list[Claimed]]:
-        held = yield from self._find_ready(claim, now, ready, changed)
-        self._take(held)
+    ) -> Transaction[Found]:
+        pool = yield from self._pool(claim, now, ready)
         actor = worker_actor(claim.worker_id)
-        secret = secrets.token_hex(SECRET_BYTES * len(held))
+        secret = secrets.token_hex(SECRET_BYTES * min(claim.limit, len(pool)))
         found: list[Claimed] = []
-        for place, each in enumerate(held):
+        refused: list[Held] = []
+        seen = 0
+        for each in pool:
             if len(found) == claim.limit:
                 break
+            seen += 1
             current = self._world.records.get(each.record.id)
-            if not isinstance(current, Attempt) or ready_at(current) is None:
+            if not isinstance(current, Attempt) or not self._is_ready(each):
                 continue
-            own, salt = secret[place * SECRET_BYTES * 2 : (place + 1) * SECRET_BYTES * 2], ""
+            own = secret[len(found) * SECRET_BYTES * 2 : (len(found) + 1) * SECRET_BYTES * 2]
+            salt = ""
             number = current.claims + 1
             if self._mint is not None:
                 salt = own[:SALT_CHARS]
@@ -401,7 +375,11 @@ class Lane:
                     decision = yield from self._decide(start, now, changed, events)
             if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
                 found.append(Claimed(decision.record, token))
-        return found
+                self._given += 1
+            else:
+                refused.append(each)
+        self._pools[claim.name] = refused + pool[seen:]
+        return Found(found, is_passed=bool(refused))
 
     def _tick(
         self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]

@@ -47,6 +47,7 @@ from deltaci.engine.checks import (
     known_lease,
     shown,
 )
+from deltaci.engine.line import Line
 from deltaci.engine.timers import Timers
 from deltaci.engine.unreadable import refusal
 from deltaci.store.port import Store
@@ -186,6 +187,7 @@ class AsyncQueue:
         self._tenant = tenant
         self._has_timers = has_timers
         self._applier = Applier(store)
+        self._line = Line(self._applier, store.wakers)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncQueue:
@@ -294,15 +296,8 @@ class AsyncQueue:
             accept_seconds=accept_seconds,
             starts=starts,
         )
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + wait_seconds
-        with self._store.wakers.subscribed() as waker:
-            while True:
-                claimed = await self._applier.claim(claim)
-                left = give_up - loop.time()
-                if claimed or left <= 0:
-                    return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
-                await waker.wait(left)
+        claimed = await self._line.claim(claim, wait_seconds)
+        return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
         """Execution begins."""

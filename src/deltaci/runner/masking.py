@@ -7,7 +7,8 @@ beginning of a form, so a log is as live as it can be, and how the bytes were cu
 How it is fast without leaving Python: a form of 15 bytes or more contains, wherever it stands, one 8-byte word at an
 address that is a multiple of 8. So a block is read as words, in one call, and these are compared with a set of the few
 words in which forms begin; only forms of which a word was seen are searched for. If there are many forms of 7 to 14
-bytes, words of 4 bytes do the same for all of 7 or more. The rest are searched for one by one.
+bytes, words of 4 bytes do the same for all of 7 or more. The rest are searched for one by one; so are all, if there are
+only a few, as in a log without any secret but its own nonce.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final, Literal
 from deltaci.runner.disguises import disguises, is_too_short
 
 BLOCK_BYTES: Final = 64 * 1024
-MAX_FEW: Final = 12  # So many searches cost less than reading the block as 4-byte words.
+MAX_FEW: Final = 12  # So many searches cost less than reading the block as 4-byte words,
+MAX_ALL: Final = 20  # and so many less than reading it as words at all.
 # How often the end of a block is compared with a form before it is simply kept back: bounds periodic secrets.
 MAX_COMPARISONS: Final = 64
 _MARK_CHARACTERS: Final = b"*#=~?-_.:+!^%&@|/<>x" + bytes(range(256))
@@ -59,8 +61,9 @@ class Mask:
         self._too_short = tuple(place for place, secret in enumerate(given) if is_too_short(secret))
         forms = sorted({form for secret in given for form in disguises(secret)})
         middle = sum(7 <= len(form) < 15 for form in forms)
-        self._words = _Words(forms, 8, "Q") if middle <= MAX_FEW else _Words(forms, 4, "I")
-        self._few = [form for form in forms if len(form) < self._words.min_bytes]
+        many = forms if len(forms) > MAX_ALL else []
+        self._words = _Words(many, 8, "Q") if middle <= MAX_FEW else _Words(many, 4, "I")
+        self._few = [form for form in forms if not many or len(form) < self._words.min_bytes]
         # Every beginning that may be too short to be seen by its words, and every byte with which one may end.
         self._beginnings = frozenset(form[:size] for form in forms for size in range(1, min(15, len(form))))
         self._bytes = frozenset(byte for form in forms for byte in form[:-1])
@@ -99,7 +102,7 @@ class Mask:
         return shown
 
     def _possible(self, block: bytes) -> list[bytes]:
-        found = [form for form in self._few if form in block]
+        found = [form for form in self._few if form in block or (len(form) > 15 and _begins(block, form) < len(block))]
         found.extend(self._words.possible(block))
         return found
 

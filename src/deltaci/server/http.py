@@ -16,7 +16,7 @@ from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.engine.lane import Overloaded
+from deltaci.engine.items import Overloaded
 from deltaci.server.connection import PEER
 from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
@@ -40,6 +40,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _METHODS: Final[dict[str, list[str]]] = {}
 for _each in ADDRESSES:
     _METHODS.setdefault(_each.name, []).append(_each.method)
+_LEASE: Final = LEASE_HEADER.lower().encode()
+_OFFSET: Final = OFFSET_HEADER.lower().encode()
 _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
@@ -50,16 +52,22 @@ _decode_renewal = wire.decoder(wire.Renewal)
 
 
 class Request:
-    """What came in: headers by lower-case name, and the body, read up to a limit."""
+    """What came in: the headers that are asked for, and the body, read up to a limit."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
-        self.headers: dict[str, str] = {
-            name.decode("latin-1").lower(): value.decode("utf-8", "replace") for name, value in scope["headers"]
-        }
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive
+
+    def header(self, wanted: bytes) -> str:
+        """What a header says, by its lower-case name; of many the last one."""
+        found = b""
+        for name, value in self._headers:
+            if name == wanted:
+                found = value
+        return found.decode("utf-8", "replace")
 
     async def body(self, limit: int) -> bytes:
         """All of it, or a refusal as soon as it is too much."""
@@ -68,7 +76,7 @@ class Request:
     async def parts(self, limit: int) -> AsyncIterator[bytes]:
         """The body as it comes, or a refusal as soon as it is too much."""
         size = 0
-        told = self.headers.get("content-length", "")
+        told = self.header(b"content-length")
         if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
             raise _too_large(limit)
         while True:
@@ -89,23 +97,24 @@ class Request:
 
     def token(self) -> str:
         """The bearer token; empty only when there is a client certificate instead."""
-        if self.peer is not None and "authorization" not in self.headers:
+        told = self.header(b"authorization")
+        if self.peer is not None and not told:
             return ""
-        kind, _, token = self.headers.get("authorization", "").partition(" ")
+        kind, _, token = told.partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
         return token
 
     def lease_id(self) -> str:
         """The lease under which it is sent."""
-        lease_id = self.headers.get(LEASE_HEADER.lower(), "")
+        lease_id = self.header(_LEASE)
         if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
             raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
         return lease_id
 
     def offset(self) -> int:
         """The byte at which this part of a log begins."""
-        offset = self.headers.get(OFFSET_HEADER.lower(), "")
+        offset = self.header(_OFFSET)
         if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_DIGITS:
             raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
         return int(offset)
@@ -191,11 +200,7 @@ class RunnerApp:
 
     async def _lease(self, who: Runner, request: Request) -> dict[str, Any]:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
-        gone = asyncio.create_task(request.gone())
-        try:
-            granted = await self._protocol.lease(who, asked, gone.done)
-        finally:
-            gone.cancel()
+        granted = await self._protocol.lease(who, asked, request.gone)
         if not asked.attempts:
             return {"leases": granted}
         return {"leases": granted, "gone": await self._protocol.gone(who, asked.attempts)}

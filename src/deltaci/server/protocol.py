@@ -6,8 +6,8 @@ same transaction in which it accepts the message.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,6 +24,7 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
+from deltaci.engine.line import Gone, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
 from deltaci.store.port import Open, Store, Transaction
@@ -69,19 +70,16 @@ class Protocol:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
-        self._is_closing = False
+        self._line = Line(applier, store.wakers)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
-        self._is_closing = True
-        self._store.wakers.hint()
+        self._line.close()
 
-    async def lease(
-        self, who: Runner, asked: wire.Lease, is_gone: Callable[[], bool] = lambda: False
-    ) -> list[LeaseGranted]:
+    async def lease(self, who: Runner, asked: wire.Lease, gone: Gone | None = None) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
 
-        Nothing is claimed for a runner that is gone: a lease that nobody takes counts against its attempt.
+        Nothing is claimed for a runner that is `gone`: a lease that nobody takes counts against its attempt.
         """
         self._check_speaker(who, asked.runner_id)
         claim = Claim(
@@ -93,18 +91,12 @@ class Protocol:
             accept_seconds=lease.ACCEPT_SECONDS,
             only=tuple(asked.attempts),
         )
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + asked.wait_seconds
-        with self._store.wakers.subscribed() as waker:
-            while not is_gone():
-                claimed = await self._applier.claim(claim)
-                granted = await self._grant(who, claimed)
-                left = give_up - loop.time()
-                if granted or ((left <= 0 or self._is_closing) and not claimed):
-                    return granted
-                if not claimed:
-                    await waker.wait(left)
-        return []
+        give_up = time.monotonic() + asked.wait_seconds
+        while True:
+            claimed = await self._line.claim(claim, give_up - time.monotonic(), gone)
+            granted = await self._grant(who, claimed)
+            if granted or not claimed:
+                return granted
 
     async def gone(self, who: Runner, attempts: Sequence[str]) -> list[str]:
         """Those that are not there to be claimed, now: held, over, or never there for this tenant."""

@@ -23,7 +23,7 @@ from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.engine.lane import Overloaded
+from deltaci.engine.items import Overloaded
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets
 from deltaci.wire import messages as wire
@@ -188,7 +188,7 @@ class Uploads:
         try:
             with await self._do(self._file) as file:
                 stored = await self._take(request, limit, file)
-                told = request.headers.get(SHA256_HEADER.lower(), stored.sha256)
+                told = request.header(SHA256_HEADER.lower().encode()) or stored.sha256
                 if told.lower() != stored.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
                 file.seek(0)

@@ -35,8 +35,9 @@ from deltaci.store.port import (
     Write,
     fits,
     fitting,
+    made_ready,
 )
-from deltaci.store.wake import Wakers
+from deltaci.store.wake import Arrived, Wakers
 
 ReadyKey = tuple[int, int, str]
 QueueName = tuple[str, str]  # The tenant and the labels that it takes.
@@ -87,7 +88,7 @@ class MemoryStore:
         """Run it at once. Whatever it wrote before it raised is taken back."""
         count = len(self._events)
         try:
-            result, is_written = drive(work(), self._answer)
+            result, ready = drive(work(), self._answer)
         except BaseException:
             del self._events[count:]
             for id, row, finished in reversed(self._undo):
@@ -95,8 +96,8 @@ class MemoryStore:
             raise
         finally:
             self._undo.clear()
-        if is_written:
-            self.wakers.hint()
+        if ready is not None:
+            self.wakers.hint(ready)
         return result
 
     def _answer(self, request: Request) -> Any:
@@ -270,16 +271,17 @@ def _held(row: _Row) -> Held:
     return Held(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
 
 
-def drive(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, bool]:
-    """Run a transaction to its end with a plain function that answers; whether it wrote anything."""
-    is_written = False
+def drive(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, Arrived | None]:
+    """Run a transaction to its end with a function that answers; what is ready by it, None if nothing was written."""
+    ready: Arrived | None = None
     try:
         request = next(transaction)
         while True:
-            is_written = is_written or isinstance(request, Write)
+            if isinstance(request, Write):
+                ready = {**(ready or {}), **made_ready(request)}
             request = transaction.send(answer(request))
     except StopIteration as end:
         result: T = end.value
-        return result, is_written
+        return result, ready
     finally:
         transaction.close()

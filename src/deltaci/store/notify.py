@@ -14,14 +14,23 @@ from contextlib import suppress
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 
-from deltaci.store.wake import Wakers
+from deltaci.store.wake import Arrived, Wakers
 
 CHANNEL: Final = "deltaci"
 QUIET_SECONDS: Final = 0.005  # What is committed meanwhile is told together.
 RETRY_SECONDS: Final = 1.0
+MAX_BYTES: Final = 7000  # PostgreSQL takes less than 8000.
 
 LOGGER: Final = logging.getLogger(__name__)
+
+
+class Word(msgspec.Struct, frozen=True, array_like=True):
+    """Who says it, and what can be claimed since; None: too much to tell."""
+
+    name: str
+    ready: list[tuple[str, str, int]] | None = None
 
 
 class Notifier:
@@ -32,11 +41,14 @@ class Notifier:
         self._wakers = wakers
         self._name = secrets.token_hex(8)
         self._is_due = asyncio.Event()
+        self._ready: dict[tuple[str, str], int] = {}
         self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
-    def announce(self) -> None:
-        """Something was committed here."""
+    def announce(self, ready: Arrived) -> None:
+        """Something was committed here, and this can be claimed since."""
+        for name, count in ready.items():
+            self._ready[name] = self._ready.get(name, 0) + count
         self._is_due.set()
 
     def start(self) -> None:
@@ -73,12 +85,22 @@ class Notifier:
             while not self._is_stopped and not connection.is_closed():
                 await self._is_due.wait()
                 self._is_due.clear()
-                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._name)
+                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._word())
                 await asyncio.sleep(QUIET_SECONDS)
         finally:
             with suppress(Exception):
                 connection.terminate()
 
-    def _hear(self, _connection: object, _pid: int, _channel: str, name: str) -> None:
-        if name != self._name:
-            self._wakers.hint()
+    def _word(self) -> str:
+        told, self._ready = self._ready, {}
+        word = msgspec.json.encode(Word(self._name, [(*name, count) for name, count in told.items()]))
+        return (word if len(word) <= MAX_BYTES else msgspec.json.encode(Word(self._name))).decode()
+
+    def _hear(self, _connection: object, _pid: int, _channel: str, said: str) -> None:
+        try:
+            word = msgspec.json.decode(said, type=Word)
+        except msgspec.DecodeError:  # Of another version: all that it says is that there is something.
+            word = Word("")
+        if word.name != self._name:
+            ready = word.ready
+            self._wakers.hint(None if ready is None else {(tenant, key): count for tenant, key, count in ready})

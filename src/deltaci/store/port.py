@@ -16,9 +16,11 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
-from deltaci.store.wake import Wakers
+from deltaci.store import wake
 
 T = TypeVar("T")
+Arrived = wake.Arrived
+Wakers = wake.Wakers
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +138,17 @@ class Write(msgspec.Struct, frozen=True):
     puts: list[Put]
     events: list[Event]
     is_last: bool = False
+
+
+def made_ready(write: Write) -> dict[tuple[str, str], int]:
+    """What can be claimed once this is committed, now or later: how much of each tenant in each queue."""
+    found: dict[tuple[str, str], int] = {}
+    for put in write.puts:
+        record = put.record
+        if put.ready_at is not None and isinstance(record, Attempt):
+            name = (record.tenant, record.queue_key)
+            found[name] = found.get(name, 0) + 1
+    return found
 
 
 Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | PutAside | Write

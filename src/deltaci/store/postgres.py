@@ -39,9 +39,10 @@ from deltaci.store.port import (
     Write,
     fits,
     fitting,
+    made_ready,
 )
 from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
-from deltaci.store.wake import Wakers
+from deltaci.store.wake import Arrived, Wakers
 
 LANES: Final = 3
 READERS: Final = 4
@@ -185,29 +186,30 @@ class PostgresStore:
         """Run it on one connection. A connection that breaks leaves the outcome unknown: `Unavailable`."""
         try:
             async with self._connected().acquire() as connection:
-                result, is_written = await self._drive(connection, work())
+                result, ready = await self._drive(connection, work())
         except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError) as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
             raise Conflict(()) from error
-        if is_written:
-            self.wakers.hint()
-            self._notifier.announce()
+        if ready is not None:
+            self.wakers.hint(ready)
+            self._notifier.announce(ready)
         return result
 
-    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, bool]:
+    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, Arrived | None]:
         """Ask and answer. What only reads, and then writes with one statement, needs no BEGIN and no COMMIT."""
         begun: Any = None
-        is_written = False
+        ready: Arrived | None = None
         try:
             request, result = _next(transaction, None)
             while request is not None:
                 if begun is None and not _stands_alone(request):
                     begun = connection.transaction()
                     await begun.start()
-                is_written = is_written or isinstance(request, Write)
+                if isinstance(request, Write):
+                    ready = {**(ready or {}), **made_ready(request)}
                 request, result = _next(transaction, await self._answer(connection, request))
             if begun is not None:
                 await begun.commit()
@@ -220,7 +222,7 @@ class PostgresStore:
             raise
         finally:
             transaction.close()
-        return cast(T, result), is_written
+        return cast(T, result), ready
 
     async def _answer(self, connection: Any, request: Request) -> Any:
         if isinstance(request, Open):

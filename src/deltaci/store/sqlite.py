@@ -40,7 +40,7 @@ from deltaci.store.port import (
     fitting,
 )
 from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
-from deltaci.store.wake import Wakers
+from deltaci.store.wake import Arrived, Wakers
 
 BUSY_SECONDS: Final = 10.0
 MAX_VARIABLES: Final = 500
@@ -120,12 +120,12 @@ class SqliteStore:
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         """Run it in the writer thread: one hop, however many requests it makes."""
-        result, is_written = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
-        if is_written:
-            self.wakers.hint()
+        result, ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
+        if ready is not None:
+            self.wakers.hint(ready)
         return result
 
-    def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, bool]:
+    def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, Arrived | None]:
         connection = self._connected(self._write_to)
         try:
             connection.execute("BEGIN IMMEDIATE")

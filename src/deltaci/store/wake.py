@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
 POLL_SECONDS: Final = 0.5
+
+# Where something waits to be claimed since the last commit: (tenant, queue key) → how much.
+Arrived = Mapping[tuple[str, str], int]
 
 
 class Waker:
@@ -33,6 +37,7 @@ class Wakers:
 
     def __init__(self) -> None:
         self._all: set[Waker] = set()
+        self._ears: list[Callable[[Arrived | None], None]] = []
 
     @contextmanager
     def subscribed(self) -> Iterator[Waker]:
@@ -44,7 +49,23 @@ class Wakers:
         finally:
             self._all.discard(waker)
 
-    def hint(self) -> None:
-        """Tell everybody."""
+    @staticmethod
+    def pause() -> float:
+        """How many seconds until it is time to look anyway. Some disorder keeps servers from asking all at once."""
+        return POLL_SECONDS * random.uniform(0.8, 1.2)
+
+    def listen(self, hear: Callable[[Arrived | None], None]) -> None:
+        """Call this whenever work is there to be claimed; with None when there may be some anywhere."""
+        self._ears.append(hear)
+
+    def unlisten(self, hear: Callable[[Arrived | None], None]) -> None:
+        """No longer."""
+        self._ears.remove(hear)
+
+    def hint(self, ready: Arrived | None = None) -> None:
+        """Tell everybody. `ready` is what can be claimed by what was committed; None: nobody knows."""
         for waker in self._all:
             waker.hint()
+        if ready is None or ready:
+            for hear in tuple(self._ears):
+                hear(ready)

@@ -1,0 +1,78 @@
+"""What the write path takes, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision
+from deltaci.core.errors import Refused
+from deltaci.core.machine import Command
+
+MAX_BATCH: Final = 1000
+
+# Makes the secret part of a lease id from the attempt's id, the lease's number and a salt that is kept with it.
+Mint = Callable[[str, int, str], str]
+Name = tuple[str, tuple[str, ...], tuple[str, ...]]  # Of those who may take the same: tenant, labels, which only.
+
+
+class Overloaded(Exception):
+    """Too many commands wait already. Try again later."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker asks for work: so many of its tenant's best attempts that fit its labels.
+
+    One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
+    certain attempts gets these or none.
+    """
+
+    tenant: str
+    worker_id: str
+    labels: tuple[str, ...]
+    limit: int
+    ttl_seconds: int
+    accept_seconds: int
+    request_id: str = ""
+    starts: bool = False
+    only: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> Name:
+        """The same for all who may take the same."""
+        return self.tenant, self.labels, self.only
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a worker got: the attempt, and the lease id that proves it. Shown once."""
+
+    attempt: Attempt
+    lease_id: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a claim found; and whether something was ready that this worker may not have: another one may."""
+
+    claimed: list[Claimed]
+    is_passed: bool = False
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Look for what is due. Answered by how much was found."""
+
+    limit: int = MAX_BATCH
+
+
+Item = Command | Claim | Tick
+Answer = Decision | Found | int | Refused
+
+
+class Waiting(msgspec.Struct):
+    """Items that one caller waits for together. Each is applied or refused on its own."""
+
+    items: Sequence[Item]
+    answer: asyncio.Future[list[Answer]]

@@ -1,0 +1,242 @@
+"""Who waits for work stands in line: nobody looks for himself alone, and each piece of work wakes one.
+
+Those who could take the same work, because they have the same tenant and the same labels, stand in one line, first
+come, first served. New work wakes as many as there are pieces of it, not everybody. Behind that is a poll, for whatever
+nobody told: one look for a whole line, and whoever finds something lets two more look. So ten thousand who wait cost
+what one of them costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core.worker import required_labels
+from deltaci.engine.applier import Applier, Claim, Claimed, Found
+from deltaci.store.port import Arrived, Wakers
+
+MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
+MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at once; the next time to others.
+SPREAD: Final = 2
+
+Gone = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Leave to look. One that spreads lets more look when something was found.
+
+    `passes` is how often it goes to the next one because there is something, but not for this worker.
+    """
+
+    spreads: bool = False
+    passes: int = 0
+
+
+class _Line:
+    """Those who could take the same, the one who came first in front."""
+
+    def __init__(self, name: tuple[str, tuple[str, ...]]) -> None:
+        self.name = name
+        self.labels = frozenset(name[1])
+        self.waiting: OrderedDict[_Place, None] = OrderedDict()
+        self.looking = 0
+        self.members = 0
+        self._kept: list[Turn] = []
+
+    def turn(self, *, spreads: bool = False) -> Turn:
+        """One that reaches all who wait, if there are not too many."""
+        return Turn(spreads, min(len(self.waiting), MAX_PASSES))
+
+    def wake(self, turn: Turn, count: int) -> int:
+        """Let so many look that wait; how many that were."""
+        count = min(count, len(self.waiting))
+        for _ in range(count):
+            self.waiting.popitem(last=False)[0].call(turn)
+        return count
+
+    def keep(self, turn: Turn, count: int) -> None:
+        """Who looks right now may have been too early: if nothing is found, look once more."""
+        self._kept += [turn] * min(count, self.looking - len(self._kept))
+
+    def take(self) -> Turn | None:
+        """A turn that was kept for one who looked."""
+        return self._kept.pop() if self._kept else None
+
+    def trim(self) -> None:
+        """Nothing is kept for those who found something."""
+        del self._kept[self.looking :]
+
+
+class _Place:
+    """One's place in the line, again and again until it leaves."""
+
+    __slots__ = ("_has_left", "_line", "_ticket")
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._ticket: asyncio.Future[Turn | None] | None = None
+        self._has_left = False
+
+    def call(self, turn: Turn | None) -> None:
+        assert self._ticket is not None
+        if not self._ticket.done():
+            self._ticket.set_result(turn)
+
+    def leave(self, *_: object) -> None:
+        """Wait no longer."""
+        self._has_left = True
+        if self._line.waiting.pop(self, self) is None:
+            self.call(None)
+
+    def _is_gone(self) -> bool:
+        return self._has_left
+
+    async def turn(self, *, is_first: bool = False) -> Turn | None:
+        """Wait, at the end of the line or as its first, until it is one's turn; None: it has left."""
+        if self._is_gone():
+            return None
+        self._ticket = asyncio.get_running_loop().create_future()
+        self._line.waiting[self] = None
+        self._line.waiting.move_to_end(self, last=not is_first)
+        try:
+            turn = await self._ticket
+        except asyncio.CancelledError:
+            if self._line.waiting.pop(self, self) is self and not self._ticket.cancelled():
+                self._pass_on(self._ticket.result())
+            raise
+        if self._is_gone():
+            self._pass_on(turn)
+            return None
+        return turn
+
+    def _pass_on(self, turn: Turn | None) -> None:
+        """A turn that one cannot use is the next one's."""
+        if turn is not None:
+            self._line.wake(turn, 1)
+
+
+class Line:
+    """All the lines of one process."""
+
+    def __init__(self, applier: Applier, wakers: Wakers) -> None:
+        self._applier = applier
+        self._wakers = wakers
+        self._lines: OrderedDict[tuple[str, tuple[str, ...]], _Line] = OrderedDict()
+        self._polling: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Whoever waits, or comes to wait, is told that there is nothing."""
+        self._is_closed = True
+        for line in self._lines.values():
+            for place in list(line.waiting):
+                place.leave()
+
+    async def claim(self, claim: Claim, wait_seconds: float = 0.0, gone: Gone | None = None) -> list[Claimed]:
+        """Claim now, or wait for the first one; nothing is claimed for one that is `gone` while it waits."""
+        if wait_seconds <= 0 or claim.only:  # Whoever was told of certain attempts gets these, or none.
+            return (await self._applier.look(claim)).claimed
+        line = self._enter((claim.tenant, claim.labels))
+        try:
+            # Where somebody waits there is nothing, or it is given out already. Else nobody knows.
+            found = Found([]) if line.waiting else await self._look(line, Turn(), claim)
+            if found.claimed or self._is_closed:
+                return found.claimed
+            return await self._wait(line, claim, wait_seconds, gone)
+        finally:
+            self._leave(line)
+
+    async def _wait(self, line: _Line, claim: Claim, seconds: float, gone: Gone | None) -> list[Claimed]:
+        place = _Place(line)
+        timer = asyncio.get_running_loop().call_later(seconds, place.leave)
+        leaving = asyncio.create_task(gone()) if gone is not None else None
+        if leaving is not None:
+            leaving.add_done_callback(place.leave)
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll(), name="line")
+        is_first = False
+        try:
+            while not self._is_closed and (turn := await place.turn(is_first=is_first)) is not None:
+                found = await self._look(line, turn, claim)
+                if found.claimed:
+                    return found.claimed
+                is_first = not found.is_passed  # Who looked in vain has lost nothing by it.
+            return []
+        finally:
+            timer.cancel()
+            if leaving is not None:
+                leaving.remove_done_callback(place.leave)
+                leaving.cancel()
+
+    async def _look(self, line: _Line, turn: Turn, claim: Claim) -> Found:
+        """Look, as often as there is reason to, and let others look."""
+        while True:
+            line.looking += 1
+            try:
+                found = await self._applier.look(claim)
+            finally:
+                line.looking -= 1
+            kept = None if found.claimed else line.take()
+            line.trim()
+            if found.is_passed and turn.passes:
+                line.wake(Turn(turn.spreads, turn.passes - 1), 1)
+            elif found.claimed and turn.spreads:
+                line.wake(turn, SPREAD)
+            if kept is None:
+                return found
+            turn = kept
+
+    def _enter(self, name: tuple[str, tuple[str, ...]]) -> _Line:
+        line = self._lines.get(name)
+        if line is None:
+            if not self._lines:
+                self._wakers.listen(self._hear)
+            line = self._lines[name] = _Line(name)
+        line.members += 1
+        return line
+
+    def _leave(self, line: _Line) -> None:
+        line.members -= 1
+        if not line.members:
+            del self._lines[line.name]
+            if not self._lines:
+                self._wakers.unlisten(self._hear)
+
+    def _hear(self, ready: Arrived | None) -> None:
+        """Something is ready: so many of that tenant in that queue. None: there may be anything."""
+        if ready is None:
+            self._look_around()
+            return
+        for (tenant, key), count in ready.items():
+            wanted = required_labels(key)
+            left = count
+            woken: list[_Line] = []
+            for line in self._lines.values():
+                if line.name[0] == tenant and wanted <= line.labels:
+                    turn = line.turn()
+                    line.keep(turn, count)
+                    if left and line.waiting:
+                        left -= line.wake(turn, left)
+                        woken.append(line)
+            for line in woken:  # The next time others come first.
+                self._lines.move_to_end(line.name)
+
+    def _look_around(self) -> None:
+        """One of each line looks, of so many lines."""
+        for name in list(self._lines)[:MAX_POLLED]:
+            line = self._lines[name]
+            self._lines.move_to_end(name)
+            line.wake(line.turn(spreads=True), 1)
+
+    async def _poll(self) -> None:
+        """For as long as anybody waits."""
+        try:
+            while self._lines:
+                await asyncio.sleep(self._wakers.pause())
+                self._look_around()
+        finally:
+            self._polling = None

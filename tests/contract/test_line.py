@@ -1,0 +1,260 @@
+"""Those who wait for work: each piece of it wakes one, in the order in which they came, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.engine import line
+from deltaci.engine.applier import Applier, Claim, Claimed, Found
+from deltaci.engine.line import Line
+from deltaci.store import wake
+from deltaci.store.wake import Arrived
+from tests.contract.places import Place, Server, on_loop
+from tests.contract.test_runs import planned
+from tests.lab import TENANT, task
+
+MANY = 100
+
+
+class Hall:
+    """A line at a server, with those who came to wait; counts how often anybody looked."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, poll: float = math.inf) -> None:
+        monkeypatch.setattr(wake, "POLL_SECONDS", poll)
+        wakers = server.store.wakers
+        hint = wakers.hint
+        # One that comes because the wire to other servers was just laid is no part of a case.
+        monkeypatch.setattr(wakers, "hint", lambda ready=None: hint(ready) if ready is not None else None)
+        self.looks = 0
+        self.line = Line(self._counting(server.applier), server.store.wakers)
+        self._changed = asyncio.Condition()
+        self._waiting = 0
+        self.places: list[line._Place] = []
+        original = line._Place.turn
+
+        async def turn(place: line._Place, *, is_first: bool = False) -> line.Turn | None:
+            self.places.append(place)
+            async with self._changed:
+                self._waiting += 1
+                self._changed.notify_all()
+            found = await original(place, is_first=is_first)
+            self._waiting -= 1
+            return found
+
+        monkeypatch.setattr(line._Place, "turn", turn)
+
+    def _counting(self, applier: Applier) -> Applier:
+        hall = self
+
+        class Counting(Applier):
+            def __init__(self) -> None: ...
+
+            async def look(self, claim: Claim) -> Found:
+                hall.looks += 1
+                return await applier.look(claim)
+
+        return Counting()
+
+    async def joined(self, worker: str, *labels: str) -> asyncio.Task[list[Claimed]]:
+        """One more who waits, and does so by now."""
+        waiting = self._waiting
+        claim = Claim(tenant=TENANT, worker_id=worker, labels=labels, limit=1, ttl_seconds=120, accept_seconds=30)
+        task = asyncio.create_task(self.line.claim(claim, 60.0))
+        await self.until(waiting + 1)
+        return task
+
+    async def until(self, count: int) -> None:
+        """Until so many wait."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._waiting == count)
+
+
+def ids(claimed: list[Claimed]) -> list[str]:
+    return [each.attempt.id for each in claimed]
+
+
+def all_ids(found: list[list[Claimed]]) -> list[str]:
+    return sorted(id for claimed in found for id in ids(claimed))
+
+
+@on_loop
+async def test_one_job_wakes_one_of_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand who look because of one job would keep everybody else from being served."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        tasks = [await hall.joined(f"w{n}") for n in range(MANY)]
+        assert hall.looks == 1  # Where one waits, there is nothing.
+
+        await server.enqueue("q1")
+
+        assert ids(await tasks[0]) == ["q1"]
+        assert hall.looks == 2
+        hall.line.close()
+        assert await asyncio.gather(*tasks[1:]) == [[]] * (MANY - 1)
+
+
+@on_loop
+async def test_who_came_first_is_served_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long because others are quicker."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        tasks = [await hall.joined(f"w{n}") for n in range(3)]
+
+        for n in range(3):
+            await server.enqueue(f"q{n}")
+            assert ids(await tasks[n]) == [f"q{n}"]
+
+
+@on_loop
+async def test_many_jobs_wake_as_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them begin at once, not one after the other."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        tasks = [await hall.joined(f"w{n}") for n in range(9)]
+
+        await asyncio.gather(*(server.enqueue(f"q{n}") for n in range(5)))
+
+        assert all_ids([await each for each in tasks[:5]]) == [f"q{n}" for n in range(5)]
+        hall.line.close()
+        assert await asyncio.gather(*tasks[5:]) == [[]] * 4
+
+
+@on_loop
+async def test_what_one_may_not_have_is_offered_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is full in the fleet's eyes must not stand between the work and others."""
+    async with place.server() as server:
+        for worker in ("full", "free"):
+            await server.register(worker)
+        await planned(server, task("a"))
+        await server.take("full")
+        hall = Hall(server, monkeypatch)
+        full, free = await hall.joined("full"), await hall.joined("free")
+
+        await planned(server, task("b"), id="r2")
+
+        assert ids(await free) == ["r2/b.1"]
+        assert not full.done()
+        hall.line.close()
+        assert await full == []
+
+
+@pytest.mark.parametrize("how", ["hangs up", "is cancelled"])
+@on_loop
+async def test_who_leaves_when_it_is_called_passes_its_turn_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """One that is gone at the very moment at which work comes must not take the turn away with it."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        leaving, staying = await hall.joined("w1"), await hall.joined("w2")
+
+        def hear(_ready: Arrived | None) -> None:
+            """The line heard of it before, and has called the first."""
+            if how == "hangs up":
+                hall.places[0].leave()
+            else:
+                leaving.cancel()
+
+        server.store.wakers.listen(hear)
+        await server.enqueue("q1")
+
+        assert ids(await staying) == ["q1"]
+        [left] = await asyncio.gather(leaving, return_exceptions=True)
+        assert left == [] if how == "hangs up" else isinstance(left, asyncio.CancelledError)
+
+
+@on_loop
+async def test_whoever_works_on_wakes_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet's heartbeats are most of what is written, and no news for those who wait."""
+    async with place.server() as server:
+        await server.enqueue("q1")
+        lease = await server.take()
+        hall = Hall(server, monkeypatch)
+        waiting = await hall.joined("w2")
+
+        for message in (attempt.Ack, attempt.Heartbeat):
+            await server.say(message, lease)
+        await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+
+        assert hall.looks == 1
+        hall.line.close()
+        assert await waiting == []
+
+
+@on_loop
+async def test_work_wakes_those_who_can_do_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many kinds of workers wait, one job is one look."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        tasks = {label: await hall.joined(label, label) for label in ("arm", "gpu", "linux")}
+        assert hall.looks == 3
+
+        await server.enqueue("q1", queue_key="gpu")
+        assert ids(await tasks.pop("gpu")) == ["q1"]
+        assert hall.looks == 4
+        await server.enqueue("q2")
+        await server.enqueue("q3")
+        assert sorted(ids(await tasks.pop("arm")) + ids(await tasks.pop("linux"))) == ["q2", "q3"]
+        assert hall.looks == 6
+
+
+@on_loop
+async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint may be lost. The poll is the truth: one look finds it, and whoever finds something wakes two more."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch, poll=0.01)
+        monkeypatch.setattr(server.store.wakers, "hint", lambda ready=None: None)
+        tasks = [await hall.joined(f"w{n}") for n in range(7)]
+
+        await asyncio.gather(*(server.enqueue(f"q{n}") for n in range(7)))
+
+        found = await asyncio.gather(*tasks)
+        assert all_ids(found) == [f"q{n}" for n in range(7)]
+
+
+@on_loop
+async def test_what_comes_while_one_looks_is_not_missed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a look that found nothing and the wait, work may come: its hint finds nobody who waits."""
+    async with place.server() as server:
+        hall = Hall(server, monkeypatch)
+        look = server.applier.look
+        enqueued = False
+
+        async def late(claim: Claim) -> Found:
+            nonlocal enqueued
+            found = await look(claim)
+            if not enqueued:
+                enqueued = True
+                await server.enqueue("q1")
+            return found
+
+        monkeypatch.setattr(server.applier, "look", late)
+        claim = Claim(tenant=TENANT, worker_id="w1", labels=(), limit=1, ttl_seconds=120, accept_seconds=30)
+
+        assert ids(await hall.line.claim(claim, 60.0)) == ["q1"]
+
+
+@on_loop
+async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that lives for months must not remember everybody who ever asked."""
+    async with place.server() as server:
+        heard: list[Arrived | None] = []
+        server.store.wakers.listen(heard.append)
+        hall = Hall(server, monkeypatch, poll=0.01)
+        waiting = await hall.joined("w1", "gpu")
+        polling = hall.line._polling
+        assert polling is not None
+
+        await server.enqueue("q1", queue_key="gpu")
+        assert ids(await waiting) == ["q1"]
+        await polling
+
+        assert not hall.line._lines
+        assert hall.line._polling is None
+        assert heard[-1] == {(TENANT, "gpu"): 1}
+        assert server.store.wakers._ears == [heard.append]
+        server.store.wakers.unlisten(heard.append)

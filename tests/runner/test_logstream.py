@@ -1,0 +1,62 @@
+"""The log on its way to the server: whatever is written while other parts are sent arrives whole and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from deltaci.core.errors import Refused
+from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.logstream import TAIL_LINES, LogStream
+from tests.contract.places import on_loop
+
+PARTS = 1000
+
+
+class Kept(Client):
+    """A server's end that keeps what it gets; now and then an answer is lost, or it has lost some of it itself."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.log = b""
+        self.calls = 0
+
+    def append_log(self, lease_id: str, offset: int, data: bytes, timeout: float = 0.0) -> int:
+        self.calls += 1
+        if offset > len(self.log):
+            raise Refused("log_gap", "send it from there")
+        self.log += data[len(self.log) - offset :]
+        if self.calls % 7 == 0:
+            raise Unreachable("the answer was lost")
+        if self.calls % 5 == 0:
+            self.log = self.log[:-1]
+        return offset + len(data)
+
+    def log_size(self, lease_id: str, timeout: float = 0.0) -> int:
+        return len(self.log)
+
+
+@on_loop
+async def test_what_is_written_while_it_is_sent_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    """The sender reads in a thread of its own: it must never move the place at which the job's output is written."""
+    server = Kept()
+    stream = LogStream(server, "lease", tmp_path / "log")
+    sending = asyncio.create_task(stream.send())
+    written = b""
+    turn = asyncio.Event()
+    for number in range(PARTS):
+        line = f"line {number}\n".encode()
+        written += line
+        stream.write(line)
+        if number % 50 == 0:  # Let the others go on.
+            asyncio.get_running_loop().call_soon(turn.set)
+            await turn.wait()
+            turn.clear()
+
+    assert await stream.finish(20)
+    await sending
+
+    assert server.log in (written, written[:-1])  # The very last answer may have been a lie.
+    assert stream.tail() == written.decode().splitlines()[-TAIL_LINES:]
+    assert (tmp_path / "log").read_bytes() == written
+    stream.close()
