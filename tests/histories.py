@@ -149,7 +149,7 @@ class History:
         places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
         orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 2))[0])
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""
