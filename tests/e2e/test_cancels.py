@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from deltaci.runner import reaper
 from deltaci.runner.executors.sandbox import SandboxExecutor
 from deltaci.runner.reaper import MARK, Handle
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_alive, on_loop
-from tests.e2e.pipes import Death, Pipe
+from tests.e2e.pipes import Death
 from tests.e2e.proxy import Held
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 
 RACES = 24
 SLOTS = 6
+TIMEOUT_SECONDS = 6  # Long enough to be seen before it is over, however busy the machine is.
 
 
 @pytest.mark.proves("PRO-U1", "PRO-K4", "PRO-M6")
@@ -119,35 +121,33 @@ def test_whoever_a_job_leaves_behind_ends_with_it(tmp_path: Path, executor: str)
         async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
             way = await place.way()
             place.start_runner("r1", "--slots", "3", way=way)
-            with Pipe(tmp_path / "hear") as hear:
-                say = f"echo mark=${MARK}\n"
-                # A sandbox does not see the pipe; there the job waits for a file in its own workspace.
-                wait = f"read -r word < {hear}" if executor == "process" else "until test -e go; do sleep 0.05; done"
-                ended = await place.enqueue(f"{say}{DAEMONS}{wait}", executor=executor)
-                canceled = await place.enqueue(f"{say}{LEFTOVERS}", executor=executor)
-                late = {"run": f"{say}{LEFTOVERS}", "timeout_seconds": 4}
-                timed_out = await place.enqueue(late, executor=executor)
-                deaths: list[Death] = []
-                for id in (ended, canceled, timed_out):
-                    log = await place.until_logged(id, READY.decode(), way)
-                    found = reaper.members(Handle(marker=mark_in(log)))
-                    assert len(found) > COUNT
-                    deaths += [Death(pid) for pid in found]
-                hear.say("go on")
-                for workspace in (tmp_path / "r1").glob("job-*/workspace"):
-                    (workspace / "go").touch()
-                await place.cancel(canceled, deadline_seconds=7)
+            say = f"echo mark=${MARK}\n"
+            # It waits for one word more from the pipe in its workspace, which a sandbox has too.
+            ended = await place.enqueue(f"{say}{DAEMONS}read -r word <&9", executor=executor)
+            canceled = await place.enqueue(f"{say}{LEFTOVERS}", executor=executor)
+            late = {"run": f"{say}{LEFTOVERS}", "timeout_seconds": TIMEOUT_SECONDS}
+            timed_out = await place.enqueue(late, executor=executor)
+            deaths: list[Death] = []
+            for id in (timed_out, ended, canceled):
+                log = await place.until_logged(id, READY.decode(), way)
+                found = reaper.members(Handle(marker=mark_in(log)))
+                assert len(found) > COUNT
+                deaths += [Death(pid) for pid in found]
+            for path in (tmp_path / "r1").glob("job-*/workspace/ready"):
+                with os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "wb", buffering=0) as pipe:
+                    pipe.write(b"go\n")
+            await place.cancel(canceled, deadline_seconds=7)
 
-                records = [await place.settled(id) for id in (ended, canceled, timed_out)]
+            records = [await place.settled(id) for id in (ended, canceled, timed_out)]
 
-                assert [record.state for record in records] == ["SUCCEEDED", "CANCELED", "FAILED"]
-                assert records[1].ended_lease is not None
-                assert records[1].ended_lease.state == "CANCELED"
-                assert records[2].error is not None
-                assert "too long" in records[2].error.message
-                for id in (ended, canceled, timed_out):
-                    assert reaper.members(Handle(marker=mark_in(place.logs.read(id, 1).decode()))) == []
-                for death in deaths:
-                    await death()
+            assert [record.state for record in records] == ["SUCCEEDED", "CANCELED", "FAILED"]
+            assert records[1].ended_lease is not None
+            assert records[1].ended_lease.state == "CANCELED"
+            assert records[2].error is not None
+            assert "too long" in records[2].error.message
+            for record in records:
+                assert reaper.members(Handle(marker=mark_in(place.log_of(record)))) == []
+            for death in deaths:
+                await death()
 
     story()
