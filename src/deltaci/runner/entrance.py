@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client
+from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.tls import Tls
 from deltaci.wire.messages import Registered
 
 CREDENTIAL_FILE: Final = "credential.json"
 REQUEST_FILE: Final = "registration"
 MAX_TOKEN_BYTES: Final = 16_000
+TRIES: Final = 5
+RETRY_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -57,9 +60,17 @@ class Entrance:
         self._lock = threading.Lock()  # One at a time: they keep what they get in the same file.
 
     def enter(self) -> Registered:
-        """The first credential of this process."""
+        """The first credential of this process. A server that is about to come up is waited for."""
         with self._lock, closing(self._client):
-            return self._entered()
+            for left in reversed(range(TRIES)):
+                try:
+                    return self._entered()
+                except Unreachable as error:
+                    if not left:
+                        raise
+                    LOGGER.warning("%s; trying again", error)
+                    time.sleep(RETRY_SECONDS)
+        raise AssertionError("not reached")
 
     def renew(self) -> Registered:
         """A fresh credential for the one that is good; by an OIDC token also for one that was."""
