@@ -23,7 +23,7 @@ class Worker(Record, frozen=True, kw_only=True):
     max_concurrent_tasks: int = 1
     tasks: tuple[str, ...] = ()
     shutdown_reason: str = ""
-    readmitted_at: int = 0
+    token_at: int = 0  # When the token was made with which it came in last, by the clock of whoever made it.
 
 
 class Register(Command, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: 
     return IDLE, {}, {"labels": list(worker.labels), "max_concurrent_tasks": worker.max_concurrent_tasks}
 
 
-def _offer(worker: Worker, command: Offer, at: int) -> Move | None:
+def _offer(worker: Worker, command: Offer, _at: int) -> Move | None:
     if command.tenant != worker.tenant:
         raise Refused("not_found", f"there is no worker {worker.id!r}; check the id")
     labels = worker.labels if command.labels is None else command.labels
@@ -125,11 +125,11 @@ def _offer(worker: Worker, command: Offer, at: int) -> Move | None:
     places = max(offered, len(worker.tasks))
     changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": places}
     if command.token_at:
-        if command.token_at <= max(worker.created_at, worker.readmitted_at):
+        if command.token_at <= worker.token_at:
             raise Refused(
-                "bad_credential", f"runner {worker.id} has registered since this token was made; make a new one"
+                "bad_credential", f"runner {worker.id} came in with a token that is as new as this; make a new one"
             )
-        changes["readmitted_at"] = at
+        changes["token_at"] = command.token_at
     elif (labels, places) == (worker.labels, worker.max_concurrent_tasks):
         return None
     return worker.state, changes, {"labels": list(labels), "max_concurrent_tasks": places}

@@ -24,8 +24,8 @@ class Applier:
     Lease ids are drawn, unless there is somebody who mints them so that they can be made again.
     """
 
-    def __init__(self, store: Store, mint: Mint | None = None) -> None:
-        clock = ForwardClock()  # One for all lanes: none may lag behind what another has seen.
+    def __init__(self, store: Store, mint: Mint | None = None, clock: ForwardClock | None = None) -> None:
+        clock = clock or ForwardClock()  # One for all lanes: none may lag behind what another has seen.
         reports = Reports()
         self._lanes = [Lane(store, clock, reports, mint) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []

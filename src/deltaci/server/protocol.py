@@ -6,7 +6,7 @@ same transaction in which it accepts the message.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -91,9 +91,10 @@ class Protocol:
             accept_seconds=lease.ACCEPT_SECONDS,
             only=tuple(asked.attempts),
         )
-        give_up = time.monotonic() + asked.wait_seconds
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + asked.wait_seconds
         while True:
-            claimed = await self._line.claim(claim, give_up - time.monotonic(), gone)
+            claimed = await self._line.claim(claim, give_up - clock(), gone)
             granted = await self._grant(who, claimed)
             if granted or not claimed:
                 return granted

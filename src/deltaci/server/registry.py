@@ -104,12 +104,13 @@ class Registry:
     async def _admit(self, who: Runner, asked: Registration, claims: Claims) -> None:
         shown = f"{asked.token} {asked.request_id}"
         request_id = f"register-{sha256(shown.encode()).hexdigest()[:32]}" if asked.request_id else ""
+        made_at = int(claims.issued_at * SECOND)
         try:
             if claims.again:
-                await self._offer(who, asked, token_at=int(claims.issued_at * SECOND), request_id=request_id)
+                await self._offer(who, asked, token_at=made_at, request_id=request_id)
                 is_new = False
             else:
-                is_new = await self._bear(who, asked, request_id=request_id)
+                is_new = await self._bear(who, asked, token_at=made_at, request_id=request_id)
         except Refused as refused:
             if refused.code == "bad_request":
                 raise Refused(
@@ -124,7 +125,13 @@ class Registry:
             await self._offer(who, asked)  # A repeat is known without a look at the state: it may be gone since.
 
     async def _bear(
-        self, who: Runner, asked: Registration | None, *, or_existing: bool = False, request_id: str = ""
+        self,
+        who: Runner,
+        asked: Registration | None,
+        *,
+        or_existing: bool = False,
+        token_at: int = 0,
+        request_id: str = "",
     ) -> bool:
         """Make its record; whether it was made just now."""
         offered = asked or Registration(token="-")
@@ -133,6 +140,7 @@ class Registry:
             tenant=who.tenant,
             labels=tuple(offered.capabilities),
             max_concurrent_tasks=offered.slots,
+            token_at=token_at,
         )
         birth = Birth(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
         return bool((await self._applier.do(birth)).events)

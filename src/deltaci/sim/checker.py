@@ -72,17 +72,28 @@ HELD: Final = {"LEASED", "STARTING", "RUNNING", "UPLOADING"}
 class Fact(Protocol):
     """What the checker reads of an event."""
 
-    seq: int
-    at: int
-    entity: str
-    entity_id: str
-    run_id: str
-    from_: str | None
-    to: str
-    trigger: str
-    actor: str
-    rev: int
-    metadata: dict[str, Any]
+    @property
+    def seq(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def entity(self) -> str: ...
+    @property
+    def entity_id(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def from_(self) -> str | None: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def trigger(self) -> str: ...
+    @property
+    def actor(self) -> str: ...
+    @property
+    def rev(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
 
 
 class Violation(AssertionError):
@@ -129,6 +140,13 @@ class Checker:
         self.live: dict[str, set[str]] = {}  # By worker: the attempts whose live leases it holds.
         self.edges: set[tuple[str, str | None, str]] = set()
         self.seen = 0
+        self._open: list[tuple[str, str, str]] = []  # Runs that ended in this commit, and what is said of them.
+
+    def settle(self) -> None:
+        """The commit is whole: what is true only of all of it is judged now."""
+        for id, state, name in self._open:
+            self._outcome(id, state, name)
+        self._open.clear()
 
     def see(self, event: Fact) -> None:
         """Judge one event. Raises `Violation`."""
@@ -265,15 +283,22 @@ class Checker:
 
     def _run(self, known: Known, event: Fact) -> None:
         name = f"run {event.entity_id} (seq {event.seq}, {event.trigger})"
-        if event.to not in ENDS["run"] or event.to == "REPORTED":
-            return
-        jobs = {id: self.known[id] for id in self.jobs.get(event.entity_id, ())}
-        running = [id for id, job in jobs.items() if job.state not in ENDS["job"]]
+        if event.to in ENDS["run"] and event.to != "REPORTED":
+            self._open.append((event.entity_id, event.to, name))
+
+    def _outcome(self, run_id: str, state: str, name: str) -> None:
+        jobs = {id: self.known[id] for id in self.jobs.get(run_id, ())}
+        # A job whose runner was told to stop is over when that has stopped, which may be later than its run.
+        running = [id for id, job in jobs.items() if job.state not in ENDS["job"] and not self._is_stopping(id, job)]
         if running:
-            raise Violation("outcome", f"{name} is {event.to}, but {running[0]} is {jobs[running[0]].state}")
+            raise Violation("outcome", f"{name} is {state}, but {running[0]} is {jobs[running[0]].state}")
         failed = [id for id, job in jobs.items() if job.state != "SUCCEEDED" and job.born["is_required"]]
-        if event.to == "SUCCESS" and failed:
+        if state == "SUCCESS" and failed:
             raise Violation("outcome", f"{name} succeeds, but {failed[0]} is {jobs[failed[0]].state}")
+
+    def _is_stopping(self, id: str, job: Known) -> bool:
+        last = self.known.get(f"{id}.{job.told.get('attempt_index', 0)}")
+        return last is not None and last.state == "CANCEL_REQUESTED"
 
     def _worker(self, known: Known, event: Fact) -> None:
         held = self.live.get(event.entity_id, set())

@@ -8,9 +8,12 @@ either. The order in which things happen follows from the seed alone.
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
@@ -33,6 +36,7 @@ class Node:
         return f"Node({self.name})"
 
 
+MAX_KEPT: Final = 10_000
 WORLD: Final = Node("world")  # What is outside of all nodes: it is never frozen and never dies.
 HERE: Final[ContextVar[Node]] = ContextVar("node", default=WORLD)
 
@@ -52,7 +56,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._later: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self._is_running = False
-        self._is_stopping = False
+        self._kept: list[asyncio.Task[Any]] = []
 
     # -- what asyncio asks of a loop
 
@@ -78,7 +82,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         """A task, in the node of whoever makes it."""
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        return self._keep(asyncio.Task(coro, loop=self, name=name, context=context))
 
     def call_soon(
         self, callback: Callable[[Unpack[Args]], object], *args: *Args, context: Context | None = None
@@ -113,6 +117,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is skipped when its time comes."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """There are no threads: it is done at once."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     async def shutdown_asyncgens(self) -> None:
         """Generators end with the world."""
@@ -170,7 +185,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Begin something in a node."""
         context = copy_context()
         context.run(HERE.set, node)
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        return self._keep(asyncio.Task(coro, loop=self, name=name, context=context))
+
+    def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Whatever belongs to a dead node must not be collected: its `finally` would be run after all."""
+        self._kept.append(task)
+        if len(self._kept) > MAX_KEPT:
+            self._kept = [each for each in self._kept if not each.done()]
+        return task
+
+    def end(self) -> None:
+        """The world is over. What was never finished is taken apart in silence."""
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            for task in self._kept:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    with suppress(BaseException):
+                        task.get_coro().close()
+            self._kept.clear()
+            self._ready.clear()
+            self._later.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook
 
     def freeze(self, node: Node) -> None:
         """It stands still until it is thawed; what would have happened in it waits."""

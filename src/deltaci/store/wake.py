@@ -18,8 +18,9 @@ Arrived = Mapping[tuple[str, str], int]
 class Waker:
     """One who waits. A hint that comes while nobody waits is kept for the next wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, poll_seconds: float | None = None) -> None:
         self._is_hinted = asyncio.Event()
+        self._poll_seconds = poll_seconds
 
     def hint(self) -> None:
         """Something was committed."""
@@ -28,31 +29,31 @@ class Waker:
     async def wait(self, most: float = math.inf) -> None:
         """Until a hint, until it is time to look anyway, or for so many seconds at most."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_hinted.wait(), min(most, POLL_SECONDS))
+            await asyncio.wait_for(self._is_hinted.wait(), min(most, self._poll_seconds or POLL_SECONDS))
         self._is_hinted.clear()
 
 
 class Wakers:
-    """All who wait."""
+    """All who wait. Those who came first are told first, so that what follows can be repeated."""
 
-    def __init__(self) -> None:
-        self._all: set[Waker] = set()
+    def __init__(self, poll_seconds: float | None = None) -> None:
+        self._poll_seconds = poll_seconds
+        self._all: dict[Waker, None] = {}
         self._ears: list[Callable[[Arrived | None], None]] = []
 
     @contextmanager
     def subscribed(self) -> Iterator[Waker]:
         """Hints from now on."""
-        waker = Waker()
-        self._all.add(waker)
+        waker = Waker(self._poll_seconds)
+        self._all[waker] = None
         try:
             yield waker
         finally:
-            self._all.discard(waker)
+            del self._all[waker]
 
-    @staticmethod
-    def pause() -> float:
+    def pause(self) -> float:
         """How many seconds until it is time to look anyway. Some disorder keeps servers from asking all at once."""
-        return POLL_SECONDS * random.uniform(0.8, 1.2)
+        return (self._poll_seconds or POLL_SECONDS) * random.uniform(0.8, 1.2)
 
     def listen(self, hear: Callable[[Arrived | None], None]) -> None:
         """Call this whenever work is there to be claimed; with None when there may be some anywhere."""

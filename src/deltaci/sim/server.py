@@ -1,0 +1,123 @@
+"""A server in the simulated world: the real write path, timers and protocol handlers, over a simulated database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final, cast
+
+from deltaci.blobs.logs import Logs
+from deltaci.core.errors import Refused
+from deltaci.engine.applier import Applier
+from deltaci.engine.clock import ForwardClock
+from deltaci.engine.timers import Timers
+from deltaci.server.control import ControlHub
+from deltaci.server.credentials import Signer
+from deltaci.server.follower import Follower
+from deltaci.server.http import RunnerApp
+from deltaci.server.lease_ids import LeaseIds
+from deltaci.server.protocol import Protocol
+from deltaci.server.registry import Registry
+from deltaci.server.uploads import Uploads
+from deltaci.sim.loop import Node, VirtualLoop
+from deltaci.sim.store import Connection, Disk
+
+KEY: Final = b"simulated" * 4
+
+
+class MemoryLogs(Logs):
+    """Logs that are kept in memory. They survive a server, as the disk does."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+        self.kept: dict[tuple[str, int], bytes] = {}
+
+    def size(self, attempt_id: str, number: int) -> int:
+        """How many bytes are kept."""
+        return len(self.kept.get((attempt_id, number), b""))
+
+    def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
+        """Keep the bytes that begin at this offset."""
+        kept = self.kept.get((attempt_id, number), b"")
+        if offset > len(kept):
+            raise Refused("log_gap", f"the log ends at byte {len(kept)}")
+        self.kept[attempt_id, number] = kept + data[len(kept) - offset :]
+        return self.size(attempt_id, number)
+
+
+class SimServer:
+    """One server process; it may die and come back."""
+
+    def __init__(
+        self, name: str, loop: VirtualLoop, disk: Disk, logs: MemoryLogs, random: Random, wall: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self._loop = loop
+        self._disk = disk
+        self._logs = logs
+        self._random = random
+        self._wall = wall
+        self.ttl_seconds = 120
+        self.poll_seconds = 60.0
+        self.node = Node(name)
+        self.node.is_dead = True
+        self.connection: Connection | None = None
+        self.applier: Applier | None = None
+        self._app: RunnerApp | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        return not self.node.is_dead
+
+    def start(self) -> None:
+        """A new process."""
+        self.node = Node(self.name)
+        self.connection = Connection(self._disk, self._random, self.kill, self.poll_seconds)
+        self._loop.spawn(self.node, self._serve(self.connection), self.name)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.connection is not None and self.connection in self._disk.connections:
+            self._disk.connections.remove(self.connection)
+        self._loop.kill(self.node)
+
+    async def _serve(self, store: Connection) -> None:
+        lease_ids = LeaseIds(KEY)
+        signer = Signer(KEY, self._wall)
+        self.applier = Applier(store, lease_ids.mint, ForwardClock(lambda: round(self._loop.now * 1e9)))
+        await self.applier.start()
+        protocol = Protocol(store, self.applier, self.ttl_seconds)
+        control = ControlHub(store, lease_ids)
+        follower = Follower(store)
+        follower.tell(control.hear)
+        await follower.start()
+        control.start()
+        # Blobs are not simulated: nothing in here asks for them.
+        uploads = cast("Uploads", None)
+        self._app = RunnerApp(protocol, Registry(self.applier, signer), self._logs, control, uploads)
+        await Timers(self.applier, self.poll_seconds).run()
+
+    async def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """One request."""
+        if self._app is None:
+            return 503, b'{"code":"unavailable","message":"it starts"}'
+        sent: list[dict[str, Any]] = []
+        is_read = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal is_read
+            if not is_read:
+                is_read = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await asyncio.get_running_loop().create_future()  # Nobody hangs up: the network takes care of that.
+            raise AssertionError("not reached")
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        told = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self._app({"type": "http", "method": method, "path": path, "headers": told}, receive, send)
+        return sent[0]["status"], sent[1]["body"]

@@ -1,0 +1,156 @@
+"""A database in the simulated world: one disk that survives everything, and a connection to it for each server.
+
+A transaction reads at one moment and writes at a later one, so another server's commit may come in between: then the
+version guard says so. A connection may be slow, away, or break off when nobody knows whether the commit stands; and a
+server may die right before a commit, or right after it, before anybody was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any, Final
+
+from deltaci.core.events import Event
+from deltaci.core.machine import Record
+from deltaci.store.memory import MemoryStore
+from deltaci.store.port import Ready, Request, T, Transaction, Unavailable, Write, made_ready
+from deltaci.store.wake import Arrived, Wakers
+
+HINT_SECONDS: Final = 0.005
+
+
+class Disk(MemoryStore):
+    """What is kept. `seen` is told the events of every commit, and before anybody else."""
+
+    def __init__(self, clock: Callable[[], int], seen: Callable[[list[Event]], None]) -> None:
+        super().__init__(clock)
+        self._seen = seen
+        self.connections: list[Connection] = []
+
+    async def commit(self, write: Write) -> int:
+        """All of it or nothing."""
+        seq: int = await self.transact(lambda: _once(write))
+        self._seen(self._events[len(self._events) - len(write.events) :])
+        return seq
+
+    def read(self, request: Request) -> Any:
+        """Answer what only asks."""
+        return self._answer(request)
+
+
+class Troubles:
+    """What is wrong with a connection now. Changed by whoever makes the faults."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.slow_seconds = 0.0
+        self.break_next = ""  # "before" or "after" the next commit the connection breaks.
+        self.die_next = ""  # The same, but the server dies.
+        self.deaf = False  # Whether hints of others get lost.
+
+
+class Connection:
+    """A store, as one server sees it."""
+
+    lanes = 1
+
+    def __init__(self, disk: Disk, random: Random, die: Callable[[], None], poll_seconds: float) -> None:
+        self._disk = disk
+        self._random = random
+        self._die = die
+        self.troubles = Troubles()
+        self.wakers = Wakers(poll_seconds)
+        self.commits = 0
+        disk.connections.append(self)
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Be told nothing more."""
+        if self in self._disk.connections:
+            self._disk.connections.remove(self)
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        """Read now, write a little later."""
+        await self._reach()
+        transaction = work()
+        try:
+            request = next(transaction)
+            while True:
+                if isinstance(request, Write):
+                    answer = await self._commit(request)
+                else:
+                    answer = self._disk.read(request)
+                request = transaction.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            transaction.close()
+
+    async def _reach(self) -> None:
+        if self.troubles.is_away:
+            await asyncio.sleep(1.0)
+            raise Unavailable("the database is away")
+
+    async def _commit(self, write: Write) -> int:
+        troubles = self.troubles
+        if troubles.slow_seconds:
+            await asyncio.sleep(troubles.slow_seconds * self._random.random())
+        await self._reach()
+        await self._trouble("before")
+        seq = await self._disk.commit(write)
+        self.commits += 1
+        arrived = made_ready(write)
+        for connection in self._disk.connections:
+            connection.hear(arrived, is_own=connection is self)
+        await self._trouble("after")
+        return seq
+
+    async def _trouble(self, when: str) -> None:
+        if self.troubles.die_next == when:
+            self._die()
+            await asyncio.get_running_loop().create_future()  # Never: nothing of this server happens any more.
+        if self.troubles.break_next == when:
+            self.troubles.break_next = ""
+            raise Unavailable("the connection to the database broke off")
+
+    def hear(self, arrived: Arrived, *, is_own: bool) -> None:
+        """Something was committed, here or elsewhere."""
+        if is_own:
+            self.wakers.hint(arrived)
+        elif not self.troubles.deaf:
+            asyncio.get_running_loop().call_later(HINT_SECONDS, self.wakers.hint, arrived)
+
+    async def find(self, id: str) -> Record | None:
+        """The record as it is now."""
+        await self._reach()
+        return await self._disk.find(id)
+
+    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
+        """Committed events, in order."""
+        await self._reach()
+        return await self._disk.events(after, limit, entity_id=entity_id, run_id=run_id)
+
+    async def last_seq(self) -> int:
+        """The newest seq."""
+        await self._reach()
+        return await self._disk.last_seq()
+
+    async def waiting(self, before: int, limit: int) -> list[Ready]:
+        """What is ready to be claimed."""
+        await self._reach()
+        return await self._disk.waiting(before, limit)
+
+    async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
+        """Drop what is old."""
+        await self._reach()
+        return await self._disk.prune(finished_before=finished_before, events_before=events_before, limit=limit)
+
+
+def _once(request: Request) -> Generator[Request, Any, Any]:
+    answer = yield request
+    return answer
