@@ -121,7 +121,9 @@ async def test_a_runner_that_lost_its_credential_comes_in_again_with_a_token_for
         early = again(here)
         await here.runner("w1")
         here.place.after(5)
-        token, spare = again(here), again(here)
+        spare = again(here)
+        here.place.after(1)
+        token = again(here)
 
         assert "that is as new as this" in await kept_out(here, early)
         here.place.after(1)
