@@ -31,7 +31,8 @@ SEES: dict[str, set[str]] = {
     "engine": ENGINE_SEES,
     "control": CONTROL_SEES,
     "conformance": {"wire"},
-    "cli": SHELL_SEES | {"server", "runner", "conformance"},
+    "sim": SHELL_SEES | {"server"},
+    "cli": SHELL_SEES | {"server", "runner", "sim", "conformance"},
     "server": SHELL_SEES,
     "runner": SHELL_SEES,
     "library": ENGINE_SEES | {"engine"},
@@ -167,7 +168,7 @@ def wrong_way_imports(module: Module) -> Iterator[str]:
 
 
 def named_stores(module: Module) -> Iterator[str]:
-    if module.room in ("", "store", "library", "cli", "main"):
+    if module.room in ("", "store", "library", "cli", "sim", "main"):
         return
     names: list[tuple[ast.stmt | ast.expr, str]] = [*imports(module), *strings(module)]
     for node, target in names:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltaci import __version__
-from deltaci.cli import conformance, runner, secret, server, up, verify
+from deltaci.cli import conformance, runner, secret, server, sim, up, verify
 
 app = typer.Typer(
     name="deltaci",
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (up, server, runner, verify):
+for part in (up, server, runner, verify, sim):
     app.registered_commands += part.app.registered_commands
 app.add_typer(secret.app, name="secret")
 app.add_typer(conformance.app, name="conformance")
