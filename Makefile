@@ -17,7 +17,8 @@ up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, sto
 	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
 
 test: check ## everything: set-up, check, all tests
-	@$(PY) -m pytest -n auto
+	@# More workers than cores: the tests with real processes wait more than they compute.
+	@$(PY) -m pytest -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 
 check: setup-dev ## the quick checks: lint, format, types, tidiness, generated docs
 	@$(PY) -m ruff check --quiet .

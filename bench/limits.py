@@ -18,7 +18,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -86,7 +86,7 @@ class Recorder:
         self._path = folder / SOCKET
         self._ended = 0
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Recorder:
         self._server = await asyncio.start_unix_server(self._serve, self._path)
@@ -99,13 +99,19 @@ class Recorder:
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._tasks.add(serving)
         there, back = await asyncio.open_unix_connection(self._target)
         line = _Ear(self)
         self.tape.append(line.heard)
-        task = asyncio.create_task(_pump(reader, back, line.said))
-        self._tasks.add(task)
-        await _pump(there, writer, line.answered)
-        await task
+        try:
+            await asyncio.gather(_pump(reader, back, line.said), _pump(there, writer, line.answered))
+        finally:
+            for end in (back, writer):
+                end.close()
+                with suppress(OSError):
+                    await end.wait_closed()
 
     def end_of_transaction(self) -> int:
         """The place of one more transaction that ended."""

@@ -172,7 +172,7 @@ class Agent:
         """Nobody proves their leases any more: they end now, and what they said is sent."""
         self._is_stopping.set()
         for lease_id, job in self._jobs.items():
-            job.hear(Lost(lease_id=lease_id, reason="KEEPER_GONE", left=[]))
+            job.hear(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 

@@ -78,11 +78,10 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
-    """The lease is gone, and so is the job: whatever it still had was killed."""
+    """The lease is gone, and so is the job: whatever it still has is killed now."""
 
     lease_id: str
     reason: str
-    left: list[int]
 
 
 class Proved(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
@@ -183,9 +182,10 @@ class Keeper:
                 self._lose(kept, "NOT_PROVED")
 
     def _lose(self, kept: _Kept, reason: str) -> None:
-        left = kill_all(kept.order.handle, KILL_SECONDS)
         self._kept.pop(kept.order.lease_id, None)
-        self._tell(Lost(lease_id=kept.order.lease_id, reason=reason, left=left))
+        # First the word, then the deed: a runner that only saw its job die would report that as a result.
+        self._tell(Lost(lease_id=kept.order.lease_id, reason=reason))
+        kill_all(kept.order.handle, KILL_SECONDS)
 
     def _beat(self, due: list[_Kept]) -> None:
         self._said, self._said_at = due, self._clock()
