@@ -16,20 +16,19 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.runner.folders import FOLDER, opened, parent
 
 COMPRESSION: Final = 3  # Beyond that it costs more time than it saves on the way.
 MAX_READ_BYTES: Final = 16 * 1024**2  # More than that at once is only ever asked for by a forged header.
 MAX_PATH_BYTES: Final = 4000
 MAX_SECONDS: Final = 2**33
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART: Final = 1024 * 1024
@@ -78,7 +77,7 @@ class _Packer:
         info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
         if stat.S_ISDIR(status.st_mode):
             info.type = tarfile.DIRTYPE
-            inner = os.open(name, _FOLDER, dir_fd=folder)
+            inner = os.open(name, FOLDER, dir_fd=folder)
             try:
                 self._count(path, 0)
                 self._tar.addfile(info)
@@ -109,14 +108,14 @@ class _Packer:
 def pack(root: Path, paths: list[str], out: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
     """Write these folders and files of the root as an archive. One that is not there is left out."""
     with (
-        _opened(root) as top,
+        opened(root) as top,
         gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as squeezed,
         tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         packer = _Packer(tar, bounds)
         for path in sorted(set(paths)):
             try:
-                with _parent(top, path) as (folder, name):
+                with parent(top, path) as (folder, name):
                     packer.add(folder, name, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -165,7 +164,7 @@ def unpack(root: Path, source: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
     most = bounds.bytes + bounds.entries * 4096
     try:
         with (
-            _opened(root) as top,
+            opened(root) as top,
             tarfile.open(fileobj=cast(BinaryIO, _Inflated(source, most)), mode="r:", encoding="utf-8") as tar,
         ):
             while (entry := tar.next()) is not None:
@@ -188,13 +187,13 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bou
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
-    with _parent(top, "/".join(names)) as (folder, name):
+    with parent(top, "/".join(names)) as (folder, name):
         if entry.issym():
             os.symlink(entry.linkname, name, dir_fd=folder)
             return
         if entry.isdir():
             os.mkdir(name, 0o700, dir_fd=folder)
-            made = os.open(name, _FOLDER, dir_fd=folder)
+            made = os.open(name, FOLDER, dir_fd=folder)
         else:
             made = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
         try:
@@ -226,43 +225,17 @@ def _is_safe_link(path: str, target: str) -> bool:
     return is_plain and climbs <= path.count("/")
 
 
-# -- folders, entered one by one and never through a link
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _parent(top: int, path: str) -> Iterator[tuple[int, str]]:
-    *folders, name = path.split("/")
-    here = os.dup(top)
-    try:
-        for folder in folders:
-            inner = os.open(folder, _FOLDER, dir_fd=here)
-            os.close(here)
-            here = inner
-        yield here, name
-    finally:
-        os.close(here)
-
-
 def move(source: Path, root: Path, path: str) -> bool:
     """Move what has this path below the source to the same path below the root, unless something is there."""
     *folders, name = path.split("/")
-    with _opened(source) as old_top, _opened(root) as new_top:
+    with opened(source) as old_top, opened(root) as new_top:
         at = ""
         for folder in folders:
-            with _parent(new_top, f"{at}{folder}") as (above, each), suppress(FileExistsError):
+            with parent(new_top, f"{at}{folder}") as (above, each), suppress(FileExistsError):
                 os.mkdir(each, dir_fd=above)
             at += f"{folder}/"
         try:
-            with _parent(old_top, path) as (old, _), _parent(new_top, path) as (new, _):
+            with parent(old_top, path) as (old, _), parent(new_top, path) as (new, _):
                 try:
                     os.stat(name, dir_fd=new, follow_symlinks=False)
                 except FileNotFoundError:

@@ -15,18 +15,17 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.runner.folders import FOLDER, opened, parent
 from deltaci.wire.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRule
 
 MAX_PATTERN_PARTS: Final = 64
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Not blocking: it may be a fifo by now.
 
 
@@ -114,7 +113,7 @@ class _Search:
         """Fill `found`."""
         if not self._patterns:
             return
-        with _folder(self._workspace) as root:
+        with opened(self._workspace) as root:
             self._walk(root, root, "", [pattern.start() for pattern in self._patterns], 0)
 
     def _walk(self, root: int, folder: int, path: str, states: list[frozenset[int]], depth: int) -> None:
@@ -136,7 +135,7 @@ class _Search:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                inner = os.open(name, _FOLDER, dir_fd=folder)
+                inner = os.open(name, FOLDER, dir_fd=folder)
                 try:
                     self._walk(root, inner, f"{path}/", states, depth + 1)
                 finally:
@@ -164,7 +163,7 @@ class _Search:
         top = self._workspace.resolve()
         try:
             real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
-            with _parent(root, real_path) as (folder, name):
+            with parent(root, real_path) as (folder, name):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
             return  # Outside, dangling, in a circle, or changed meanwhile.
@@ -218,7 +217,7 @@ def literally(path: str) -> str:
 def open_found(workspace: Path, found: Found) -> BinaryIO:
     """Open what was found; refused if it is another file by now. Read at most `found.bytes`: it may still grow."""
     try:
-        with _folder(workspace) as root, _parent(root, found.real_path) as (folder, name):
+        with opened(workspace) as root, parent(root, found.real_path) as (folder, name):
             file = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
     except OSError as error:
         raise Refused("not_found", f"{found.path!r} was there and is not any more: {error.strerror}") from None
@@ -227,27 +226,3 @@ def open_found(workspace: Path, found: Found) -> BinaryIO:
         file.close()
         raise Refused("not_found", f"{found.path!r} is another file than the one that was found; leave files in place")
     return file
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """The folder of a file, entered step by step without following a link, and the file's name in it."""
-    *folders, name = path.split("/")
-    here = os.dup(root)
-    try:
-        for folder in folders:
-            inner = os.open(folder, _FOLDER, dir_fd=here)
-            os.close(here)
-            here = inner
-        yield here, name
-    finally:
-        os.close(here)
