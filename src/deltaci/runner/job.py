@@ -7,6 +7,7 @@ only under a lease that still stands, the result is said, again and again until 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,8 @@ from deltaci.wire.messages import (
     Timings,
 )
 from deltaci.wire.texts import plain
+
+LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 10.0
@@ -328,6 +331,10 @@ class Job:
         else:
             said = self._complete(ended, kept, log)
         answer = await self._insist(said)
+        if isinstance(answer, Refused) and isinstance(said, Complete):
+            # A result that is never accepted would be computed again and again: tell that there is none, and why.
+            said = self._without_result(answer)
+            answer = await self._insist(said)
         return "canceled" if isinstance(said, CancelAck) else _outcome(answer, said)
 
     async def _give_back(self) -> str:
@@ -359,7 +366,16 @@ class Job:
         )
         return fitting(said)
 
-    async def _insist(self, message: RunnerMessage) -> ServerMessage | None:
+    def _without_result(self, refused: Refused) -> Complete:
+        return Complete(
+            lease_id=self._granted.lease_id,
+            runner_id=self._runner_id,
+            status="FAILED",
+            error_code="BAD_RESULT",
+            summary=plain(f"the server refused the result: {refused.message}", 2000),
+        )
+
+    async def _insist(self, message: RunnerMessage) -> ServerMessage | Refused | None:
         """Say it until it is heard, or until the lease is gone."""
         while not self._is_lost:
             self._said_at = time.monotonic()
@@ -367,8 +383,9 @@ class Job:
                 return await asyncio.to_thread(self._client.say, message)
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
-            except Refused:
-                return None
+            except Refused as refused:
+                LOGGER.warning("job %s: %s is refused: %s", self._granted.job_id, type(message).__name__, refused)
+                return refused
             if time.monotonic() > self._granted_at + self._granted.lease_ttl_seconds and self._cell is None:
                 return None
         return None
@@ -379,7 +396,7 @@ def _error_code(error: Exception | None) -> str:
     return "BAD_SPEC" if isinstance(error, Refused) and error.code == "bad_spec" else "RUNNER_STARTUP"
 
 
-def _outcome(answer: ServerMessage | None, said: RunnerMessage) -> str:
+def _outcome(answer: ServerMessage | Refused | None, said: RunnerMessage) -> str:
     if isinstance(answer, wire.CompleteAck) and isinstance(said, Complete):
         return said.status.lower() if answer.accepted else "not accepted"
     return "stale"
