@@ -14,6 +14,7 @@ from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from deltaci.wire.messages import MAX_SPEC_BYTES
 from tests.e2e.deployment import LONG_TTL_SECONDS, deployed, is_alive, on_loop
+from tests.e2e.proxy import answering
 
 
 def runs(event: Event) -> bool:
@@ -206,3 +207,23 @@ async def test_a_zombie_cannot_finish_what_it_lost(tmp_path: Path) -> None:
         assert record.ended_lease.worker_id == "r2"
         assert (await place.outcome(id)) == record
         assert "zombie" not in place.log_of(record).splitlines()
+
+
+REFUSED = b'{"code":"bad_request","message":"output is not what it should be; send another"}'
+
+
+@on_loop
+async def test_a_result_that_the_server_refuses_is_told_as_a_failure(tmp_path: Path) -> None:
+    """Silence would cost the lease, and the job would be run again and again for the same result."""
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
+        way = await place.way()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(REFUSED)}\r\n\r\n"
+        way.on("Complete", answering(head.encode() + REFUSED), 1)
+        place.start_runner("r1", way=way)
+
+        record = await place.settled(await place.enqueue("true"))
+
+        assert (record.state, record.claims) == ("FAILED", 1)
+        assert record.error is not None
+        assert record.error.code == "BAD_RESULT"
+        assert "output is not what it should be" in record.error.message

@@ -195,20 +195,6 @@ async def test_a_secret_that_is_not_there_fails_the_job_before_its_first_step(tm
         assert "never" not in place.log_of(record).splitlines()
 
 
-@on_loop
-async def test_a_result_that_the_server_refuses_is_told_as_a_failure(tmp_path: Path) -> None:
-    """Silence would cost the lease, and the job would be run again for the same result."""
-    async with deployed(tmp_path) as place:
-        place.start_runner("r1")
-        deep = "[" * 300 + "]" * 300
-        record = await job(place, f"echo '{deep}' > out.json", output_path="out.json")
-
-        assert (record.state, record.claims) == ("FAILED", 1)
-        assert record.error is not None
-        assert record.error.code == "BAD_RESULT", record.error
-        assert "deep" in record.error.message or "JSON" in record.error.message
-
-
 @pytest.mark.proves("PRO-F2")
 @on_loop
 async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
