@@ -91,6 +91,23 @@ def test_who_listens_may_clear_up_before_the_end(kind: str, tmp_path: Path) -> N
 
 
 @both
+def test_what_clears_up_is_not_asked_to_end_too(kind: str, tmp_path: Path) -> None:
+    """A trap runs commands of its own; whoever asked these to end as well would never let anybody clear up."""
+    trap = "trap 'bash -c \"sleep 0.3; echo cleared\"; exit 6' TERM"
+
+    async def story(bench: Bench) -> None:
+        step = bench.start(f"{trap}; echo up; while :; do sleep 1000 & wait $! || :; done")
+        await bench.until(b"up")
+
+        assert await bench.cell.stop(30.0)
+
+        ended = await step
+        assert (ended.exit_code, bytes(bench.output)) == (6, b"up\ncleared\n")
+
+    in_cell(kind, tmp_path, story)
+
+
+@both
 def test_the_end_of_a_job_ends_its_leftovers(kind: str, tmp_path: Path) -> None:
     """A step may leave a server to the next one, but no job may leave one to the next job."""
 

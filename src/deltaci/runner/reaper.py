@@ -77,14 +77,19 @@ def kill_all(handle: Handle, seconds: float = 5.0) -> list[int]:
 def terminate(handle: Handle, seconds: float, spare: Collection[int] = ()) -> list[int]:
     """Ask everybody but the spared to end, and wait so long; returns who did not. They may be many: see `kill_all`."""
     deadline = time.monotonic() + seconds
-    asked: set[Seen] = set()
+    known: set[Seen] = set()
     while True:
         found = {pid: seen for pid, seen in _find(handle).items() if pid not in spare}
-        # Each is asked once, newcomers too: a second TERM makes many programs give up their clean-up.
-        for seen in set(found.values()) - asked:
-            _send(seen, signal.SIGTERM)
-            _send(seen, signal.SIGCONT)  # One that is stopped would never hear it.
-        asked |= set(found.values())
+        # Each is asked once: a second TERM makes many programs give up their clean-up. Whoever is started by one that
+        # was asked is its clean-up, and is left alone.
+        helpers = {seen.pid for seen in known & set(found.values())}
+        for seen in sorted(set(found.values()) - known):
+            if seen.parent in helpers:
+                helpers.add(seen.pid)
+            else:
+                _send(seen, signal.SIGTERM)
+                _send(seen, signal.SIGCONT)  # One that is stopped would never hear it.
+        known |= set(found.values())
         if not found or time.monotonic() >= deadline:
             return sorted(found)
         _wait(found, deadline)
