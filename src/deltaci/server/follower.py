@@ -17,6 +17,7 @@ from deltaci.engine import feed
 from deltaci.store.port import Open, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 0.02  # Between two looks: a busy server reads the log by the page, not by the event.
 CANCEL_SECONDS: Final = 0.1
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Follower:
                         self._seen = page[-1].seq
                         for listener in self._listeners:
                             listener(page)
+                        await asyncio.sleep(PAUSE_SECONDS)
             except Unavailable as error:
                 if not is_told:
                     LOGGER.warning("the log cannot be followed: %s; trying again until it goes", error)
