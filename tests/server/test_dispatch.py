@@ -122,7 +122,9 @@ async def test_what_has_to_wait_is_told_when_its_time_has_come(nats_server: Nats
         await here.server.do(attempt.Cancel(id="never", reason="ENOUGH"))
 
         assert await here.told(1) == ["now"]
-        assert await here.told(1) == ["later"]
+        while (told := await here.told(1)) == ["now"]:
+            continue  # The first sweep may have seen it as well.
+        assert told == ["later"]
         assert by_the_store(0) >= soon
         assert here.heard.empty()
 
