@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
 from deltaci.conformance.play import play
 from deltaci.conformance.transcript import Transcript
+from tests.contract.places import within
 
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
 OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
@@ -22,17 +22,8 @@ P = ParamSpec("P")
 
 
 def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Like `on_loop`, for a story of real processes whose leases have to end."""
-
-    @wraps(test)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(MAX_SECONDS):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return plain
+    """A plain test of real processes, which take their time on a busy machine."""
+    return within(MAX_SECONDS)(test)
 
 
 def played(

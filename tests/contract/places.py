@@ -40,18 +40,26 @@ EVERYTHING: Final = 1_000_000
 MAX_TICKS: Final = 20
 
 
+def within(seconds: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Makes plain tests of coroutines, which must come to their end within so many seconds."""
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @wraps(test)
+        def plain(*args: P.args, **kwargs: P.kwargs) -> None:
+            async def bounded() -> None:
+                async with asyncio.timeout(seconds):
+                    await test(*args, **kwargs)
+
+            asyncio.run(bounded())
+
+        return plain
+
+    return decorate
+
+
 def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """A plain test that runs this coroutine to its end, and fails when there is none."""
-
-    @wraps(test)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(MAX_SECONDS):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return plain
+    return within(MAX_SECONDS)(test)
 
 
 class Place:

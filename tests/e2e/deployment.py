@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
@@ -31,6 +30,7 @@ from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
 from deltaci.server.service import registration_token
 from deltaci.store import open_store
+from tests.contract.places import within
 from tests.e2e.proxy import Proxy
 
 TTL_SECONDS: Final = 5  # For leases that are to be lost, but not by a machine that is only busy.
@@ -41,17 +41,8 @@ P = ParamSpec("P")
 
 
 def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A plain test that runs this coroutine to its end, and fails when there is none."""
-
-    @wraps(test)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return plain
+    """A plain test of real processes, which take their time on a busy machine."""
+    return within(PATIENCE_SECONDS)(test)
 
 
 class Deployment:
@@ -272,20 +263,6 @@ async def deployed(
                 await made.applier.stop()
     finally:
         await made.stop()
-
-
-def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A plain test that runs this coroutine to its end. Many programs start in it: that may take long."""
-
-    @wraps(test)
-    def plain(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(2 * PATIENCE_SECONDS):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return plain
 
 
 def is_alive(pid: int) -> bool:

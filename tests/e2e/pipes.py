@@ -7,6 +7,7 @@ import os
 import select
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,8 @@ class Pipe:
     """Lines from a job (`echo … > pipe`), or to one (`read -r word < pipe`)."""
 
     def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
+        with suppress(FileExistsError):
+            os.mkfifo(path)
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._text = b""
@@ -50,6 +52,12 @@ class Pipe:
             loop.remove_reader(self._file)
         line, _, self._text = self._text.partition(b"\n")
         return line.decode().split()
+
+
+async def told(path: Path) -> str:
+    """The next line that somebody writes into this pipe."""
+    with Pipe(path) as pipe:
+        return " ".join(await pipe.hear())
 
 
 def _read(file: int) -> bytes:

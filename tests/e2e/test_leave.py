@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.deployment import deployed, is_alive, on_loop
-from tests.e2e.test_runner import told
+from tests.e2e.pipes import told
 
 
 @on_loop

@@ -24,7 +24,7 @@ from deltaci.wire import subjects
 from deltaci.wire.examples import GIVEN
 from deltaci.wire.messages import CancelRequested, Dispatch
 from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
-from tests.e2e.test_runner import told
+from tests.e2e.pipes import told
 from tests.nats_server import NatsServer
 
 TENANT = "default"

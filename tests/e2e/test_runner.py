@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,25 +13,13 @@ from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from deltaci.wire.messages import MAX_SPEC_BYTES
 from tests.e2e.deployment import LONG_TTL_SECONDS, deployed, is_alive, on_loop
+from tests.e2e.pipes import told
 from tests.e2e.proxy import answering
 
 
 def runs(event: Event) -> bool:
     """A runner has begun."""
     return event.to == "RUNNING"
-
-
-async def told(path: Path) -> str:
-    """What somebody writes into a pipe, as soon as it is there."""
-    loop, came = asyncio.get_running_loop(), asyncio.Event()
-    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    loop.add_reader(pipe, came.set)
-    try:
-        await came.wait()
-        return os.read(pipe, 1000).decode()
-    finally:
-        loop.remove_reader(pipe)
-        os.close(pipe)
 
 
 @pytest.mark.proves("PRO-B2", "PRO-C1", "PRO-C2", "PRO-C4", "PRO-C5")

@@ -130,7 +130,6 @@ def test_maven_says_itself_what_is_flaky() -> None:
         seconds=1002.5,
         failed_names=("com.example.AppTest.broken",),
         failed_messages=("x",),
-        flaky_names=("com.example.AppTest.flaky",),
     )
 
 
@@ -150,7 +149,6 @@ def test_a_case_that_is_written_again_is_another_try() -> None:
         seconds=2.0,
         failed_names=("c.left", "c.worse"),
         failed_messages=("", ""),
-        flaky_names=("c.t",),
     )
 
 

@@ -181,11 +181,10 @@ def test_base64_that_is_broken_into_lines_is_masked(columns: int) -> None:
     assert len(shown.replace(b"***", b"").replace(b"\n", b"")) <= 4
 
 
-def test_short_secrets_are_told_and_not_masked() -> None:
-    """Masking "1" would hide half of every log; saying which one it was by value would give it away."""
+def test_short_secrets_are_not_masked() -> None:
+    """Masking "1" would hide half of every log; so nobody can set one that is so short."""
     mask = Mask(["1", "long enough", "abc", "  x \n"])
 
-    assert mask.too_short == (0, 2, 3)
     assert mask.feed(b"1 abc x") + mask.flush() == b"1 abc x"
 
 

@@ -68,7 +68,9 @@ async def test_a_runner_that_slept_too_long_shows_its_oidc_token_again_and_goes_
 
             await agent.run()
 
-            assert agent.finished == 1
+            record = await live.service.store.find("q1")
+            assert record is not None
+            assert record.state == "SUCCEEDED"
             kept = msgspec.json.decode((tmp_path / CREDENTIAL_FILE).read_bytes(), type=Registered)
             assert kept.credential != old.credential
 

@@ -25,13 +25,15 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind for kind in (*draw.FROM_RUNNER, *draw.FROM_SERVER, *draw.AROUND)
 }
 EXAMPLES = {**GIVEN, **OURS}
+REQUEST: Any = wire.Lease | wire.RunnerMessage  # All that a runner sends, wherever it sends it.
+decode_request = wire.decoder(REQUEST)
 
 
 def decoded(name: str, text: str | bytes) -> Any:
     """What a receiver of this message makes of the text."""
     kind = KINDS[name]
     if kind in draw.FROM_RUNNER:
-        return wire.decode_request(text)
+        return decode_request(text)
     return wire.decode_answer(text) if kind in draw.FROM_SERVER else wire.decoder(kind)(text)
 
 
@@ -115,7 +117,7 @@ def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None:
     """What comes in from outside must never be more than a refusal."""
-    for read in (wire.decode_request, wire.decode_answer, wire.decode_message, wire.decoder(wire.Registration)):
+    for read in (decode_request, wire.decode_answer, wire.decode_message, wire.decoder(wire.Registration)):
         with pytest.raises(msgspec.MsgspecError):
             read(data)
 
@@ -136,7 +138,7 @@ def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.Dat
 def test_what_is_not_text_or_has_no_end_is_refused(bad: bytes) -> None:
     """msgspec itself lets two of Python's own errors through here."""
     with pytest.raises(msgspec.DecodeError):
-        wire.decode_request(altered("Complete", "output", "X").replace(b'"X"', bad))
+        decode_request(altered("Complete", "output", "X").replace(b'"X"', bad))
 
 
 # -- examples

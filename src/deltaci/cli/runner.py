@@ -101,7 +101,7 @@ def runner_command(
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(2) from None
     except (Refused, Unreachable, BadFiles, KeeperGone, ValueError) as error:
-        typer.echo(f"deltaci runner: {error}", err=True)
+        typer.echo(f"deltaci runner: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from getpass import getpass
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +25,14 @@ NameArgument = Annotated[str, typer.Argument(help="Its name: the variable in whi
 TenantOption = Annotated[str, typer.Option(help="Whose it is.")]
 
 
-def _secrets(data: Path, blobs: str) -> Secrets:
-    return Secrets(open_blobs(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE))
-
-
-def _fail(error: Exception) -> typer.Exit:
-    typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)
-    return typer.Exit(1)
+@contextmanager
+def _opened(data: Path, blobs: str) -> Iterator[Secrets]:
+    """The secrets; and one line for what goes wrong with them."""
+    try:
+        yield Secrets(open_blobs(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE))
+    except (Refused, BlobsUnavailable, ValueError, OSError) as error:
+        typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @app.command("set")
@@ -40,10 +43,8 @@ def set_command(
     blobs: BlobsOption = "",
 ) -> None:
     """Keep a secret, sealed. Its value is read from stdin, or asked for without being shown; never an argument."""
-    try:
-        _secrets(data, blobs).set(tenant, name, _value(name))
-    except (Refused, BlobsUnavailable, ValueError, OSError) as error:
-        raise _fail(error) from None
+    with _opened(data, blobs) as secrets:
+        secrets.set(tenant, name, _value(name))
 
 
 def _value(name: str) -> str:
@@ -56,11 +57,9 @@ def _value(name: str) -> str:
 @app.command("list")
 def list_command(tenant: TenantOption = "default", data: DataOption = Path(".state"), blobs: BlobsOption = "") -> None:
     """Show the names of the secrets; nobody is shown a value."""
-    try:
-        for name in _secrets(data, blobs).names(tenant):
+    with _opened(data, blobs) as secrets:
+        for name in secrets.names(tenant):
             print(name)
-    except (Refused, BlobsUnavailable, ValueError, OSError) as error:
-        raise _fail(error) from None
 
 
 @app.command("remove")
@@ -71,8 +70,6 @@ def remove_command(
     blobs: BlobsOption = "",
 ) -> None:
     """Forget a secret."""
-    try:
-        if not _secrets(data, blobs).remove(tenant, name):
+    with _opened(data, blobs) as secrets:
+        if not secrets.remove(tenant, name):
             raise Refused("no_secret", f"there is no secret {name!r}; 'deltaci secret list' shows which there are")
-    except (Refused, BlobsUnavailable, ValueError, OSError) as error:
-        raise _fail(error) from None

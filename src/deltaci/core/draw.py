@@ -42,7 +42,8 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A table, line by line, and the empty line behind it."""
     columns = list(head)
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
@@ -54,7 +55,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
 def _machine(machine: Machine[Any]) -> str:
     lines = [f"## {machine.name.capitalize()}", ""]
     lines += _diagram((rule.source, to.state, to.trigger) for rule, to in machine.edges())
-    lines += _table(
+    lines += table(
         ("from", "command", "to", "event", "severity", "owner", "asked by", "why", "rules"),
         (
             (*_step(rule, to), rule.owner, ", ".join(sorted(rule.command.by)), rule.why, ", ".join(rule.cites))
@@ -64,7 +65,7 @@ def _machine(machine: Machine[Any]) -> str:
     )
     if machine.throughs:
         lines += ["Steps that a command implies, recorded before its own:", ""]
-        lines += _table(
+        lines += table(
             ("in", "command", "first does", "why"),
             (
                 (row.source, f"`{row.command.__name__}`", f"`{row.first.__name__}`", row.why + _when(row.when))
@@ -101,20 +102,20 @@ def _diagram(edges: Iterable[tuple[str | None, str, str]]) -> list[str]:
 
 def _reactions() -> str:
     rows = ((row.entity, " or ".join(row.states), row.why) for row in REACTIONS)
-    return "\n".join(_table(("when a", "becomes", "then"), rows))
+    return "\n".join(table(("when a", "becomes", "then"), rows))
 
 
 def _view(view: View) -> str:
     shown = {LEFT_OUT: "left out", SAME: "as before"}
     lines = [f"## {view.name}: document {view.document} on a {view.entity}", ""]
     lines += _diagram((edge.source, edge.target, " or ".join(edge.triggers)) for edge in view.edges)
-    lines += _table(("our state", "is shown as"), ((ours, shown.get(word, word)) for ours, word in view.shows.items()))
+    lines += table(("our state", "is shown as"), ((ours, shown.get(word, word)) for ours, word in view.shows.items()))
     edges = ((edge.source or "(birth)", edge.target, edge.cite) for edge in view.edges)
-    lines += _table(("from", "to", "rule"), edges)
+    lines += table(("from", "to", "rule"), edges)
     if view.extensions:
         lines += ["Extensions:", ""]
         rows = ((e.source, e.target, e.demanded_by, e.why) for e in view.extensions)
-        lines += _table(("from", "to", "demanded by", "why"), rows)
+        lines += table(("from", "to", "demanded by", "why"), rows)
     return "\n".join(lines)
 
 

@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -48,6 +47,7 @@ from deltaci.engine.checks import (
     shown,
 )
 from deltaci.engine.line import Line
+from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
 from deltaci.engine.unreadable import refusal
 from deltaci.store.port import Store
@@ -199,9 +199,7 @@ class AsyncQueue:
 
     async def __aexit__(self, *_: object) -> None:
         if self._timers is not None:
-            self._timers.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._timers
+            await ended(self._timers)
         await self._applier.stop()
         await self._store.close()
 

@@ -82,7 +82,6 @@ class Agent:
         self._is_kept = asyncio.Event()
         self._places: Places | None = None
         self._keeper: asyncio.subprocess.Process | None = None
-        self.finished = 0
 
     def stop(self) -> None:
         """Take nothing new; finish what runs, as long as that may take. Asked again: hand it back at once."""
@@ -298,7 +297,6 @@ class Agent:
         started = time.monotonic()
         try:
             outcome = await job.run(self._tell)
-            self.finished += 1
             LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, time.monotonic() - started)
         except Exception:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)

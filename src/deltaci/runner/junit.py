@@ -65,7 +65,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     failed_names: tuple[str, ...] = ()
     failed_messages: tuple[str, ...] = ()
-    flaky_names: tuple[str, ...] = ()
 
 
 class _Case:
@@ -208,18 +207,16 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
             raise Refused("too_large", f"the test report {file} is one too many: more than {MAX_TESTS} tests")
     outcomes = [case.outcome for case in cases]
     failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
-    flaky = sorted(case.name for case in cases if case.had_failed and case.outcome == PASSED)
     return Report(
         tests=len(cases),
         passed=outcomes.count(PASSED),
         failed=outcomes.count(FAILED),
         errors=outcomes.count(ERROR),
         skipped=outcomes.count(SKIPPED),
-        flaky=len(flaky),
+        flaky=sum(case.had_failed and case.outcome == PASSED for case in cases),
         seconds=round(math.fsum(case.seconds for case in cases), 3),
         failed_names=tuple(name for name, _ in failed[:MAX_NAMES]),
         failed_messages=tuple(message for _, message in failed[:MAX_NAMES]),
-        flaky_names=tuple(flaky[:MAX_NAMES]),
     )
 
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from deltaci.runner.disguises import disguises, is_too_short
+from deltaci.runner.disguises import disguises
 
 BLOCK_BYTES: Final = 64 * 1024
 MAX_FEW: Final = 12  # So many searches cost less than reading the block as 4-byte words,
@@ -57,9 +57,7 @@ class Mask:
     """Replaces secrets in a stream of bytes. Feed it everything, and flush it where the stream ends or pauses."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        given = list(secrets)
-        self._too_short = tuple(place for place, secret in enumerate(given) if is_too_short(secret))
-        forms = sorted({form for secret in given for form in disguises(secret)})
+        forms = sorted({form for secret in secrets for form in disguises(secret)})
         middle = sum(7 <= len(form) < 15 for form in forms)
         many = forms if len(forms) > MAX_ALL else []
         self._words = _Words(many, 8, "Q") if middle <= MAX_FEW else _Words(many, 4, "I")
@@ -70,11 +68,6 @@ class Mask:
         self._mark = _mark(forms)
         self._kept = b""
         self._covered = 0  # So many bytes at the start of what is kept belong to a mark that is already written.
-
-    @property
-    def too_short(self) -> tuple[int, ...]:
-        """Which secrets are not masked, by their place in what was given: saying so can give nothing away."""
-        return self._too_short
 
     @property
     def mark(self) -> bytes:

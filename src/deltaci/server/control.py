@@ -19,7 +19,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
-from deltaci.server.follower import ended, look
+from deltaci.engine.loops import ended
+from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Runner
 from deltaci.store.port import Conflict, Store, Unavailable

@@ -21,7 +21,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.timers import ready_at
-from deltaci.server.follower import ended, look
+from deltaci.engine.loops import ended
+from deltaci.server.follower import look
 from deltaci.store.port import Conflict, Ready, Store, Unavailable
 from deltaci.wire import messages as wire
 from deltaci.wire import subjects

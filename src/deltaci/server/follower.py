@@ -14,11 +14,11 @@ from typing import Final
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
+from deltaci.engine.loops import ended
 from deltaci.store.port import Open, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.02  # Between two looks: a busy server reads the log by the page, not by the event.
-CANCEL_SECONDS: Final = 0.1
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -69,13 +69,6 @@ class Follower:
                     LOGGER.exception("the log cannot be followed: an error of ours; trying again")
                 is_told = True
             await asyncio.sleep(RETRY_SECONDS)
-
-
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel it until it has heard: one that comes just when a wait is over may get lost."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
 
 
 def look(ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:

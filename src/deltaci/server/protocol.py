@@ -261,10 +261,6 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
     }
     match message:
         case AckLease():
-            if message.job_id not in (ref.attempt_id, ref.attempt_id.rpartition(".")[0]):
-                raise Refused(
-                    "bad_request", f"the lease is not for job {shown(message.job_id)}; name the one it is for"
-                )
             return attempt.Ack(**named)
         case Heartbeat():
             return attempt.Heartbeat(**named, progress=_progress(message))

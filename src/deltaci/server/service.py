@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
+from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
 from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
@@ -36,6 +37,7 @@ from deltaci.wire.bus import BusAddress
 KEY_FILE: Final = "server.key"
 BLOBS_FOLDER: Final = "blobs"
 KEEP_ALIVE_SECONDS: Final = 75
+UNFINISHED_SECONDS: Final = 24 * 3600  # Nobody writes one blob for so long.
 COLLECT_AFTER: Final = (50_000, 20, 100)
 
 Scope = dict[str, Any]
@@ -93,6 +95,8 @@ class Service:
 
     async def __aenter__(self) -> Service:
         await self.store.open()
+        if isinstance(self.blobs, FolderBlobs):  # What servers that were killed left half-written, long ago.
+            await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
         await self.applier.start()
         await self._follower.start()
         self.control.start()
@@ -103,9 +107,7 @@ class Service:
 
     async def __aexit__(self, *_: object) -> None:
         if self._timers is not None:
-            self._timers.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._timers
+            await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await self._follower.stop()

@@ -22,7 +22,6 @@ KINDS: Final = (
     "database slow",
     "hints lost",
     "kill runner",
-    "freeze runner",
     "freeze server",
     "cut requests",
     "cut answers",

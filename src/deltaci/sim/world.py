@@ -29,7 +29,7 @@ from deltaci.sim.mix import HOUR, Fault, Mix
 from deltaci.sim.network import Network
 from deltaci.sim.runner import TENANT, SimRunner
 from deltaci.sim.server import KEY, MemoryLogs, SimServer
-from deltaci.sim.store import Disk
+from deltaci.sim.store import Disk, Troubles
 from deltaci.store.port import Conflict, Unavailable
 
 EPOCH: Final = 1_767_513_600
@@ -305,12 +305,6 @@ class World:
         if kind == "kill runner":
             runner.kill()
             return lambda: runner.start() if runner.node.is_dead else None
-        if kind == "freeze runner":
-            # Its keeper is a process of its own: it stops the jobs of a runner that hangs. Here both hang, and the
-            # processes of the job with them.
-            runner.kill() if self._random.random() < 0.5 else None
-            node = runner.node
-            return lambda: runner.start() if node.is_dead and runner.node is node else None
         if kind == "liar":
             runner.lies = 0.5
             return lambda: setattr(runner, "lies", 0.0)
@@ -357,7 +351,7 @@ class World:
             if server.node.is_frozen:
                 self._loop.thaw(server.node)
             if server.connection is not None and server.is_up:
-                server.connection.troubles.__init__()  # type: ignore[misc]
+                server.connection.troubles = Troubles()
             self._revive(server)
         for runner in self._runners:
             runner.lies = 0.0

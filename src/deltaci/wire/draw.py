@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
-from deltaci.core.draw import write_or_compare
+from deltaci.core.draw import table, write_or_compare
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
 from deltaci.wire.examples import GIVEN, OURS
@@ -158,27 +157,18 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    columns = list(head)
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
-    yield ""
-
-
 def _addresses() -> str:
     head = ("method and path", "does", "headers", "body", "200", "may be refused with")
     rows = (
         (f"`{each.method} {each.path}`", each.does, each.headers, each.body, each.answer, ", ".join(each.codes))
         for each in ADDRESSES
     )
-    return "\n".join(_table(head, rows))
+    return "\n".join(table(head, rows))
 
 
 def _refusals() -> str:
     rows = ((f"`{code}`", str(each.status), each.means) for code, each in REFUSALS.items())
-    return "\n".join(_table(("code", "status", "means"), rows))
+    return "\n".join(table(("code", "status", "means"), rows))
 
 
 def _message(kind: type[msgspec.Struct]) -> str:
@@ -207,7 +197,7 @@ def _part(kind: type[msgspec.Struct]) -> str:
     rows = [("`type`", f'"{info.tag}"', "yes", "which message it is")] if info.tag is not None else []
     rows += [_field(field) for field in info.fields]
     lines = [f"## {kind.__name__}", "", " ".join((kind.__doc__ or "").split()), ""]
-    return "\n".join([*lines, *_table(("field", "type", "required", "meaning"), rows)])
+    return "\n".join([*lines, *table(("field", "type", "required", "meaning"), rows)])
 
 
 def _field(field: inspect.Field) -> tuple[str, str, str, str]:

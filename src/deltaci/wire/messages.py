@@ -388,7 +388,6 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 RunnerMessage = AckLease | Heartbeat | Complete | CancelAck
-RunnerRequest = Lease | RunnerMessage
 ServerMessage = LeaseGranted | HeartbeatAck | CompleteAck | CancelAcked | CancelRequested | StaleLease
 
 
@@ -408,6 +407,5 @@ def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
 
 
 encode = msgspec.json.Encoder().encode
-decode_request: Callable[[bytes | str], RunnerRequest] = decoder(RunnerRequest)  # type: ignore[arg-type]
 decode_message: Callable[[bytes | str], RunnerMessage] = decoder(RunnerMessage)  # type: ignore[arg-type]
 decode_answer: Callable[[bytes | str], ServerMessage] = decoder(ServerMessage)  # type: ignore[arg-type]

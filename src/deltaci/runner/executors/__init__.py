@@ -22,10 +22,6 @@ class Executors:
         self._every = {executor.name: executor for executor in every}  # The strictest first.
         cgroups.sweep()  # What killed runners left behind.
 
-    def available(self) -> dict[str, str]:
-        """By name, why it cannot be used here; empty when it can."""
-        return {name: executor.why_not() for name, executor in self._every.items()}
-
     def choose(self, wanted: str | None, image: str = "") -> Executor:
         """The best executor for a job. One that was asked for is never replaced by another."""
         every = self._every
