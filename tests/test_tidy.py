@@ -31,7 +31,7 @@ SEES: dict[str, set[str]] = {
     "engine": ENGINE_SEES,
     "control": CONTROL_SEES,
     "conformance": {"wire"},
-    "sim": SHELL_SEES | {"server"},
+    "sim": SHELL_SEES | {"server", "runner"},
     "cli": SHELL_SEES | {"server", "runner", "sim", "conformance"},
     "server": SHELL_SEES,
     "runner": SHELL_SEES,

@@ -16,6 +16,7 @@ from deltaci.core.reactions import Birth
 from deltaci.runner.client import Client
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.logstream import LogStream
+from deltaci.runner.sections import new_nonce
 from deltaci.runner.transfers import Transfers
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store.memory import MemoryStore
@@ -40,7 +41,7 @@ class Desk:
         self.is_over = False
         self._path = self.folder / "log"
         self._stream = LogStream(client, self.lease_id, self._path)
-        self.log = JobLog(self._stream)
+        self.log = JobLog(self._stream, new_nonce())
         self.transfers = Transfers(client, self.lease_id, lambda: self.is_over)
 
     @property

@@ -74,7 +74,7 @@ async def test_a_runner_waits_for_itself_only(site: OpenSite) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"wait_seconds": 61}, {"wait_seconds": -1}, {"lease_ids": [""]}, {"leases": []}, {"runner_id": 5}],
+    [{"wait_seconds": 601}, {"wait_seconds": -1}, {"lease_ids": [""]}, {"leases": []}, {"runner_id": 5}],
     ids=str,
 )
 @on_loop

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sys
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Granted, Unreachable
+from deltaci.runner.client import Granted, Unreachable
 from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
 from deltaci.runner.entrance import Entrance
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Cancel, Lost, NewToken, Order, Ready, decode_news
+from deltaci.runner.keeper import Cancel, Lost, NewToken, Order, Ready
+from deltaci.runner.machine import Keeping
+from deltaci.runner.pauses import Pauses
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
 from deltaci.wire.bus import BusAddress
@@ -31,6 +29,7 @@ WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0
 UNLINKED_SECONDS: Final = 5.0  # While NATS is away: not so long that its return goes unnoticed.
 RETRY_SECONDS: Final = 1.0
+MAX_RETRY_SECONDS: Final = 20.0
 REFUSED_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 15.0  # For the jobs of a runner that lost its keeper.
 THREADS: Final = 8  # For calls that wait, beside those of the jobs.
@@ -57,17 +56,19 @@ class Agent:
         once: bool = False,
         drain_seconds: float = 0.0,
         nats: BusAddress | None = None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._entrance = entrance
-        self._url = url = entrance.url
-        self._client = Client(url, credential.credential, entrance.tls)
-        self._asking = Client(url, credential.credential, entrance.tls)  # A line of its own, on which it waits.
-        self._listening = Client(url, credential.credential, entrance.tls)  # And one on which it is told.
+        self._machine = machine = entrance.machine
+        self._client = machine.connect(credential.credential)
+        self._asking = machine.connect(credential.credential)  # A line of its own, on which it waits.
+        self._listening = machine.connect(credential.credential)  # And one on which it is told.
+        self._wait_seconds = wait_seconds
         self._dispatches: Dispatches | None = None
         self._nats = nats
         self._is_behind = False
         self._credential = credential
-        self._renew_at = time.monotonic() + credential.expires_in_seconds / 2
+        self._renew_at = self._machine.clock() + credential.expires_in_seconds / 2
         self._labels = list(labels)
         self._slots = slots
         self._folder = folder
@@ -81,7 +82,8 @@ class Agent:
         self._has_room = asyncio.Event()
         self._is_kept = asyncio.Event()
         self._places: Places | None = None
-        self._keeper: asyncio.subprocess.Process | None = None
+        self._keeper: Keeping | None = None
+        self._renewing = asyncio.Lock()
 
     def stop(self) -> None:
         """Take nothing new; finish what runs, as long as that may take. Asked again: hand it back at once."""
@@ -108,24 +110,15 @@ class Agent:
         LOGGER.info(
             "runner %s: waits for work at %s, %d at a time%s",
             self._credential.runner_id,
-            self._url,
+            self._entrance.url,
             self._slots,
             offered,
         )
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
         )
-        self._places = Places(self._folder)
-        self._keeper = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "deltaci.runner.keeper",
-            self._url,
-            *self._entrance.tls.files,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the runner; the keeper leaves when the runner has.
-        )
+        self._places = Places(self._folder, self._machine.executors())
+        self._keeper = await self._machine.keeper()
         self._tell(NewToken(token=self._client.token))
         hearing = asyncio.create_task(self._hear())
         renewing = asyncio.create_task(self._renew())
@@ -149,9 +142,7 @@ class Agent:
             self._client.close_all()
             self._asking.close_all()
             self._listening.close_all()
-            if self._keeper.stdin is not None:
-                self._keeper.stdin.close()
-            await self._keeper.wait()
+            await self._keeper.close()
 
     def _link(self) -> list[asyncio.Task[None]]:
         """Have dispatches and cancels from NATS, if there is one."""
@@ -176,15 +167,13 @@ class Agent:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
     def _tell(self, order: Order) -> None:
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write(msgspec.json.encode(order) + b"\n")
+        if self._keeper is not None:
+            self._keeper.tell(order)
 
     async def _hear(self) -> None:
         """What the keeper says, until it is gone."""
         assert self._keeper is not None
-        assert self._keeper.stdout is not None
-        while line := await self._keeper.stdout.readline():
-            news = decode_news(line)
+        while (news := await self._keeper.hear()) is not None:
             if isinstance(news, Ready):
                 self._is_kept.set()
             job = self._jobs.get(news.lease_id)
@@ -198,26 +187,30 @@ class Agent:
 
     async def _renew(self) -> None:
         """Have a fresh credential long before the old one is over."""
+        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while True:
-            await asyncio.sleep(max(0.0, self._renew_at - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._renew_at - self._machine.clock()))
             try:
                 await self._refresh()
+                pauses.reset()
             except (Unreachable, Refused) as error:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
-                again = RETRY_SECONDS if isinstance(error, Unreachable) else REFUSED_SECONDS
-                self._renew_at = time.monotonic() + again
+                again = pauses.next() if isinstance(error, Unreachable) else REFUSED_SECONDS
+                self._renew_at = self._machine.clock() + again
 
     async def _refresh(self) -> None:
-        fresh = await asyncio.to_thread(self._entrance.renew)
+        async with self._renewing:
+            fresh = await asyncio.to_thread(self._entrance.renew)
         self._client.token = self._asking.token = self._listening.token = fresh.credential
         self._tell(NewToken(token=fresh.credential))
-        self._renew_at = time.monotonic() + fresh.expires_in_seconds / 2
+        self._renew_at = self._machine.clock() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
         """Ask for as much as there is room for, again and again; but not before somebody keeps what is given."""
         await self._is_kept.wait()
         if self._dispatches is not None:
             await self._dispatches.wait_up(RETRY_SECONDS)
+        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_stopping.is_set():
             free = self._slots - len(self._tasks)
             if free <= 0:
@@ -231,13 +224,18 @@ class Agent:
                 runner_id=self._credential.runner_id,
                 capabilities=self._labels,
                 slots=free,
-                wait_seconds=0.0 if is_linked else UNLINKED_SECONDS if self._dispatches else WAIT_SECONDS,
+                wait_seconds=0.0 if is_linked else UNLINKED_SECONDS if self._dispatches else self._wait_seconds,
                 attempts=list(told),
             )
             asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
             stopping = asyncio.create_task(self._is_stopping.wait())
-            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
+            try:
+                await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                asking.cancel()  # Nobody will look at what comes of it.
+                raise
+            finally:
+                stopping.cancel()
             if not asking.done():
                 # What it may still be given is never acknowledged, and goes back to others.
                 self._asking.abort()
@@ -250,8 +248,10 @@ class Agent:
                 LOGGER.warning("%s; trying again", error)
                 await self._settle(told, ())
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
+                    async with asyncio.timeout(pauses.next()):
+                        await self._is_stopping.wait()
                 continue
+            pauses.reset()
             granted = answer.leases
             await self._settle(told, answer.gone)
             self._is_behind = bool(granted) and not told
@@ -291,13 +291,13 @@ class Agent:
 
     async def _work(self, granted: LeaseGranted) -> None:
         assert self._places is not None
-        job = Job(self._client, self._credential.runner_id, granted, self._places)
+        job = Job(self._client, self._credential.runner_id, granted, self._places, self._machine)
         self._jobs[granted.lease_id] = job
         self._ear.leases_changed()
-        started = time.monotonic()
+        started = self._machine.clock()
         try:
             outcome = await job.run(self._tell)
-            LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, time.monotonic() - started)
+            LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, self._machine.clock() - started)
         except Exception:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
         finally:

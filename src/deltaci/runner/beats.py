@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -19,6 +20,24 @@ from deltaci.runner.client import Client, Unreachable
 from deltaci.wire.messages import Heartbeat, Problem, ServerMessage
 
 Answers = list[ServerMessage | Problem]
+
+
+class Voice(Protocol):
+    """Says heartbeats for the keeper, and lets nobody wait."""
+
+    client: Client
+
+    def fileno(self) -> int:
+        """For a selector: readable when there is an answer."""
+
+    def say(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+        """Say these; the answers come later."""
+
+    def answers(self) -> Answers | None:
+        """The answers to what was said, in its order; none at all when it was not heard; None: not yet."""
+
+    def close(self) -> None:
+        """Hang up, whatever is under way."""
 
 
 class Line:

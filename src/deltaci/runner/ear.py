@@ -14,6 +14,7 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.pauses import Pauses
 from deltaci.wire.messages import CancelRequested, Control
 
 WAIT_SECONDS: Final = 30.0
@@ -67,26 +68,25 @@ class Ear:
     async def run(self) -> None:
         """Listen until cancelled, or until the server says that it has no such line."""
         loop = asyncio.get_running_loop()
-        pause = RETRY_SECONDS
+        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:
             while True:
                 await self._is_needed.wait()
                 began = loop.time()
                 try:
                     found = await loop.run_in_executor(self._thread, self._client.control, self._asked())
-                    pause = RETRY_SECONDS
+                    pauses.reset()
                     for each in found:
                         self.tell(each)
                     if found or loop.time() - began > RETRY_SECONDS:
                         continue
                 except Unreachable:
-                    pause = min(MAX_RETRY_SECONDS, pause * 2)
+                    pass
                 except Refused as refused:
                     if refused.code == "not_found":
                         LOGGER.info("the server tells of cancels only by heartbeats")
                         return
-                    pause = min(MAX_RETRY_SECONDS, pause * 2)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pauses.next())
         finally:
             self.stop()
 
@@ -99,5 +99,5 @@ class Ear:
         """Hang up."""
         self._client.abort()
         with suppress(RuntimeError):  # It was stopped before.
-            self._thread.submit(self._client.close)
+            asyncio.get_running_loop().run_in_executor(self._thread, self._client.close)
         self._thread.shutdown(wait=False)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import Unreachable
+from deltaci.runner.machine import Machine
 from deltaci.runner.tls import Tls
 from deltaci.wire.messages import Registered
 
@@ -48,15 +47,17 @@ class Entrance:
         tls: Tls | None = None,
         token: str = "",
         oidc: Callable[[], str] | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.url = url
-        self.tls = tls or Tls()
+        self.machine = machine or Machine(url, tls)
+        self._has_certificate = tls is not None and tls.has_certificate
         self._folder = folder
         self._labels = list(labels)
         self._slots = slots
         self._token = token
         self._oidc = oidc
-        self._client = Client(url, tls=self.tls)
+        self._client = self.machine.connect()
         self._lock = threading.Lock()  # One at a time: they keep what they get in the same file.
 
     def enter(self) -> Registered:
@@ -69,7 +70,7 @@ class Entrance:
                     if not left:
                         raise
                     LOGGER.warning("%s; trying again", error)
-                    time.sleep(RETRY_SECONDS)
+                    self.machine.pause(RETRY_SECONDS)
         raise AssertionError("not reached")
 
     def renew(self) -> Registered:
@@ -78,7 +79,7 @@ class Entrance:
             return self._renewed()
 
     def _entered(self) -> Registered:
-        if self.tls.has_certificate:
+        if self._has_certificate:
             return self._renewed()
         path = self._folder / CREDENTIAL_FILE
         trouble = ""
@@ -103,7 +104,7 @@ class Entrance:
         try:
             fresh = self._client.renew(self._labels, self._slots)
         except Refused:
-            if self._oidc is None or self.tls.has_certificate:
+            if self._oidc is None or self._has_certificate:
                 raise
             return self._register(self._oidc())
         return self._kept(fresh)
@@ -112,7 +113,7 @@ class Entrance:
         """With an answer that was lost, the same request is made again, and not a new one."""
         path = self._folder / REQUEST_FILE
         if not path.exists():
-            _write(path, secrets.token_urlsafe(32).encode())
+            _write(path, self.machine.nonce().encode())
         self._client.token = ""
         fresh = self._client.register(token, self._labels, self._slots, path.read_text(encoding="ascii"))
         self._kept(fresh)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +24,8 @@ from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.logstream import LogStream
+from deltaci.runner.machine import Machine
+from deltaci.runner.pauses import Pauses
 from deltaci.runner.places import Place, Places
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.sections import RESTORE_CACHES, UPLOAD_ARTIFACTS
@@ -51,6 +51,7 @@ from deltaci.wire.texts import plain
 LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
+MAX_RETRY_SECONDS: Final = 5.0  # A part of the margin that a lease is given up before its end.
 GRACE_SECONDS: Final = 10.0
 STOP_MARGIN_SECONDS: Final = 5
 LOG_SECONDS: Final = 60.0
@@ -77,18 +78,20 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 class Job:
     """One lease, from its grant to its end."""
 
-    def __init__(self, client: Client, runner_id: str, granted: LeaseGranted, places: Places) -> None:
+    def __init__(self, client: Client, runner_id: str, granted: LeaseGranted, places: Places, machine: Machine) -> None:
         self._client = client
         self._runner_id = runner_id
         self._granted = granted
         self._places = places
-        self._granted_at = time.monotonic()
+        self._clock, self._now = machine.clock, machine.now
+        self._nonce = machine.nonce
+        self._granted_at = self._clock()
         self._said_at = self._proved_at = self._granted_at
         self._proved_until = 0.0
         self._is_told = asyncio.Event()
         self._progress: Progress | None = None
         self._log: LogStream | None = None
-        self._started_at = datetime.now(UTC)
+        self._started_at = self._now()
         self._spec = granted.job_spec
         self._cell: Cell | None = None
         self._cancel: Cancel | None = None
@@ -179,7 +182,7 @@ class Job:
         assert cell is not None
         assert spec is not None
         self._hold(None, log)
-        told = JobLog(log)
+        told = JobLog(log, self._nonce())
         told.line(cell.describe)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
         caches = Caches(transfers, place.workspace, place.folder, told)
@@ -244,7 +247,7 @@ class Job:
             if self._is_over() or not await self._is_proved(log):
                 break
             told.begin(index, name)
-            left = max(0.1, ends_at - time.monotonic())
+            left = max(0.1, ends_at - self._clock())
             try:
                 last = await cell.run(
                     step.run,
@@ -293,13 +296,14 @@ class Job:
 
     async def _is_proved(self, log: LogStream) -> bool:
         """Whether the lease stands, by our own clock: nothing is begun or said under one that may be another's."""
-        if self._cell is not None and not self._is_lost and time.monotonic() >= self._proved_until:
+        if self._cell is not None and not self._is_lost and self._clock() >= self._proved_until:
             # We may have slept while the keeper did not, so it is asked.
             self._is_told.clear()
             self._hold(self._progress, log)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_told.wait(), KEEPER_SECONDS)
-            if time.monotonic() >= self._proved_until:
+                async with asyncio.timeout(KEEPER_SECONDS):
+                    await self._is_told.wait()
+            if self._clock() >= self._proved_until:
                 self._is_lost = True
         return not self._is_lost
 
@@ -322,7 +326,7 @@ class Job:
                 lease_id=self._granted.lease_id,
                 runner_id=self._runner_id,
                 final_status="CANCELED",
-                ts=datetime.now(UTC),
+                ts=self._now(),
                 artifacts=kept,
                 summary=f"stopped: {self._cancel.reason}",
             )
@@ -355,14 +359,14 @@ class Job:
             exit_code=exit_code if is_success or exit_code != 0 else None,
             signal=ended.exit.signal,
             error_code=ended.error_code or None,
-            timings=Timings(started_at=self._started_at, finished_at=datetime.now(UTC)),
+            timings=Timings(started_at=self._started_at, finished_at=self._now()),
             artifacts=kept,
             summary=ended.summary[:2000],
             log_tail=[] if is_success else [plain(line, 2000) for line in log.tail()],
             steps=ended.steps,
             tests=brought.tests,
             output=brought.output,
-            cost=cost(time.monotonic() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
+            cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
         )
         return fitting(said)
 
@@ -377,16 +381,17 @@ class Job:
 
     async def _insist(self, message: RunnerMessage) -> ServerMessage | Refused | None:
         """Say it until it is heard, or until the lease is gone."""
+        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_lost:
-            self._said_at = time.monotonic()
+            self._said_at = self._clock()
             try:
                 return await asyncio.to_thread(self._client.say, message)
             except Unreachable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(pauses.next())
             except Refused as refused:
                 LOGGER.warning("job %s: %s is refused: %s", self._granted.job_id, type(message).__name__, refused)
                 return refused
-            if time.monotonic() > self._granted_at + self._granted.lease_ttl_seconds and self._cell is None:
+            if self._clock() > self._granted_at + self._granted.lease_ttl_seconds and self._cell is None:
                 return None
         return None
 

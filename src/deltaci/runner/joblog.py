@@ -16,7 +16,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
-from deltaci.runner.sections import Writer, new_nonce
+from deltaci.runner.sections import Writer
 from deltaci.wire.texts import plain
 
 MAX_LINE = 2000
@@ -25,17 +25,21 @@ MAX_LINE = 2000
 class JobLog:
     """One job's log, from its header on."""
 
-    def __init__(self, stream: LogStream) -> None:
+    def __init__(self, stream: LogStream, nonce: str) -> None:
         self._stream = stream
-        self._writer = Writer(new_nonce())
+        self._writer = Writer(nonce)
         self._secrets: list[str] = [self._writer.nonce]  # A job that reads its own log must not forge its sections.
-        self._mask, self._text_mask = Mask(self._secrets), Mask(self._secrets)
+        self._mask = Mask(self._secrets)
+        self._text_mask = self._mask.fresh()
         stream.write(self._writer.header())
 
     def hide(self, secrets: Iterable[str]) -> None:
         """From now on these are masked."""
-        self._secrets += secrets
-        self._mask, self._text_mask = Mask(self._secrets), Mask(self._secrets)
+        more = list(secrets)
+        if more:
+            self._secrets += more
+            self._mask = Mask(self._secrets)
+            self._text_mask = self._mask.fresh()
 
     def begin(self, index: int, name: str) -> None:
         """A section begins."""

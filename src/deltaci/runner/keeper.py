@@ -13,14 +13,14 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from deltaci.runner.beats import Line
+from deltaci.runner.beats import Line, Voice
 from deltaci.runner.client import Client
 from deltaci.runner.lastwords import Rest, opened, send_rests
 from deltaci.runner.reaper import Handle, kill_all
@@ -115,14 +115,23 @@ class Keeper:
     """Keeps any number of leases. Beats are said on a line beside it, so that nothing keeps the fence waiting."""
 
     def __init__(
-        self, connect: Callable[[], Client], tell: Callable[[News], None], clock: Callable[[], float] = time.monotonic
+        self,
+        connect: Callable[[], Client],
+        tell: Callable[[News], None],
+        clock: Callable[[], float] = time.monotonic,
+        line: Callable[[Client], Voice] = Line,
+        kill: Callable[[Handle, float], object] = kill_all,
+        send: Callable[[Client, Sequence[Rest], Callable[[], float]], None] = send_rests,
     ) -> None:
         self._connect = connect
         self._tell = tell
         self._clock = clock
         self._token = ""
         self._kept: dict[str, _Kept] = {}
-        self._line = Line(connect())
+        self._new_line = line
+        self._kill = kill
+        self._send = send
+        self._line = line(connect())
         self._said: list[_Kept] = []  # Who waits for an answer on the line.
         self._said_at = self._give_up_at = 0.0
 
@@ -168,12 +177,12 @@ class Keeper:
             # Opened before anything else: a runner that is started anew clears up what this one left.
             rests.append(Rest(lease_id, opened(kept.order.log_path), until))
         for kept in self._kept.values():
-            kill_all(kept.order.handle, KILL_SECONDS)
+            self._kill(kept.order.handle, KILL_SECONDS)
         self._kept.clear()
         self._line.close()
         client = self._connect()
         client.token = self._token
-        send_rests(client, rests, self._clock)
+        self._send(client, rests, self._clock)
 
     def _fence(self) -> None:
         now = self._clock()
@@ -185,7 +194,7 @@ class Keeper:
         self._kept.pop(kept.order.lease_id, None)
         # First the word, then the deed: a runner that only saw its job die would report that as a result.
         self._tell(Lost(lease_id=kept.order.lease_id, reason=reason))
-        kill_all(kept.order.handle, KILL_SECONDS)
+        self._kill(kept.order.handle, KILL_SECONDS)
 
     def _beat(self, due: list[_Kept]) -> None:
         self._said, self._said_at = due, self._clock()
@@ -213,7 +222,7 @@ class Keeper:
             return
         if answers is None:
             self._line.close()
-            self._line = Line(self._connect())
+            self._line = self._new_line(self._connect())
             self._line.client.token = self._token
         said, self._said = self._said, []
         if not answers:

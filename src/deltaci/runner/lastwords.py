@@ -44,22 +44,28 @@ def send_rests(client: Client, rests: Sequence[Rest], clock: Callable[[], float]
     if not there:
         return
     # A daemon: whoever waits for it may leave in the middle of a call.
-    sending = threading.Thread(target=_send_all, args=(client, there, clock), name="last words", daemon=True)
+    sending = threading.Thread(target=send_all, args=(client, there, clock), name="last words", daemon=True)
     sending.start()
     sending.join(max(0.0, max(rest.until for rest in there) - clock()))
 
 
-def _send_all(client: Client, rests: Sequence[Rest], clock: Callable[[], float]) -> None:
+def send_all(
+    client: Client,
+    rests: Sequence[Rest],
+    clock: Callable[[], float],
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Send one after the other, each until nobody wants it any more."""
     for rest in rests:
         try:
-            _send(client, rest, clock)
+            _send(client, rest, clock, pause)
         except (Refused, msgspec.MsgspecError):  # The lease is over, or the log is full: nobody wants the rest.
             continue
         finally:
             os.close(rest.file)
 
 
-def _send(client: Client, rest: Rest, clock: Callable[[], float]) -> None:
+def _send(client: Client, rest: Rest, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
     at: int | None = None  # Not known: a part may be on its way that the runner sent last.
     while (left := rest.until - clock()) > 0:
         timeout = max(MIN_CALL_SECONDS, left)
@@ -71,7 +77,7 @@ def _send(client: Client, rest: Rest, clock: Callable[[], float]) -> None:
                 return
             at = client.append_log(rest.lease_id, at, data, timeout)
         except Unreachable:
-            time.sleep(min(PAUSE_SECONDS, left))
+            pause(min(PAUSE_SECONDS, left))
         except Refused as refused:
             if refused.code != "log_gap":
                 raise

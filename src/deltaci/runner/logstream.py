@@ -10,6 +10,7 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.pauses import Pauses
 
 CHUNK_BYTES: Final = 1024 * 1024
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -55,7 +56,7 @@ class LogStream:
 
     async def send(self) -> None:
         """Send until it is ended and all of it is with the server, or until the server wants no more of it."""
-        pause = FIRST_PAUSE_SECONDS
+        pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self.bytes_sent >= self._size:
                 if self._is_ended:
@@ -65,10 +66,9 @@ class LogStream:
                 continue
             try:
                 self.bytes_sent = await asyncio.to_thread(self._send_part)
-                pause = FIRST_PAUSE_SECONDS
+                pauses.reset()
             except Unreachable:
-                await asyncio.sleep(pause)
-                pause = min(MAX_PAUSE_SECONDS, pause * 2)
+                await asyncio.sleep(pauses.next())
             except Refused as refused:
                 self.trouble = refused.message
                 break

@@ -13,6 +13,7 @@ only a few, as in a log without any secret but its own nonce.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,12 @@ class Mask:
         self._mark = _mark(forms)
         self._kept = b""
         self._covered = 0  # So many bytes at the start of what is kept belong to a mark that is already written.
+
+    def fresh(self) -> Mask:
+        """Another one for the same secrets, for a stream of its own."""
+        other = copy.copy(self)
+        other._kept, other._covered = b"", 0
+        return other
 
     @property
     def mark(self) -> bytes:

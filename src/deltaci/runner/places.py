@@ -53,9 +53,9 @@ class Place:
 class Places:
     """Makes places, one of them in advance."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, executors: Executors) -> None:
         self._folder = folder
-        self._executors = Executors()
+        self._executors = executors
         self._spare: Place | None = None
         self._spare_for: Wish | None = None
         self._making: asyncio.Task[None] | None = None

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable, Uploaded
+from deltaci.runner.pauses import Pauses
 
 PART_BYTES: Final = 1024 * 1024
 FIRST_PAUSE_SECONDS: Final = 0.2
@@ -58,7 +59,7 @@ class Transfers:
 
     async def _insist(self, ask: Callable[[], T], patience: float) -> T:
         give_up = time.monotonic() + patience
-        pause = FIRST_PAUSE_SECONDS
+        pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self._is_over():
                 raise Over
@@ -67,8 +68,7 @@ class Transfers:
             except Unreachable:
                 if time.monotonic() > give_up:
                     raise
-                await asyncio.sleep(pause)
-                pause = min(MAX_PAUSE_SECONDS, pause * 2)
+                await asyncio.sleep(pauses.next())
             except Refused as refused:
                 if refused.code == "stale_lease":
                     raise Over from None

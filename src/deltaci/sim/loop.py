@@ -3,6 +3,8 @@
 Real asynchronous code runs in it unchanged. Everything belongs to a node, which is a process in the simulated world: a
 node can be frozen, and goes on later where it was, or be killed, and then nothing of it is ever run again, no `finally`
 either. The order in which things happen follows from the seed alone.
+
+Code that would wait in a thread runs in a greenlet: it waits for a future by `wait`, and meanwhile others go on.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar
+
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 
 class Node:
@@ -30,19 +33,47 @@ class Node:
         self.name = name
         self.is_dead = False
         self.is_frozen = False
-        self.backlog: list[asyncio.Handle] = []
+        self.backlog: list[Handle] = []
 
     def __repr__(self) -> str:
         return f"Node({self.name})"
 
 
-MAX_KEPT: Final = 10_000
+MIN_KEPT: Final = 200
 WORLD: Final = Node("world")  # What is outside of all nodes: it is never frozen and never dies.
 HERE: Final[ContextVar[Node]] = ContextVar("node", default=WORLD)
 
 
 class Stuck(Exception):
     """Nothing more can happen, but somebody still waits."""
+
+
+class Handle:
+    """Something that will happen in a node; outside of all nodes if there is no context."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled", "moment")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, moment: float = 0.0
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.moment = moment
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """It shall not happen."""
+        self.is_cancelled = True
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """Whether it shall not."""
+        return self.is_cancelled
+
+    def when(self) -> float:
+        """When it happens."""
+        return self.moment
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -52,11 +83,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
-        self._ready: deque[asyncio.Handle] = deque()
-        self._later: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: deque[Handle] = deque()
+        self._later: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._is_running = False
         self._kept: list[asyncio.Task[Any]] = []
+        self._most_kept = MIN_KEPT
+        self._threads: dict[greenlet, None] = {}
 
     # -- what asyncio asks of a loop
 
@@ -84,50 +117,37 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """A task, in the node of whoever makes it."""
         return self._keep(asyncio.Task(coro, loop=self, name=name, context=context))
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Args]], object], *args: *Args, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
         """At this moment, after what is already waiting for it."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Handle(callback, args, context or copy_context())
         self._ready.append(handle)
         return handle
 
-    def call_later(
-        self,
-        delay: float,
-        callback: Callable[[Unpack[Args]], object],
-        *args: *Args,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
         """So much later."""
-        return self.call_at(self.now + max(0.0, delay), callback, *args, context=context)
+        return self.call_at(self.now + delay if delay > 0.0 else self.now, callback, *args, context=context)
 
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[[Unpack[Args]], object],
-        *args: *Args,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
         """At that moment."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = Handle(callback, args, context or copy_context(), when)
         self._count += 1
         heapq.heappush(self._later, (when, self._count, handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when its time comes."""
+    def outside(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
+        """So much later, whatever becomes of those who are now in a node."""
+        when = self.now + delay
+        handle = Handle(callback, args, None, when)
+        self._count += 1
+        heapq.heappush(self._later, (when, self._count, handle))
+        return handle
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        """There are no threads: it is done at once."""
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    def set_default_executor(self, executor: Any) -> None:
+        """There are no threads."""
 
     async def shutdown_asyncgens(self) -> None:
         """Generators end with the world."""
@@ -135,6 +155,45 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Nobody is there to hear it now; the world looks at it in the end."""
         self.failures.append(context)
+
+    # -- code that waits in threads
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """What would be a thread: it is done at once, as far as it waits for nothing."""
+        future = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        thread = greenlet(work)
+        context = thread.gr_context = copy_context()
+        self._threads[thread] = None
+        self._go_on(thread, context.copy())
+        return future
+
+    def _go_on(self, thread: greenlet, context: Context, *_: object) -> None:
+        awaited = thread.switch()
+        if thread.dead:
+            del self._threads[thread]
+        else:
+            awaited.add_done_callback(lambda _: self._go_on(thread, context), context=context)
+
+    def wait(self, future: asyncio.Future[T]) -> T:
+        """In such a thread: the future's result, when it is there."""
+        parent = getcurrent().parent
+        assert parent is not None, "only what runs in an executor can wait"
+        while not future.done():
+            parent.switch(future)
+        return future.result()
 
     # -- how it runs
 
@@ -146,25 +205,33 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
         """Let things happen, one by one, until it is over or so late."""
-        ready, later = self._ready, self._later
+        ready, later, steps = self._ready, self._later, 0
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
             while not is_over():
-                if ready:
+                while ready:
                     handle = ready.popleft()
-                    if handle._cancelled:
+                    if handle.is_cancelled:
                         continue
-                    node = handle._context.get(HERE, WORLD)  # type: ignore[attr-defined]
-                    if node.is_dead:
-                        continue
-                    if node.is_frozen:
-                        node.backlog.append(handle)
-                        continue
-                    self.steps += 1
-                    handle._run()
-                    continue
-                while later and later[0][2]._cancelled:
+                    context = handle.context
+                    try:
+                        if context is None:
+                            steps += 1
+                            handle.callback(*handle.args)
+                            continue
+                        node = context.get(HERE, WORLD)
+                        if node.is_dead:
+                            continue
+                        if node.is_frozen:
+                            node.backlog.append(handle)
+                            continue
+                        steps += 1
+                        context.run(handle.callback, *handle.args)
+                    except Exception as error:
+                        told = {"message": f"an error in {handle.callback!r}", "exception": error}
+                        self.call_exception_handler(told)
+                while later and later[0][2].is_cancelled:
                     heapq.heappop(later)
                 if not later:
                     raise Stuck("nothing more can happen")
@@ -176,6 +243,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 while later and later[0][0] <= self.now:
                     ready.append(heapq.heappop(later)[2])
         finally:
+            self.steps += steps
             self._is_running = False
             asyncio._set_running_loop(None)
 
@@ -190,8 +258,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Whatever belongs to a dead node must not be collected: its `finally` would be run after all."""
         self._kept.append(task)
-        if len(self._kept) > MAX_KEPT:
+        if len(self._kept) > self._most_kept:
             self._kept = [each for each in self._kept if not each.done()]
+            self._most_kept = max(MIN_KEPT, 2 * len(self._kept))
         return task
 
     def end(self) -> None:
@@ -203,6 +272,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     with suppress(BaseException):
                         task.get_coro().close()
+            for thread in list(self._threads):
+                with suppress(BaseException):
+                    thread.throw()
+            self._threads.clear()
             self._kept.clear()
             self._ready.clear()
             self._later.clear()

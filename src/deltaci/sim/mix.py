@@ -22,6 +22,12 @@ KINDS: Final = (
     "database slow",
     "hints lost",
     "kill runner",
+    "crash machine",
+    "kill keeper",
+    "hang runner",
+    "freeze machine",
+    "runner leaves",
+    "runner clock",
     "freeze server",
     "cut requests",
     "cut answers",
@@ -54,6 +60,8 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     ttl_seconds: int
     poll_seconds: float
+    wait_seconds: float
+    credential_seconds: int
     runs: tuple[float, ...]
     faults: tuple[Fault, ...]
     has_jumps: bool
@@ -88,7 +96,9 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         runners=runners,
         slots=random.choice((1, 1, 2)),
         ttl_seconds=random.choice((60, 120, 300)),
-        poll_seconds=random.choice((20.0, 60.0, 120.0)),
+        poll_seconds=random.choice((60.0, 200.0, 600.0)),
+        wait_seconds=random.choice((60.0, 300.0, 600.0)),
+        credential_seconds=random.choice((900, 6 * 3600)),
         runs=tuple(sorted(random.random() * hours * HOUR for _ in range(round(hours * runs_an_hour)))),
         faults=tuple(faults),
         has_jumps=any("clock" in fault.kind for fault in faults),

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
-from deltaci.sim.loop import HERE, VirtualLoop
+from deltaci.sim.loop import VirtualLoop
 from deltaci.sim.server import SimServer
 
 USUAL_SECONDS: Final = 0.002
+LATE_SECONDS: Final = 30.0  # So late a copy may arrive.
 
 
 class Unreached(Exception):
     """No answer came. Whether it was heard is unknown."""
 
 
+class Said(NamedTuple):
+    """One request."""
+
+    who: str
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
 class Network:
     """Between runners and servers. What is wrong with it now is changed by whoever makes the faults."""
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
-        self._loop = loop
+        self.loop = loop
         self._random = random
         self.loss = 0.0
         self.doubling = 0.0
@@ -29,45 +40,80 @@ class Network:
         self.cut_from: set[str] = set()  # and those who hear no answers.
         self.said = 0
 
-    async def ask(
-        self,
-        who: str,
-        server: SimServer,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes,
-        timeout: float,
-    ) -> tuple[int, bytes]:
-        """Ask, and wait so long for the answer."""
+    def ask(self, server: SimServer, said: Said, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
+        """Ask. The answer comes with the future, or `Unreached` in so many seconds."""
         self.said += 1
-        give_up = self._loop.now + timeout
-        await self._travel()
-        if who in self.cut_to or self._is_lost():
-            await self._wait_in_vain(give_up)
-        if not server.is_up:
-            raise Unreached("nobody listens")
-        answer = self._loop.spawn(server.node, server.answer(method, path, headers, body))
-        if self._random.random() < self.doubling:
-            self._loop.call_later(self._random.random() * 30, self._again, server, method, path, headers, body)
-        done, _ = await asyncio.wait({answer}, timeout=max(0.0, give_up - self._loop.now))
-        if not done or who in self.cut_from or self._is_lost():
-            await self._wait_in_vain(give_up)
-        await self._travel()
-        return answer.result()
+        return _Call(self, server, said, timeout).answer
 
-    def _again(self, server: SimServer, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
-        """A copy of a request arrives late. Nobody waits for its answer."""
-        if server.is_up and not path.endswith("/lease"):
-            task = self._loop.spawn(server.node, server.answer(method, path, headers, body))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def travel_seconds(self) -> float:
+        """How long something is under way now."""
+        return USUAL_SECONDS + (self.delay_seconds * self._random.random() if self.delay_seconds else 0.0)
 
-    async def _travel(self) -> None:
-        await asyncio.sleep(USUAL_SECONDS + self.delay_seconds * self._random.random())
-
-    def _is_lost(self) -> bool:
+    def is_lost(self) -> bool:
+        """Whether this one gets lost."""
         return self.loss > 0 and self._random.random() < self.loss
 
-    async def _wait_in_vain(self, give_up: float) -> None:
-        await asyncio.sleep(max(0.0, give_up - self._loop.now))
-        raise Unreached(f"no answer ({HERE.get().name})")
+    def double(self, server: SimServer, said: Said) -> None:
+        """Now and then a copy of a request arrives late. Nobody waits for its answer."""
+        if self.doubling and self._random.random() < self.doubling:
+            self.loop.outside(self._random.random() * LATE_SECONDS, self.repeat, server, said)
+
+    def repeat(self, server: SimServer, said: Said) -> None:
+        """It arrives once more."""
+        if server.is_up:
+            server.ask(said.method, said.path, said.headers, said.body)
+
+
+class _Call:
+    """One request on its way, and back."""
+
+    __slots__ = ("_give_up", "_network", "_said", "_server", "answer")
+
+    def __init__(self, network: Network, server: SimServer, said: Said, timeout: float) -> None:
+        self._network = network
+        self._server = server
+        self._said = said
+        self.answer: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
+        self._give_up = network.loop.outside(timeout, self._fail, "no answer")
+        network.loop.outside(network.travel_seconds(), self._arrive)
+
+    def _arrive(self) -> None:
+        network, server, said = self._network, self._server, self._said
+        if said.who in network.cut_to or network.is_lost():
+            return
+        if not server.is_up:
+            self._reset()
+            return
+        network.double(server, said)
+        asked = server.ask(said.method, said.path, said.headers, said.body)
+        server.open_calls[asked] = self._reset
+        asked.add_done_callback(self._answered)
+
+    def _answered(self, asked: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._server.open_calls.pop(asked, None)
+        network = self._network
+        if self._said.who in network.cut_from or network.is_lost():
+            return
+        if network.delay_seconds:
+            network.loop.outside(network.travel_seconds(), self._deliver, asked)
+        else:
+            self._deliver(asked)
+
+    def _deliver(self, asked: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._give_up.cancel()
+        if self.answer.done():
+            return
+        if asked.cancelled() or asked.exception() is not None:
+            self.answer.set_exception(Unreached("the server hung up"))
+        else:
+            self.answer.set_result(asked.result())
+
+    def _reset(self) -> None:
+        """Nobody is there any more who could answer; who can hear that hears it."""
+        if self._said.who not in self._network.cut_from:
+            self._network.loop.outside(USUAL_SECONDS, self._fail, "the connection was reset")
+
+    def _fail(self, why: str) -> None:
+        self._give_up.cancel()
+        if not self.answer.done():
+            self.answer.set_exception(Unreached(why))

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from deltaci.blobs.logs import Logs
+from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.errors import Refused
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import ForwardClock
@@ -20,11 +21,14 @@ from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
+from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Uploads
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.store import Connection, Disk
 
 KEY: Final = b"simulated" * 4
+
+Asked = asyncio.Task[tuple[int, bytes]]
 
 
 class MemoryLogs(Logs):
@@ -47,25 +51,37 @@ class MemoryLogs(Logs):
         return self.size(attempt_id, number)
 
 
+class Shelf:
+    """What all servers keep beside the database. It survives them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.logs = MemoryLogs()
+        self.blobs = MemoryBlobs()
+        self.folder = folder
+
+
 class SimServer:
     """One server process; it may die and come back."""
 
     def __init__(
-        self, name: str, loop: VirtualLoop, disk: Disk, logs: MemoryLogs, random: Random, wall: Callable[[], float]
+        self, name: str, loop: VirtualLoop, disk: Disk, shelf: Shelf, random: Random, wall: Callable[[], float]
     ) -> None:
         self.name = name
         self._loop = loop
         self._disk = disk
-        self._logs = logs
+        self._shelf = shelf
         self._random = random
         self._wall = wall
         self.ttl_seconds = 120
         self.poll_seconds = 60.0
+        self.credential_seconds = 900
+        self.down_seconds = 60.0  # How long it is gone when a commit kills it.
         self.node = Node(name)
         self.node.is_dead = True
         self.connection: Connection | None = None
         self.applier: Applier | None = None
         self._app: RunnerApp | None = None
+        self.open_calls: dict[Asked, Callable[[], None]] = {}  # Who waits for an answer, and how to hang up.
 
     @property
     def is_up(self) -> bool:
@@ -75,7 +91,7 @@ class SimServer:
     def start(self) -> None:
         """A new process."""
         self.node = Node(self.name)
-        self.connection = Connection(self._disk, self._random, self.kill, self.poll_seconds)
+        self.connection = Connection(self._disk, self._random, self._die, self.poll_seconds)
         self._loop.spawn(self.node, self._serve(self.connection), self.name)
 
     def kill(self) -> None:
@@ -83,6 +99,18 @@ class SimServer:
         if self.connection is not None and self.connection in self._disk.connections:
             self._disk.connections.remove(self.connection)
         self._loop.kill(self.node)
+        for reset in self.open_calls.values():
+            reset()
+        self.open_calls.clear()
+
+    def revive(self) -> None:
+        """Start it if it is not there."""
+        if not self.is_up:
+            self.start()
+
+    def _die(self) -> None:
+        self.kill()
+        self._loop.outside(self.down_seconds, self.revive)
 
     async def _serve(self, store: Connection) -> None:
         lease_ids = LeaseIds(KEY)
@@ -95,12 +123,16 @@ class SimServer:
         follower.tell(control.hear)
         await follower.start()
         control.start()
-        # Blobs are not simulated: nothing in here asks for them.
-        uploads = cast("Uploads", None)
-        self._app = RunnerApp(protocol, Registry(self.applier, signer), self._logs, control, uploads)
+        uploads = Uploads(protocol, self._shelf.blobs, Secrets(self._shelf.blobs, KEY), self._shelf.folder)
+        registry = Registry(self.applier, signer, self.credential_seconds)
+        self._app = RunnerApp(protocol, registry, self._shelf.logs, control, uploads)
         await Timers(self.applier, self.poll_seconds).run()
 
-    async def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Asked:
+        """One request arrives."""
+        return self._loop.spawn(self.node, self._answer(method, path, headers, body))
+
+    async def _answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         """One request."""
         if self._app is None:
             return 503, b'{"code":"unavailable","message":"it starts"}'

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random as global_random
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -25,10 +28,11 @@ from deltaci.engine.applier import Applier
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import ENDS, Checker, Violation
 from deltaci.sim.loop import Node, Stuck, VirtualLoop
+from deltaci.sim.machine import SimMachine
 from deltaci.sim.mix import HOUR, Fault, Mix
 from deltaci.sim.network import Network
 from deltaci.sim.runner import TENANT, SimRunner
-from deltaci.sim.server import KEY, MemoryLogs, SimServer
+from deltaci.sim.server import KEY, Shelf, SimServer
 from deltaci.sim.store import Disk, Troubles
 from deltaci.store.port import Conflict, Unavailable
 
@@ -36,6 +40,9 @@ EPOCH: Final = 1_767_513_600
 SETTLE_HOURS: Final = 12.0  # Once nothing goes wrong any more, everything must be over within that.
 LOOK_SECONDS: Final = 30.0
 DO_SECONDS: Final = 20.0
+LIES: Final = 10
+
+LOGGER: Final = logging.getLogger("deltaci")
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +73,23 @@ class World:
         self._digest = blake2b(digest_size=16)
         self._executing: dict[str, set[tuple[int, str]]] = {}
         self._results: dict[tuple[str, int], int | None] = {}
+        self._lies: set[tuple[str, int]] = set()
         self._disk = Disk(self._store_clock, self._see)
         self._network = Network(self._loop, self._random)
-        logs = MemoryLogs()
+        self._folder = tempfile.TemporaryDirectory(prefix="deltaci-sim-", dir=_memory(), ignore_cleanup_errors=True)
+        self._shelf = Shelf(Path(self._folder.name))
         self._servers = [
-            SimServer(f"s{n}", self._loop, self._disk, logs, self._random, self._wall) for n in range(mix.servers)
+            SimServer(f"s{n}", self._loop, self._disk, self._shelf, self._random, self._wall)
+            for n in range(mix.servers)
         ]
         signer = Signer(KEY, self._wall)
-        self._runners = [
-            SimRunner(f"r{n}", self._loop, self._network, self._servers, self._random, signer, self, mix.slots)
+        self._machines = [
+            SimMachine(f"r{n}", self._loop, self._network, self._servers, self._random, self)
             for n in range(mix.runners)
+        ]
+        self._runners = [
+            SimRunner(machine, self._loop, self._random, signer, Path(self._folder.name), mix.slots, mix.wait_seconds)
+            for machine in self._machines
         ]
         self._people = Node("people")
         self._wanted: set[str] = set()
@@ -107,12 +121,14 @@ class World:
         self.checker.see(event)
         if event.entity == "attempt" and event.to == "SUCCEEDED":
             number = self.checker.known[event.entity_id].lease
-            found = self._results.get((event.entity_id, number.number if number is not None else 0))
-            if found != 0:
+            lease = event.entity_id, number.number if number is not None else 0
+            found = self._results.get(lease)
+            if found != 0 and lease not in self._lies:
                 raise Violation("truth", f"{event.entity_id} succeeded, but what ran ended with {found}")
 
-    def began(self, attempt_id: str, number: int, who: str) -> None:
+    def began(self, lease_id: str, who: str) -> None:
         """A job runs on a runner now."""
+        attempt_id, number = _named(lease_id)
         here = self._executing.setdefault(attempt_id, set())
         if here and not self._mix.has_jumps and self._violation is None:
             self._violation = Violation(
@@ -121,12 +137,29 @@ class World:
         here.add((number, who))
         self._digest.update(f"began {attempt_id} {number} {who} {self._loop.now}".encode())
 
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
+    def ended(self, lease_id: str, who: str, exit_code: int | None) -> None:
         """It does not run any more."""
+        attempt_id, number = _named(lease_id)
         self._executing.get(attempt_id, set()).discard((number, who))
         if exit_code is not None:
             self._results[attempt_id, number] = exit_code
         self._digest.update(f"ended {attempt_id} {number} {exit_code} {self._loop.now}".encode())
+
+    def paused(self, lease_id: str, who: str, *, is_paused: bool) -> None:
+        """What stands still does nothing that another could do too."""
+        if is_paused:
+            attempt_id, number = _named(lease_id)
+            self._executing.get(attempt_id, set()).discard((number, who))
+        else:
+            self.began(lease_id, who)
+
+    def lied(self, lease_id: str) -> None:
+        """What is said of this lease from now on need not be true."""
+        self._lies.add(_named(lease_id))
+
+    def _complain(self, what: str) -> None:
+        """Something in here met an error that it did not expect."""
+        self._violation = self._violation or Violation("error", what)
 
     # -- the course of things
 
@@ -137,7 +170,11 @@ class World:
         global_random.seed(self._mix.seed)
         was_collecting = gc.isenabled()
         gc.disable()
-        logging.disable(logging.CRITICAL)
+        gc.freeze()  # So that only this world is looked through in its end.
+        logging.disable(logging.WARNING)
+        complaints = _Complaints(self._complain)
+        LOGGER.addHandler(complaints)
+        LOGGER.propagate = False
         invariant = message = ""
         try:
             self._happen()
@@ -145,8 +182,12 @@ class World:
             invariant, message = violation.invariant, str(violation)
         finally:
             self._loop.end()
+            LOGGER.removeHandler(complaints)
+            LOGGER.propagate = True
             logging.disable(logging.NOTSET)
+            self._folder.cleanup()
             global_random.setstate(state)
+            gc.unfreeze()
             if was_collecting:
                 gc.enable()
         return History(
@@ -167,9 +208,10 @@ class World:
         mix, loop = self._mix, self._loop
         for server in self._servers:
             server.ttl_seconds, server.poll_seconds = mix.ttl_seconds, mix.poll_seconds
+            server.credential_seconds = mix.credential_seconds
             server.start()
         for runner in self._runners:
-            runner.pace = 1 + self._random.uniform(-1e-3, 1e-3)
+            runner.machine.pace = 1 + self._random.uniform(-1e-3, 1e-3)
             runner.start()
         loop.spawn(self._people, self._look_after(), "people")
         for number, at in enumerate(mix.runs):
@@ -186,6 +228,9 @@ class World:
             raise Violation("liveness", f"something still runs: {self._executing}")
 
     def _is_over(self) -> bool:
+        if self._loop.failures:
+            failure = self._loop.failures[0]
+            self._complain(f"{failure.get('message')}: {failure.get('exception')!r}")
         if self._violation is not None:
             raise self._violation
         if not self._is_healed or self._loop.now < self._mix.hours * HOUR + 60:
@@ -275,7 +320,7 @@ class World:
         kind = fault.kind
         if kind == "kill server":
             server.kill()
-            return lambda: self._revive(server)
+            return server.revive
         if kind == "freeze server":
             node = server.node
             self._loop.freeze(node)
@@ -285,10 +330,11 @@ class World:
             return None
         if kind in ("kill server before commit", "kill server after commit"):
             troubles.die_next = kind.split()[2]
-            return lambda: self._revive(server)
+            server.down_seconds = fault.seconds
+            return _nothing
         if kind in ("connection breaks before commit", "connection breaks after commit"):
             troubles.break_next = kind.split()[2]
-            return lambda: None
+            return _nothing
         if kind == "database away":
             troubles.is_away = True
             return lambda: setattr(troubles, "is_away", False)
@@ -302,12 +348,25 @@ class World:
 
     def _runner_fault(self, fault: Fault, runner: SimRunner) -> Callable[[], None] | None:
         kind, network = fault.kind, self._network
-        if kind == "kill runner":
-            runner.kill()
-            return lambda: runner.start() if runner.node.is_dead else None
+        deeds: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+            "kill runner": (runner.kill, runner.start),
+            "crash machine": (runner.crash, runner.start),
+            "kill keeper": (runner.kill_keeper, _nothing),
+            "hang runner": (runner.hang, runner.thaw),
+            "freeze machine": (runner.freeze, runner.thaw),
+            "runner leaves": (runner.leave, runner.start),
+        }
+        if kind in deeds:
+            do, undo_it = deeds[kind]
+            do()
+            return undo_it
+        if kind == "runner clock":
+            runner.machine.shift += fault.seconds * self._random.choice((-10, 10))
+            return _nothing
         if kind == "liar":
-            runner.lies = 0.5
-            return lambda: setattr(runner, "lies", 0.0)
+            for n in range(LIES):
+                self._loop.outside(fault.seconds * n / LIES, runner.lie, self._machines)
+            return _nothing
         cuts = {"cut requests": (network.cut_to,), "cut answers": (network.cut_from,)}
         sets = cuts.get(kind, (network.cut_to, network.cut_from) if kind == "cut both" else ())
         for each in sets:
@@ -334,11 +393,7 @@ class World:
             self._jump -= fault.seconds
         elif fault.kind == "store clock forward":
             self._jump += fault.seconds
-        return lambda: None
-
-    def _revive(self, server: SimServer) -> None:
-        if not server.is_up:
-            server.start()
+        return _nothing
 
     def _heal(self) -> None:
         """From now on nothing goes wrong any more."""
@@ -352,11 +407,36 @@ class World:
                 self._loop.thaw(server.node)
             if server.connection is not None and server.is_up:
                 server.connection.troubles = Troubles()
-            self._revive(server)
+            server.revive()
         for runner in self._runners:
-            runner.lies = 0.0
-            if runner.node.is_dead:
-                runner.start()
+            runner.thaw()
+            runner.start()
+
+
+class _Complaints(logging.Handler):
+    """Hears of errors that were caught and written to a log."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more."""
+        self._tell(f"{record.name}: {record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else str(record))
+
+
+def _memory() -> str | None:
+    """A place for files that is quick, where there is one: runners keep a few."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _nothing() -> None:
+    """Nothing has to be undone."""
+
+
+def _named(lease_id: str) -> tuple[str, int]:
+    attempt_id, number, _ = lease_id.rsplit(".", 2)
+    return attempt_id, int(number)
 
 
 async def _attempted(do: Callable[[Applier], Awaitable[Any]], applier: Applier) -> bool:

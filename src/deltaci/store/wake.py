@@ -29,7 +29,8 @@ class Waker:
     async def wait(self, most: float = math.inf) -> None:
         """Until a hint, until it is time to look anyway, or for so many seconds at most."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_hinted.wait(), min(most, self._poll_seconds or POLL_SECONDS))
+            async with asyncio.timeout(min(most, self._poll_seconds or POLL_SECONDS)):
+                await self._is_hinted.wait()
         self._is_hinted.clear()
 
 

@@ -184,7 +184,7 @@ class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     runner_id: Annotated[Name, says("who asks")]
     capabilities: Annotated[Labels, says("tags that it has; jobs that require others are not for it")] = []
     slots: Annotated[Slots, says("how many jobs it takes now")] = 1
-    wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=600), says("how long to wait for the first one")] = 0.0
     sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
     attempts: Annotated[
         list[Id], Meta(max_length=100), says("ours: these or none, from a `Dispatch`; empty: whatever fits")
@@ -209,7 +209,7 @@ class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
         Meta(max_length=1000),
         says("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
     ] = []
-    wait_seconds: Annotated[float, Meta(ge=0, le=60), says("how long to wait for the first one")] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=600), says("how long to wait for the first one")] = 0.0
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True):
