@@ -20,7 +20,7 @@ import msgspec
 from deltaci.core import job, run
 from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
@@ -41,6 +41,8 @@ SETTLE_HOURS: Final = 12.0  # Once nothing goes wrong any more, everything must 
 LOOK_SECONDS: Final = 30.0
 DO_SECONDS: Final = 20.0
 LIES: Final = 10
+
+_packed = msgspec.msgpack.Encoder().encode
 
 LOGGER: Final = logging.getLogger("deltaci")
 
@@ -111,7 +113,7 @@ class World:
         """The first violation is the one that counts; nobody in this world gets to hear of it."""
         try:
             for event in events:
-                self._digest.update(to_line(event))
+                self._digest.update(_packed(event))
                 self._judge(event)
             self.checker.settle()
         except Violation as violation:

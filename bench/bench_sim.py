@@ -1,0 +1,57 @@
+"""How fast time goes by in the simulator, with every invariant and the digest on.
+
+The limit is the bare loop: how many steps that do nothing it makes in a second.
+"""
+
+import time
+
+from msgspec import structs
+
+from bench.figures import Figure
+from deltaci.sim.loop import VirtualLoop
+from deltaci.sim.mix import drawn
+from deltaci.sim.world import World
+
+SEEDS = range(8)
+HOURS = 12.0
+FAULTS_AN_HOUR = 22.0
+SERVERS, RUNNERS = 2, 5
+GOAL_HOURS = 50.0
+EMPTY_STEPS = 300_000
+
+
+def run() -> list[Figure]:
+    """Whole histories of one size."""
+    World(drawn(1000, 1.0)).run()  # Whatever is done only once is done now.
+    histories = []
+    for seed in SEEDS:
+        mix = structs.replace(drawn(seed, HOURS, faults_an_hour=FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS)
+        histories.append(World(mix).run())
+    spent = sum(each.cpu_seconds for each in histories)
+    hours = sum(each.hours for each in histories)
+    steps = sum(each.steps for each in histories) / spent
+    limit = _empty_steps_a_second()
+    return [
+        Figure("simulated hours a CPU second", hours / spent, "h/s", {"goal": hours / spent / GOAL_HOURS}),
+        Figure("steps a CPU second", steps, "/s", {"bare loop": steps / limit}),
+        Figure("events checked a CPU second", sum(each.events for each in histories) / spent, "/s"),
+        Figure("faults an hour", sum(each.faults for each in histories) / hours, "/h"),
+        Figure("messages an hour", sum(each.messages for each in histories) / hours, "/h"),
+        Figure("events an hour", sum(each.events for each in histories) / hours, "/h"),
+        Figure("histories that broke a promise", sum(bool(each.invariant) for each in histories), ""),
+    ]
+
+
+def _empty_steps_a_second() -> float:
+    loop = VirtualLoop()  # type: ignore[abstract]
+    left = EMPTY_STEPS
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        loop.outside(1.0, step)
+
+    loop.outside(1.0, step)
+    began = time.process_time()
+    loop.run(lambda: left <= 0)
+    return EMPTY_STEPS / (time.process_time() - began)
