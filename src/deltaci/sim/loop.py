@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
@@ -44,6 +45,31 @@ WORLD: Final = Node("world")  # What is outside of all nodes: it is never frozen
 HERE: Final[ContextVar[Node]] = ContextVar("node", default=WORLD)
 
 
+def _nothing() -> None:
+    """What becomes of that which shall not happen."""
+
+
+def failed(future: asyncio.Future[Any], error: Exception) -> None:
+    """It failed. That nobody hears of it is no fault: whoever waited may be dead."""
+    future.set_exception(error)
+    future.exception()
+
+
+def _work(future: asyncio.Future[Any] | None, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """In a thread: do it, and tell what came of it."""
+    assert future is not None
+    try:
+        result = func(*args)
+    except Exception as error:
+        if not future.done():
+            failed(future, error)
+    else:
+        if not future.done():
+            future.set_result(result)
+    finally:
+        future = None  # An error holds on to this frame, and must not find itself there.
+
+
 class Stuck(Exception):
     """Nothing more can happen, but somebody still waits."""
 
@@ -65,7 +91,7 @@ class Handle:
     def cancel(self) -> None:
         """It shall not happen."""
         self.is_cancelled = True
-        self.args = ()
+        self.callback, self.args = _nothing, ()
 
     def cancelled(self) -> bool:
         """Whether it shall not."""
@@ -164,17 +190,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """What would be a thread: it is done at once, as far as it waits for nothing."""
         future = self.create_future()
 
-        def work() -> None:
-            try:
-                result = func(*args)
-            except Exception as error:
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                if not future.done():
-                    future.set_result(result)
-
-        thread = greenlet(work)
+        thread = greenlet(partial(_work, future, func, args))
         context = thread.gr_context = copy_context()
         self._threads[thread] = None
         self._go_on(thread, context.copy())
@@ -191,9 +207,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """In such a thread: the future's result, when it is there."""
         parent = getcurrent().parent
         assert parent is not None, "only what runs in an executor can wait"
-        while not future.done():
-            parent.switch(future)
-        return future.result()
+        try:
+            while not future.done():
+                parent.switch(future)
+            return future.result()
+        finally:
+            del future  # What it raises would keep it, and it what it raises.
 
     # -- how it runs
 

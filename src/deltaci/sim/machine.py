@@ -23,7 +23,7 @@ from deltaci.runner.keeper import Hold, Keeper, News, Order, Ready
 from deltaci.runner.lastwords import Rest, send_all
 from deltaci.runner.machine import Keeping, Machine
 from deltaci.runner.reaper import Handle
-from deltaci.sim.loop import HERE, Node, VirtualLoop
+from deltaci.sim.loop import HERE, Node, VirtualLoop, failed
 from deltaci.sim.network import Network, Said, Unreached
 from deltaci.sim.server import SimServer
 from deltaci.wire.messages import Heartbeat, Limits
@@ -169,6 +169,7 @@ class SimClient(Client):
             raise Unreachable(str(error)) from error
         finally:
             del self._under_way[asked]
+            del asked  # It may hold an error that holds on to this frame.
         return self._accepted(status, found)
 
     def abort(self) -> None:
@@ -176,7 +177,7 @@ class SimClient(Client):
         self._is_aborted = True
         for asked in list(self._under_way):
             if not asked.done():
-                asked.set_exception(Unreached("hung up"))
+                failed(asked, Unreached("hung up"))
 
 
 # -- jobs that only pretend

@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 from typing import Final, NamedTuple
 
-from deltaci.sim.loop import VirtualLoop
+from deltaci.sim.loop import VirtualLoop, failed
 from deltaci.sim.server import SimServer
 
 USUAL_SECONDS: Final = 0.002
@@ -104,7 +104,7 @@ class _Call:
         if self.answer.done():
             return
         if asked.cancelled() or asked.exception() is not None:
-            self.answer.set_exception(Unreached("the server hung up"))
+            failed(self.answer, Unreached("the server hung up"))
         else:
             self.answer.set_result(asked.result())
 
@@ -116,4 +116,4 @@ class _Call:
     def _fail(self, why: str) -> None:
         self._give_up.cancel()
         if not self.answer.done():
-            self.answer.set_exception(Unreached(why))
+            failed(self.answer, Unreached(why))
