@@ -18,7 +18,7 @@ from deltaci.server.credentials import Signer
 from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
-from deltaci.server.protocol import Protocol
+from deltaci.server.protocol import Protocol, Runner
 from deltaci.server.registry import Registry
 from deltaci.server.uploads import Uploads
 from deltaci.sim.loop import Node, VirtualLoop
@@ -47,8 +47,15 @@ class MemoryLogs(Logs):
         return self.size(attempt_id, number)
 
 
+class NoUploads:
+    """Blobs are not simulated: nothing in here asks for them, and nothing was lost."""
+
+    async def forget_lost(self, who: Runner, lease_id: str) -> None:
+        """There is nothing to forget."""
+
+
 class SimServer:
-    """One server process; it may die and come back."""
+    """One server process; it may die and come back. `witness` is told every answer, before anybody else."""
 
     def __init__(
         self, name: str, loop: VirtualLoop, disk: Disk, logs: MemoryLogs, random: Random, wall: Callable[[], float]
@@ -66,6 +73,7 @@ class SimServer:
         self.connection: Connection | None = None
         self.applier: Applier | None = None
         self._app: RunnerApp | None = None
+        self.witness: Callable[[str, bytes, int, bytes], None] | None = None
 
     @property
     def is_up(self) -> bool:
@@ -95,8 +103,7 @@ class SimServer:
         follower.tell(control.hear)
         await follower.start()
         control.start()
-        # Blobs are not simulated: nothing in here asks for them.
-        uploads = cast("Uploads", None)
+        uploads = cast("Uploads", NoUploads())
         self._app = RunnerApp(protocol, Registry(self.applier, signer), self._logs, control, uploads)
         await Timers(self.applier, self.poll_seconds).run()
 
@@ -120,4 +127,7 @@ class SimServer:
 
         told = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self._app({"type": "http", "method": method, "path": path, "headers": told}, receive, send)
-        return sent[0]["status"], sent[1]["body"]
+        status, answer = sent[0]["status"], sent[1]["body"]
+        if self.witness is not None:
+            self.witness(path, body, status, answer)
+        return status, answer
