@@ -62,7 +62,6 @@ class Programs:
         self._checker = checker
         self._truth = truth
         self._name = KNOWN if mix.seed % 2 else UNKNOWN
-        self._is_registered = False
 
     def see_queued(self, it: AttemptFacts, random: Random) -> None:
         """Something waits that only a program can take, or a program may as well."""
@@ -72,28 +71,37 @@ class Programs:
 
     async def _take(self, it: AttemptFacts, random: Random) -> None:
         """Ask for it until somebody has it."""
-        if self._name == KNOWN and not self._is_registered:
-            self._is_registered = True
-            record = Worker(id=KNOWN, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
-            await self._orders.do("birth", Birth(id=KNOWN, record=record, request_id=f"{KNOWN} come"), random)
-        claim = Claim(
-            tenant=TENANT,
-            worker_id=self._name,
-            labels=(LABEL,),
-            limit=1,
-            ttl_seconds=self._mix.ttl_seconds,
-            accept_seconds=30,
-            only=(it.id,),
-        )
         while it.state == "QUEUED":
+            claim = Claim(
+                tenant=TENANT,
+                worker_id=await self._known(random),
+                labels=(LABEL,),
+                limit=1,
+                ttl_seconds=self._mix.ttl_seconds,
+                accept_seconds=30,
+                only=(it.id,),
+            )
             said_at = self._loop.now
-            answer = await self._orders.insist(lambda applier: applier.claim(claim), random, said_at + 60)
+            answer = await self._orders.insist(lambda applier, it=claim: applier.claim(it), random, said_at + 60)
             if isinstance(answer, list) and answer:
                 await self._work(answer[0], said_at, random)
                 return
             if not it.labels:
                 return  # A runner will.
             await asyncio.sleep(random.choice((5.0, 60.0)))
+
+    async def _known(self, random: Random) -> str:
+        """The name of a program that may take work. One that was sent away comes back under another name."""
+        if self._name == UNKNOWN:
+            return UNKNOWN
+        it = self._checker.workers.get(self._name)
+        if it is not None and it.state == "SHUTDOWN":
+            self._name, it = f"{self._name}+", None
+        name = self._name
+        if it is None:
+            record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
+            await self._orders.do("birth", Birth(id=name, record=record, request_id=f"{name} come"), random)
+        return name
 
     def reclaim(self, id: str, wait: float, random: Random) -> None:
         """Take what is stale without waiting for it to be queued again."""
