@@ -80,11 +80,13 @@ INVARIANTS: Final = {
     "idempotent": "a repeated request is answered as before",
     "reused": "a request id is good for one content",
     "stale-rev": "who decided by an old rev is refused",
+    "credential": "a registration token lets somebody in once",
     "truth": "what succeeded did run, to a good end",
     "overlap": "an attempt never runs twice at the same time",
     "stopped": "nothing runs that was said to have stopped",
     "liveness": "once nothing is wrong, everything comes to its end",
 }
+VERDICTS: Final = frozenset({"validation_passed", "validation_failed", "all_required_succeeded"})
 MINE: Final = frozenset({"RUN_CANCELED", "RUN_TIMEOUT", "NOT_NEEDED"})  # Why a run cancels its jobs.
 
 
@@ -223,8 +225,8 @@ class Checker(Leases):
             if event.metadata.get("attempt_index") != it.index + 1:
                 raise Violation("attempts", f"{name} is attempt {event.metadata.get('attempt_index')} after {it.index}")
             it.index += 1
-        if event.from_ == "RETRYING" and event.to == "QUEUED":
-            if event.at < it.next_run_at:
+        if event.from_ == "RETRYING":
+            if event.to == "QUEUED" and event.at < it.next_run_at:
                 raise Violation("backoff", f"{name} is retried {(it.next_run_at - event.at) / SECOND:.1f} s too early")
             self.check_late(name, event, it.next_run_at)
         if event.from_ == "RUNNING" and event.to in ("RETRYING", "FAILED"):
@@ -234,6 +236,7 @@ class Checker(Leases):
         last = self.known.get(f"{it.id}.{it.index}")
         if event.to == "VALIDATING" and (last is None or last.state != "SUCCEEDED"):
             raise Violation("outcome", f"{name} was executed, but its attempt {it.index} is {last and last.state}")
+        self._check_validated(name, it, event)
         if event.to in JOB_ENDS and last is not None and last.state not in ATTEMPT_ENDS:
             raise Violation("outcome", f"{name} is over, but its attempt {it.index} is {last.state}")
         if event.to == "CANCELED":
@@ -250,6 +253,13 @@ class Checker(Leases):
             raise Violation("after-end", f"{name} begins, but its run is {run.state}")
         if event.to == "WAITING_APPROVAL":
             it.approve_by = int(event.metadata.get("approve_by", 0))
+
+    def _check_validated(self, name: str, it: JobFacts | RunFacts, event: Fact) -> None:
+        """Rules are run after the commit that says that they are to be run."""
+        if event.to == "VALIDATING":
+            it.validating = self.commits
+        elif event.trigger in VERDICTS and it.has_validation and it.validating == self.commits:
+            raise Violation("validation", f"{name} has rules, and nobody ran them")
 
     def _is_met(self, id: str) -> bool:
         need = self.known.get(id)
@@ -279,9 +289,9 @@ class Checker(Leases):
             raise Violation("backoff", f"{name} will be retried {off:+.1f} s from when it should")
 
     def _check_decision(self, name: str, it: JobFacts, event: Fact) -> None:
-        if event.to == "FAILED" and event.actor == "orchestrator":
-            if not it.approve_by or event.at < it.approve_by:
-                raise Violation("approval", f"{name} is decided by nobody, before its time is over")
+        if event.to == "FAILED" and event.actor == "orchestrator" and not 0 < it.approve_by <= event.at:
+            raise Violation("approval", f"{name} is decided by nobody, before its time is over")
+        if it.approve_by:
             self.check_late(name, event, it.approve_by)
         it.decided_by = event.actor
 
@@ -320,6 +330,7 @@ class Checker(Leases):
             self.check_late(name, event, it.started_at + it.timeout)
         elif event.to == "REPORTED" and told.get("conclusion") != event.from_:
             raise Violation("conclusion", f"{name} reports {told.get('conclusion')}, but it was {event.from_}")
+        self._check_validated(name, it, event)
         if event.to in OUTCOMES or event.to == "CANCEL_REQUESTED":
             self._check_outcome(name, it, event)
 

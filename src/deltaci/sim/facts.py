@@ -44,6 +44,7 @@ class RunFacts(Known):
         "plan_by",
         "started_at",
         "timeout",
+        "validating",
         "waiting",
     )
 
@@ -52,6 +53,7 @@ class RunFacts(Known):
         self.jobs: list[str] = []
         self.open = self.active = self.waiting = self.doomed = 0
         self.timeout = self.plan_by = self.started_at = 0
+        self.validating = -1  # The commit in which it came to that.
         self.is_fail_fast = self.has_validation = self.is_canceled = self.is_begun = False
 
 
@@ -71,6 +73,7 @@ class JobFacts(Known):
         "max_attempts",
         "needs",
         "next_run_at",
+        "validating",
     )
 
     def __init__(self, id: str) -> None:
@@ -87,6 +90,7 @@ class JobFacts(Known):
         self.next_run_at = 0
         self.approve_by = 0
         self.decided_by = ""
+        self.validating = -1
 
 
 class AttemptFacts(Known):

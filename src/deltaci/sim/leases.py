@@ -1,4 +1,4 @@
-"""Is what happens to attempts and their leases legal? The checker's part for the fence and for everything about time."""
+"""Is what happens to attempts and their leases legal? The checker's part for the fence, and for time."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ class Leases:
         told = event.metadata.get("lease")
         if event.actor.startswith("worker:") and event.to != "LEASED":
             self._check_fence(name, event, before)
+            if it.state in ("RUNNING", "UPLOADING"):
+                self.check_late(name, event, it.started_at + it.timeout)
         if told is not None:
             it.lease = self._changed(name, it, event, told)
         if event.from_ != event.to:
@@ -199,9 +201,7 @@ class Leases:
         if event.actor.startswith("worker:") or before is None or before.state not in LIVE:
             return
         it.is_forced = True
-        due = min(it.cancel_by, before.expires_at)
-        if before.state == "GRANTED":
-            due = min(due, before.accept_by)
+        due = min(it.cancel_by, _ends_at(before))
         if event.at < due:
             early = (due - event.at) / SECOND
             raise Violation("cancel-deadline", f"{name} is forced {early:.1f} s before its runner had to stop")
@@ -234,7 +234,7 @@ class Leases:
             if event.at < before.expires_at:
                 early = (before.expires_at - event.at) / SECOND
                 raise Violation("expiry", f"{name} lets the lease expire {early:.1f} s early")
-            self.check_late(name, event, before.expires_at)
+            self.check_late(name, event, _ends_at(before))
         expires_at = int(told.get("expires_at", before.expires_at))
         if state in LIVE:
             if expires_at < before.expires_at:
@@ -305,3 +305,8 @@ class Leases:
             raise Violation("outcome", f"{name} is {it.state}, but its job is still {job.state}")
         if it.state in HELD and job.state != "RUNNING":
             raise Violation("outcome", f"{name} is {it.state}, but its job is {job.state}")
+
+
+def _ends_at(lease: Lease) -> int:
+    """When it is over without another word of its runner."""
+    return min(lease.accept_by, lease.expires_at) if lease.state == "GRANTED" else lease.expires_at

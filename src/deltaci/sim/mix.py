@@ -131,7 +131,7 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         servers=servers,
         runners=runners,
         slots=random.choice((1, 1, 2)),
-        ttl_seconds=random.choice((20, 60, 120, 120, 300)),
+        ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
         poll_seconds=random.choice((20.0, 60.0, 120.0)),
         wishes=_wishes(random, hours, runs_an_hour),
         habits={name: most * random.random() * random.choice((0, 1)) for name, most in HABITS.items()},
@@ -143,7 +143,7 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
 def _wishes(random: Random, hours: float, runs_an_hour: float) -> tuple[Wish, ...]:
     """Mostly runs; attempts without a run, workers that are sent away, and some that come and do nothing."""
     rates = {"run": runs_an_hour}
-    for kind, most in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.3)):
+    for kind, most in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
         rates[kind] = most * random.random() * random.choice((0, 1))
     found = [
         (random.random() * hours * HOUR, kind)

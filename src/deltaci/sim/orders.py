@@ -7,6 +7,7 @@ What is acknowledged is compared with the log at once.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from random import Random
@@ -15,11 +16,14 @@ from typing import Any, Final, TypeVar
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier
+from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Violation
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.promises import Promises
+from deltaci.sim.runner import TENANT
 from deltaci.sim.server import SimServer
 from deltaci.store.port import Conflict, Unavailable
+from deltaci.wire.addresses import ROOT
 
 DO_SECONDS: Final = 20.0
 AGAIN_SECONDS: Final = 2.0
@@ -37,12 +41,14 @@ class Orders:
         servers: list[SimServer],
         promises: Promises,
         habits: dict[str, float],
+        signer: Signer,
         blame: Blame,
     ) -> None:
         self._loop = loop
         self._servers = servers
         self._promises = promises
         self._habits = habits
+        self._signer = signer
         self._blame = blame
         self.node = Node("people")
 
@@ -102,6 +108,23 @@ class Orders:
                     return answer
             await asyncio.sleep(AGAIN_SECONDS)
         return None
+
+    async def register(self, name: str, slots: int, random: Random) -> bool:
+        """Come in as a worker, with a token. Whoever shows it once more, for another request, must not be let in."""
+        token = self._signer.sign("register", name, TENANT, 3600)
+        is_in = False
+        for request_id in ("first", "first", "another"):
+            body = json.dumps({"token": token, "slots": slots, "request_id": request_id}).encode()
+            server = random.choice(self._servers)
+            if not server.is_up:
+                continue
+            task = self._loop.spawn(server.node, server.answer("POST", f"{ROOT}register", {}, body))
+            done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
+            status = task.result()[0] if done else 0
+            if status == 200 and is_in and request_id == "another":
+                self._blame(Violation("credential", f"the token of {name} lets somebody in once more"))
+            is_in = is_in or status == 200
+        return is_in
 
     def _check(self, check: Callable[..., None], *words: Any) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -136,14 +137,14 @@ class People:
         """By one, or by several at once."""
         people = random.randint(2, 3) if self._orders.does("several cancel", random) else 1
         for n in range(people):
-            named = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
+            named: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
             wrong = None
             if self._orders.does("wrong rev", random) and (it := self._checker.known.get(id)) is not None:
                 wrong = it.rev - 1
             first = run.Cancel(**named, reason="RUN_CANCELED", expected_rev=wrong)
             other = run.Cancel(**named, reason="ANOTHER")
             own = Random(f"{self._mix.seed} {id} cancel {tag}{n}")
-            self._orders.later(wait, lambda it=(first, other, own): self._orders.do("cancel", it[0], it[2], it[1]))
+            self._orders.later(wait, partial(self._orders.do, "cancel", first, own, other))
 
     # -- what people do when they see something
 
@@ -151,11 +152,10 @@ class People:
         """An event was committed. Somebody may do something about it, a little later."""
         if event.from_ == event.to:
             return
-        random = None
         if event.entity == "run":
             if event.to in OUTCOMES:
                 random = self._drawn(event)
-                self._orders.later(60 * random.random(), lambda it=(event.entity_id, random): self._report(*it))
+                self._orders.later(60 * random.random(), partial(self._report, event.entity_id, random))
             elif event.to == "VALIDATING" and self._is_validated(event):
                 self._validate(event, run.Validate)
         elif event.entity == "job":
@@ -191,7 +191,7 @@ class People:
             return
         id = event.entity_id
         verdict = order(id=id, is_passed=not self._orders.does("invalid", random), request_id=f"{id} validate")
-        self._orders.later(120 * random.random(), lambda: self._orders.do("validate", verdict, random))
+        self._orders.later(120 * random.random(), partial(self._orders.do, "validate", verdict, random))
 
     def _see_approval(self, event: Event) -> None:
         random, id = self._drawn(event), event.entity_id
@@ -201,21 +201,21 @@ class People:
         named: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
         if self._orders.does("impostor", random):
             wrong = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
-            self._orders.later(wait / 2, lambda: self._orders.do("approve", wrong, self._drawn(event)))
+            self._orders.later(wait / 2, partial(self._orders.do, "approve", wrong, self._drawn(event)))
         if self._orders.does("wrong rev", random):
             stale = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
-            self._orders.later(wait / 2, lambda: self._orders.do("approve", stale, self._drawn(event)))
+            self._orders.later(wait / 2, partial(self._orders.do, "approve", stale, self._drawn(event)))
         if self._orders.does("race", random):
             self._cancel(event.run_id, wait, Random(f"{self._mix.seed} {id} race"), "race ")
             again = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
-            self._orders.later(wait, lambda: self._orders.do("approve", again, self._drawn(event)))
+            self._orders.later(wait, partial(self._orders.do, "approve", again, self._drawn(event)))
         if self._orders.does("reject", random):
             no = job.Reject(**named, actor="user:u", comment="no")
-            self._orders.later(wait, lambda: self._orders.do("reject", no, random))
+            self._orders.later(wait, partial(self._orders.do, "reject", no, random))
             return
         yes = job.Approve(**named, actor="user:u", comment="yes")
         other = job.Approve(**named, actor="user:u", comment="something else")
-        self._orders.later(wait, lambda: self._orders.do("approve", yes, random, other))
+        self._orders.later(wait, partial(self._orders.do, "approve", yes, random, other))
 
     def _see_attempt(self, event: Event) -> None:
         it = self._checker.known.get(event.entity_id)
@@ -226,14 +226,14 @@ class People:
             self._programs.see_queued(it, random)
         elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._orders.does("stall", random):
             stall = Stall(id=it.id, actor="user:u", request_id=f"{it.id} stall {event.rev}")
-            self._orders.later(30 * random.random(), lambda: self._orders.do("stall", stall, random))
+            self._orders.later(30 * random.random(), partial(self._orders.do, "stall", stall, random))
         elif event.to == "STALE" and it.stale_reason in RESTING:
             wait = 100 * random.random()
             if random.random() < 0.4:
                 self._programs.reclaim(it.id, wait, Random(f"{self._mix.seed} {it.id} reclaim"))
                 wait += 60
             requeue = Requeue(id=it.id, actor="user:u", request_id=f"{it.id} requeue {event.rev}")
-            self._orders.later(wait, lambda: self._orders.do("requeue", requeue, random))
+            self._orders.later(wait, partial(self._orders.do, "requeue", requeue, random))
 
     # -- workers
 
@@ -242,11 +242,11 @@ class People:
         random = self._drawn(event)
         if event.to == "BUSY" and self._orders.does("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
-            self._orders.later(60 * random.random(), lambda: self._orders.do("miss", miss, random))
+            self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
         elif event.to == "UNRESPONSIVE":
-            self._orders.later(100 * random.random(), lambda: self._after_silence(id, event.rev, random))
+            self._orders.later(100 * random.random(), partial(self._after_silence, id, event.rev, random))
         elif event.to == "SHUTDOWN":
-            self._orders.later(300 * random.random(), lambda: self._send_another(id))
+            self._orders.later(300 * random.random(), partial(self._send_another, id))
 
     async def _after_silence(self, id: str, rev: int, random: Random) -> None:
         is_gone = random.random() < 0.4
@@ -268,9 +268,9 @@ class People:
         await self._orders.do("shutdown", leave, random, other)
 
     async def _ghost(self, id: str, random: Random) -> None:
-        """A worker that registers and never asks for anything."""
-        record = worker.Worker(id=id, tenant=TENANT, max_concurrent_tasks=2)
-        await self._orders.do("birth", Birth(id=id, record=record, request_id=f"{id} come"), random)
+        """A worker that registers and never asks for anything; somebody else finds its token and tries it, too."""
+        if not await self._orders.register(id, 2, random):
+            return
         if random.random() < 0.5:
             await asyncio.sleep(600 * random.random())
             await self._orders.do("shutdown", worker.Shutdown(id=id, request_id=f"{id} leave"), random)

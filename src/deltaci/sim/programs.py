@@ -7,6 +7,7 @@ longer prove their lease; what really executes is written down by the world.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -82,7 +83,7 @@ class Programs:
                 only=(it.id,),
             )
             said_at = self._loop.now
-            answer = await self._orders.insist(lambda applier, it=claim: applier.claim(it), random, said_at + 60)
+            answer = await self._orders.insist(partial(_claimed, claim=claim), random, said_at + 60)
             if isinstance(answer, list) and answer:
                 await self._work(answer[0], said_at, random)
                 return
@@ -157,6 +158,10 @@ class Programs:
                 return
         facts = random.choice(FAILURES) if exit_code else Facts()
         await work.say(attempt.Finish, is_success=exit_code == 0, facts=facts)
+
+
+async def _claimed(applier: Applier, claim: Claim) -> list[Claimed]:
+    return await applier.claim(claim)
 
 
 class _Work:

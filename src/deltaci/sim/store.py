@@ -39,7 +39,6 @@ class Disk(MemoryStore):
         """Answer what only asks."""
         return self._answer(request)
 
-
     def log(self) -> list[Event]:
         """All of it, for whoever compares it with what was seen."""
         return list(self._events)

@@ -74,7 +74,7 @@ class World:
             server.witness = self._hear
         self._runners = [self._made(f"r{n}") for n in range(mix.runners)]
         self._promises = promises
-        orders = Orders(self._loop, self._servers, promises, mix.habits, self._blame)
+        orders = Orders(self._loop, self._servers, promises, mix.habits, Signer(KEY, self._wall), self._blame)
         programs = Programs(mix, self._loop, orders, self.checker, self)
         self._people = People(mix, orders, self.checker, programs, self._replace)
         self._troubles = 0
@@ -84,9 +84,7 @@ class World:
 
     def _made(self, name: str) -> SimRunner:
         signer = Signer(KEY, self._wall)
-        runner = SimRunner(
-            name, self._loop, self._network, self._servers, self._random, signer, self, self._mix.slots
-        )
+        runner = SimRunner(name, self._loop, self._network, self._servers, self._random, signer, self, self._mix.slots)
         runner.pace = 1 + self._random.uniform(-1e-3, 1e-3)
         self.checker.pollers[name] = None
         return runner
@@ -358,4 +356,3 @@ class World:
             if runner.node.is_dead:
                 runner.start()
         self.checker.quiet(self._store_clock())
-
