@@ -30,6 +30,7 @@ from deltaci.wire.messages import Heartbeat, Limits
 
 URL: Final = "http://simulated"
 CALL_SECONDS: Final = 10.0
+NOBODYS: Final = ("nobody knows which", 0)
 MAX_HEARD: Final = 20
 WAKE_SECONDS: Final = 0.05
 KILLED: Final = 9
@@ -37,19 +38,25 @@ TERMINATED: Final = 15
 START: Final = datetime(2026, 1, 4, 8, tzinfo=UTC).timestamp()
 
 
+def named(lease_id: str) -> tuple[str, int]:
+    """Whose lease it is, and which."""
+    attempt_id, number, _ = lease_id.rsplit(".", 2)
+    return attempt_id, int(number)
+
+
 class Truth(Protocol):
     """What the world writes down."""
 
-    def began(self, lease_id: str, who: str) -> None:
+    def began(self, attempt_id: str, number: int, who: str) -> None:
         """A process of the job runs now."""
 
-    def ended(self, lease_id: str, who: str, exit_code: int | None) -> None:
+    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
         """None of them does any more. Without an exit code it was killed."""
 
-    def paused(self, lease_id: str, who: str, *, is_paused: bool) -> None:
+    def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
         """It stands still with its whole machine, or goes on with it."""
 
-    def lied(self, lease_id: str) -> None:
+    def lied(self, attempt_id: str, number: int) -> None:
         """What is said of this lease from now on need not be true."""
 
 
@@ -72,7 +79,7 @@ class SimMachine(Machine):
         self.is_frozen = False
         self.kept: SimKeeper | None = None
         self.running: dict[str, SimCell] = {}  # What executes now, by its marker.
-        self.leases: dict[str, str] = {}  # Whose lease a cell runs under, as the keeper was told.
+        self.leases: dict[str, tuple[str, int]] = {}  # Which lease a cell runs under, as the keeper was told.
         self.heard: deque[Said] = deque(maxlen=MAX_HEARD)  # What was said from here; a liar says it again.
 
     def clock(self) -> float:
@@ -253,7 +260,7 @@ class SimCell:
         self._exit = machine.loop.create_future()
         began = machine.loop.now
         machine.running[self.handle.marker] = self
-        machine.truth.began(machine.leases.get(self.handle.marker, ""), machine.name)
+        machine.truth.began(*machine.leases.get(self.handle.marker, NOBODYS), machine.name)
         on_output(b"begins\n")
         self._go_on(float(seconds))
         over = machine.loop.outside(timeout_seconds, self._time_out) if timeout_seconds < float(seconds) else None
@@ -286,7 +293,8 @@ class SimCell:
 
     def _tell_paused(self) -> None:
         machine = self._machine
-        machine.truth.paused(machine.leases.get(self.handle.marker, ""), machine.name, is_paused=self._is_paused)
+        lease = machine.leases.get(self.handle.marker, NOBODYS)
+        machine.truth.paused(*lease, machine.name, is_paused=self._is_paused)
 
     def _time_out(self) -> None:
         self._end(None, TERMINATED, is_timed_out=True)
@@ -301,7 +309,7 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit is None:
             return
         self._timer.cancel()
-        machine.truth.ended(machine.leases.get(marker, ""), machine.name, code)
+        machine.truth.ended(*machine.leases.get(marker, NOBODYS), machine.name, code)
         if not self._exit.done():
             self._exit.set_result((code, signal, is_timed_out))
 
@@ -373,7 +381,7 @@ class SimKeeper:
     def order(self, order: Order) -> None:
         """An order arrives, whenever the keeper reads it."""
         if isinstance(order, Hold):
-            self._machine.leases[order.handle.marker] = order.lease_id
+            self._machine.leases[order.handle.marker] = named(order.lease_id)
         self._soon(self._take, order)
 
     def hang_up(self) -> None:

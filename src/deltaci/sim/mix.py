@@ -50,6 +50,49 @@ class Fault(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Wish(msgspec.Struct, frozen=True):
+    """Somebody wants something at this moment. Its number names it, whatever else is left out."""
+
+    at: float
+    kind: str
+    number: int
+
+
+# How often people do a thing, at most. Every seed leaves half of it out.
+HABITS: Final = {
+    "plan fails": 0.3,
+    "plan is missing": 0.3,
+    "plan is late": 0.3,
+    "plan is empty": 0.2,
+    "run is canceled": 0.6,
+    "job is canceled": 0.4,
+    "several cancel": 0.6,
+    "approval": 0.4,
+    "reject": 0.5,
+    "nobody decides": 0.4,
+    "approval expires": 0.6,
+    "race": 0.6,
+    "job is validated": 0.4,
+    "run is validated": 0.5,
+    "invalid": 0.5,
+    "nobody validates": 0.3,
+    "optional": 0.5,
+    "fail fast": 0.5,
+    "job fails": 0.4,
+    "short": 0.4,
+    "labels": 0.5,
+    "repeat": 0.5,
+    "reuse": 0.4,
+    "wrong rev": 0.3,
+    "impostor": 0.3,
+    "stall": 0.15,
+    "silence": 0.15,
+    "program dies": 0.6,
+    "rerun": 0.4,
+    "superseded": 0.4,
+}
+
+
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
     """One seed's world."""
 
@@ -62,7 +105,8 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     poll_seconds: float
     wait_seconds: float
     credential_seconds: int
-    runs: tuple[float, ...]
+    wishes: tuple[Wish, ...]
+    habits: dict[str, float]
     faults: tuple[Fault, ...]
     has_jumps: bool
 
@@ -85,7 +129,7 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
                 which=random.randrange(1000),
                 seconds=random.choice((5.0, 30.0, 90.0, 200.0, 900.0)) * random.random(),
             )
-            for _ in range(round(hours * faults_an_hour))
+            for _ in range(round(hours * faults_an_hour * random.choice((0.2, 1.0, 1.0))))
         ),
         key=lambda fault: fault.at,
     )
@@ -95,11 +139,25 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         servers=servers,
         runners=runners,
         slots=random.choice((1, 1, 2)),
-        ttl_seconds=random.choice((60, 120, 300)),
-        poll_seconds=random.choice((60.0, 200.0, 600.0)),
+        ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
+        poll_seconds=random.choice((20.0, 60.0, 200.0, 600.0)),
         wait_seconds=random.choice((60.0, 300.0, 600.0)),
         credential_seconds=random.choice((900, 6 * 3600)),
-        runs=tuple(sorted(random.random() * hours * HOUR for _ in range(round(hours * runs_an_hour)))),
+        wishes=_wishes(random, hours, runs_an_hour),
+        habits={name: most * random.random() * random.choice((0, 1)) for name, most in HABITS.items()},
         faults=tuple(faults),
-        has_jumps=any("clock" in fault.kind for fault in faults),
+        has_jumps=any("store clock" in fault.kind for fault in faults),
     )
+
+
+def _wishes(random: Random, hours: float, runs_an_hour: float) -> tuple[Wish, ...]:
+    """Mostly runs; attempts without a run, workers that are sent away, and some that come and do nothing."""
+    rates = {"run": runs_an_hour}
+    for kind, most in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
+        rates[kind] = most * random.random() * random.choice((0, 1))
+    found = [
+        (random.random() * hours * HOUR, kind)
+        for kind, rate in rates.items()
+        for _ in range(int(hours * rate + random.random()))
+    ]
+    return tuple(Wish(at, kind, number) for number, (at, kind) in enumerate(sorted(found)))

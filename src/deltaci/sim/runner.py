@@ -16,10 +16,10 @@ from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import Entrance
 from deltaci.server.credentials import Signer
 from deltaci.sim.loop import Node, VirtualLoop
-from deltaci.sim.machine import CALL_SECONDS, KILLED, URL, SimMachine
+from deltaci.sim.machine import CALL_SECONDS, KILLED, URL, SimMachine, named
 
 TENANT: Final = "default"
-RESTART_SECONDS: Final = 60.0  # What starts runners starts one again that ended.
+RESTART_SECONDS: Final = 30.0  # What starts runners starts one again that ended.
 TOKEN_SECONDS: Final = 3600
 
 
@@ -49,6 +49,7 @@ class SimRunner:
         self.node.is_dead = True
         self._agent: Agent | None = None
         self._is_known = False
+        self._is_retired = False
 
     @property
     def is_up(self) -> bool:
@@ -57,7 +58,7 @@ class SimRunner:
 
     def start(self) -> None:
         """A new process."""
-        if not self.is_up:
+        if not self.is_up and not self._is_retired:
             self.node = Node(self.name)
             self._loop.spawn(self.node, self._live(self.node), self.name)
 
@@ -100,7 +101,7 @@ class SimRunner:
             found = msgspec.json.decode(body)
             found |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
             body = msgspec.json.encode(found)
-            self.machine.truth.lied(found["lease_id"])
+            self.machine.truth.lied(*named(found["lease_id"]))
         self.machine.ask(chosen._replace(who=self.name, headers=mine[-1].headers, body=body), CALL_SECONDS)
 
     # -- what happens to it
@@ -118,6 +119,11 @@ class SimRunner:
             self._loop.kill(self.machine.kept.node)
         for cell in list(self.machine.running.values()):
             cell.strike(KILLED)
+
+    def retire(self) -> None:
+        """Its machine is taken away for good."""
+        self.crash()
+        self._is_retired = True
 
     def kill_keeper(self) -> None:
         """SIGKILL of the keeper alone."""

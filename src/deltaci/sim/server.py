@@ -61,7 +61,7 @@ class Shelf:
 
 
 class SimServer:
-    """One server process; it may die and come back."""
+    """One server process; it may die and come back. `witness` is told every answer, before anybody else."""
 
     def __init__(
         self, name: str, loop: VirtualLoop, disk: Disk, shelf: Shelf, random: Random, wall: Callable[[], float]
@@ -75,12 +75,12 @@ class SimServer:
         self.ttl_seconds = 120
         self.poll_seconds = 60.0
         self.credential_seconds = 900
-        self.down_seconds = 60.0  # How long it is gone when a commit kills it.
         self.node = Node(name)
         self.node.is_dead = True
         self.connection: Connection | None = None
         self.applier: Applier | None = None
         self._app: RunnerApp | None = None
+        self.witness: Callable[[str, bytes, int, bytes], None] | None = None
         self.open_calls: dict[Asked, Callable[[], None]] = {}  # Who waits for an answer, and how to hang up.
 
     @property
@@ -91,7 +91,7 @@ class SimServer:
     def start(self) -> None:
         """A new process."""
         self.node = Node(self.name)
-        self.connection = Connection(self._disk, self._random, self._die, self.poll_seconds)
+        self.connection = Connection(self._disk, self._random, self.kill, self.poll_seconds)
         self._loop.spawn(self.node, self._serve(self.connection), self.name)
 
     def kill(self) -> None:
@@ -107,10 +107,6 @@ class SimServer:
         """Start it if it is not there."""
         if not self.is_up:
             self.start()
-
-    def _die(self) -> None:
-        self.kill()
-        self._loop.outside(self.down_seconds, self.revive)
 
     async def _serve(self, store: Connection) -> None:
         lease_ids = LeaseIds(KEY)
@@ -152,4 +148,7 @@ class SimServer:
 
         told = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self._app({"type": "http", "method": method, "path": path, "headers": told}, receive, send)
-        return sent[0]["status"], sent[1]["body"]
+        status, answer = sent[0]["status"], sent[1]["body"]
+        if self.witness is not None:
+            self.witness(path, body, status, answer)
+        return status, answer

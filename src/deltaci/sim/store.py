@@ -39,6 +39,15 @@ class Disk(MemoryStore):
         """Answer what only asks."""
         return self._answer(request)
 
+    def log(self) -> list[Event]:
+        """All of it, for whoever compares it with what was seen."""
+        return list(self._events)
+
+    def record(self, id: str) -> Record | None:
+        """What is stored under this id."""
+        found = self._load((id,))
+        return found[0].record if found else None
+
 
 class Troubles:
     """What is wrong with a connection now. Changed by whoever makes the faults."""

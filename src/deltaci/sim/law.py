@@ -1,0 +1,152 @@
+"""What the documents allow, as tables: every step with its word and with who may take it. Written by hand from them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+SECOND: Final = 1_000_000
+
+# entity, from (several with commas), to (= is the same again), the event's word, who may be its actor.
+_STEPS: Final = """
+run -                                            CREATED          created                orchestrator,user
+run CREATED                                      PLANNING         run_created            orchestrator
+run PLANNING                                     QUEUED           plan_returned          orchestrator
+run PLANNING                                     PLAN_FAILED      plan_failed            orchestrator
+run PLAN_FAILED                                  FAILED           run_finalized          orchestrator
+run QUEUED                                       RUNNING          first_attempt_active   orchestrator
+run RUNNING                                      WAITING_APPROVAL approval_gate_reached  orchestrator
+run WAITING_APPROVAL                             RUNNING          approval_resolved      orchestrator
+run RUNNING                                      VALIDATING       all_jobs_done          orchestrator
+run VALIDATING                                   SUCCESS          all_required_succeeded orchestrator
+run VALIDATING                                   FAILED           validation_failed      orchestrator
+run RUNNING,WAITING_APPROVAL                     FAILED           required_job_failed    orchestrator
+run RUNNING,WAITING_APPROVAL,VALIDATING          TIMEOUT          run_timed_out          orchestrator
+run CREATED,PLANNING                             =                cancel_requested       orchestrator,user
+run QUEUED,RUNNING,WAITING_APPROVAL,VALIDATING   CANCEL_REQUESTED cancel_requested       orchestrator,user
+run CANCEL_REQUESTED                             CANCELED         cancel_finalized       orchestrator
+run SUCCESS,FAILED,CANCELED,TIMEOUT              REPORTED         statuses_published     reporter
+job -                                            PENDING          created                orchestrator
+job PENDING                                      QUEUED           scheduler_assigned     orchestrator
+job PENDING                                      WAITING_APPROVAL approval_opened        orchestrator
+job QUEUED                                       RUNNING          worker_started         orchestrator
+job RUNNING                                      =                worker_started         orchestrator
+job RUNNING                                      VALIDATING       execution_completed    orchestrator
+job RUNNING                                      RETRYING         execution_failed       orchestrator
+job RUNNING                                      FAILED           execution_failed       orchestrator
+job RETRYING                                     QUEUED           retry_delay_elapsed    orchestrator
+job VALIDATING                                   SUCCEEDED        validation_passed      orchestrator
+job VALIDATING                                   FAILED           validation_failed      orchestrator
+job WAITING_APPROVAL                             SUCCEEDED        approved               user
+job WAITING_APPROVAL                             FAILED           rejected               user,orchestrator
+job PENDING,QUEUED,RUNNING,VALIDATING            CANCELED         user_cancelled         orchestrator,user
+job RETRYING,WAITING_APPROVAL                    CANCELED         user_cancelled         orchestrator,user
+attempt CREATED                                  QUEUED           enqueued               orchestrator,user
+attempt QUEUED,STALE                             LEASED           claimed                worker
+attempt LEASED                                   STARTING         heartbeat              worker
+attempt STARTING                                 RUNNING          started                worker
+attempt STARTING,RUNNING,UPLOADING               =                heartbeat              worker
+attempt CANCEL_REQUESTED                         =                heartbeat              worker
+attempt RUNNING                                  UPLOADING        heartbeat              worker
+attempt UPLOADING                                SUCCEEDED        succeeded              worker
+attempt UPLOADING                                FAILED           failed                 worker
+attempt LEASED,STARTING,RUNNING,UPLOADING        STALE            stalled                orchestrator,user
+attempt STALE                                    QUEUED           requeued               orchestrator,user
+attempt STALE                                    FAILED           failed                 orchestrator,user
+attempt RUNNING,UPLOADING                        TIMED_OUT        failed                 orchestrator
+attempt QUEUED,STALE                             CANCEL_REQUESTED cancel_requested       orchestrator,user
+attempt LEASED,STARTING,RUNNING,UPLOADING        CANCEL_REQUESTED cancel_requested       orchestrator,user
+attempt CANCEL_REQUESTED                         CANCELED         failed                 orchestrator,worker
+worker -                                         INITIALIZING     registered             orchestrator,worker
+worker INITIALIZING                              IDLE             registration_complete  orchestrator,worker
+worker IDLE,BUSY,UNRESPONSIVE                    =                capabilities_registered orchestrator,worker
+worker IDLE                                      BUSY             task_assigned          orchestrator
+worker BUSY                                      =                task_assigned          orchestrator
+worker BUSY                                      IDLE             task_completed         orchestrator
+worker BUSY,UNRESPONSIVE                         =                task_completed         orchestrator
+worker BUSY                                      SHUTDOWN         shutdown_requested     orchestrator
+worker BUSY                                      UNRESPONSIVE     health_check_timeout   orchestrator
+worker UNRESPONSIVE                              IDLE             health_check_recovered orchestrator,worker
+worker UNRESPONSIVE                              SHUTDOWN         max_timeout_exceeded   orchestrator
+worker IDLE                                      SHUTDOWN         shutdown_requested     orchestrator,user,worker
+worker BUSY                                      =                shutdown_requested     orchestrator,user,worker
+"""
+_LEASE_STEPS: Final = """
+- GRANTED
+GRANTED ACTIVE EXPIRED REVOKED
+ACTIVE ACTIVE COMPLETED CANCELED EXPIRED REVOKED
+"""
+
+Edge = tuple[str, str | None, str, str]  # The kind of entity, from, to, the event's word; a lease has none.
+
+
+def _steps() -> dict[Edge, frozenset[str]]:
+    found: dict[Edge, frozenset[str]] = {}
+    for line in _STEPS.strip().splitlines():
+        entity, sources, target, trigger, actors = line.split()
+        for source in sources.split(","):
+            to = source if target == "=" else target
+            found[entity, None if source == "-" else source, to, trigger] = frozenset(actors.split(","))
+    return found
+
+
+STEPS: Final = _steps()
+LEGAL: Final = frozenset((entity, source, to) for entity, source, to, _ in STEPS)
+LEASE_STEPS: Final[dict[str | None, frozenset[str]]] = {
+    None if line.split()[0] == "-" else line.split()[0]: frozenset(line.split()[1:])
+    for line in _LEASE_STEPS.strip().splitlines()
+}
+
+JOB_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELED"})
+ATTEMPT_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELED"})
+OUTCOMES: Final = frozenset({"SUCCESS", "FAILED", "CANCELED", "TIMEOUT"})
+RUN_ENDS: Final = OUTCOMES | {"REPORTED"}
+GOING: Final = frozenset({"QUEUED", "RUNNING", "WAITING_APPROVAL"})  # A run whose jobs may still begin.
+ACTIVE: Final = frozenset({"QUEUED", "RUNNING", "VALIDATING", "RETRYING"})  # A job that goes on by itself.
+LIVE: Final = frozenset({"GRANTED", "ACTIVE"})
+HELD: Final = frozenset({"LEASED", "STARTING", "RUNNING", "UPLOADING"})
+ENDS: Final = {
+    "run": frozenset({"REPORTED"}),
+    "job": JOB_ENDS,
+    "attempt": ATTEMPT_ENDS,
+    "worker": frozenset({"SHUTDOWN"}),
+}
+REQUEUED_AT_ONCE: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST"})
+
+
+class Fact(Protocol):
+    """What the checker reads of an event."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def entity(self) -> str: ...
+    @property
+    def entity_id(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def from_(self) -> str | None: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def trigger(self) -> str: ...
+    @property
+    def actor(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def rev(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+
+
+class Violation(AssertionError):
+    """The history is illegal, or a promise was broken."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant

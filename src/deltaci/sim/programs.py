@@ -1,0 +1,217 @@
+"""Programs that take work from the queue without being runners: they use document 004's words, and some of them die.
+
+They have a label that no runner has, so some of the work is theirs alone. Like runners they stop when they can no
+longer prove their lease; what really executes is written down by the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from random import Random
+from typing import Any, Final, Protocol
+
+from deltaci.core import attempt, ids
+from deltaci.core.attempt import Attempt, Leased
+from deltaci.core.decide import Decision
+from deltaci.core.events import worker_actor
+from deltaci.core.failures import Facts
+from deltaci.core.ids import LeaseRef
+from deltaci.core.reactions import Birth
+from deltaci.core.worker import Worker
+from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.sim.checker import Checker
+from deltaci.sim.facts import AttemptFacts
+from deltaci.sim.loop import VirtualLoop
+from deltaci.sim.mix import Mix
+from deltaci.sim.orders import Orders
+from deltaci.sim.runner import TENANT
+
+LABEL: Final = "gpu"
+PLACES: Final = 3
+KNOWN: Final = "p0"  # Registered, with so many places.
+UNKNOWN: Final = "q0"  # Never registered: the plain queue also serves those.
+
+DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers")
+FAILURES: Final = (
+    Facts(exit_code=1),
+    Facts(exit_code=127),
+    Facts(error_code="CACHE_FETCH"),
+    Facts(exit_code=2, log_tail=("No space left on device",)),
+    Facts(exit_code=1, failed_tests=("a",), flaky_tests=("a",)),
+    Facts(signal=9),
+)
+
+
+class Truth(Protocol):
+    """What the world writes down."""
+
+    def began(self, attempt_id: str, number: int, who: str) -> None:
+        """It runs now."""
+
+    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
+        """It does not run any more. Without an exit code it was killed."""
+
+
+class Programs:
+    """All of them."""
+
+    def __init__(self, mix: Mix, loop: VirtualLoop, orders: Orders, checker: Checker, truth: Truth) -> None:
+        self._mix = mix
+        self._loop = loop
+        self._orders = orders
+        self._checker = checker
+        self._truth = truth
+        self._name = KNOWN if mix.seed % 2 else UNKNOWN
+
+    def see_queued(self, it: AttemptFacts, random: Random) -> None:
+        """Something waits that only a program can take, or a program may as well."""
+        if it.labels or random.random() < 0.3:
+            wait = max(0, it.run_at - it.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
+            self._orders.later(wait, lambda: self._take(it, random))
+
+    async def _take(self, it: AttemptFacts, random: Random) -> None:
+        """Ask for it until somebody has it."""
+        while it.state == "QUEUED":
+            claim = Claim(
+                tenant=TENANT,
+                worker_id=await self._known(random),
+                labels=(LABEL,),
+                limit=1,
+                ttl_seconds=self._mix.ttl_seconds,
+                accept_seconds=30,
+                only=(it.id,),
+            )
+            said_at = self._loop.now
+            answer = await self._orders.insist(partial(_claimed, claim=claim), random, said_at + 60)
+            if isinstance(answer, list) and answer:
+                await self._work(answer[0], said_at, random)
+                return
+            if not it.labels:
+                return  # A runner will.
+            await asyncio.sleep(random.choice((5.0, 60.0)))
+
+    async def _known(self, random: Random) -> str:
+        """The name of a program that may take work. One that was sent away comes back under another name."""
+        if self._name == UNKNOWN:
+            return UNKNOWN
+        it = self._checker.workers.get(self._name)
+        if it is not None and it.state == "SHUTDOWN":
+            self._name, it = f"{self._name}+", None
+        name = self._name
+        if it is None:
+            record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
+            await self._orders.do("birth", Birth(id=name, record=record, request_id=f"{name} come"), random)
+        return name
+
+    def reclaim(self, id: str, wait: float, random: Random) -> None:
+        """Take what is stale without waiting for it to be queued again."""
+        self._orders.later(wait, lambda: self._reclaim(id, random))
+
+    async def _reclaim(self, id: str, random: Random) -> None:
+        it = self._checker.known.get(id)
+        if not isinstance(it, AttemptFacts):
+            return
+        number = it.claims + 1
+        token = ids.lease_id(id, number, f"{random.getrandbits(128):032x}")
+        grant = attempt.Grant(
+            id=id,
+            actor=worker_actor(UNKNOWN),
+            fingerprint=ids.lease_fingerprint(token),
+            labels=(LABEL,),
+            ttl_seconds=self._mix.ttl_seconds,
+        )
+        said_at = self._loop.now
+        answer = await self._orders.insist(lambda applier: applier.do(grant), random, said_at + 10)
+        record = answer.record if isinstance(answer, Decision) else None
+        if isinstance(record, Attempt) and record.lease is not None and record.lease.number == number:
+            await self._work(Claimed(record, token), said_at, random)
+
+    async def _work(self, claimed: Claimed, said_at: float, random: Random) -> None:
+        held = claimed.attempt.lease
+        assert held is not None
+        work = _Work(self._orders, self._loop, claimed, held.worker_id, said_at, self._mix.ttl_seconds, random)
+        seconds, code = (float(part) for part in claimed.attempt.spec["steps"][0].split())
+        death = random.choice(DEATHS) if self._orders.does("program dies", random) else ""
+        if death == "LEASED":
+            return
+        if random.random() < 0.5 and not await work.say(attempt.Ack if random.random() < 0.5 else attempt.Extend):
+            return
+        if death == "STARTING" or not await work.say(attempt.Start):
+            return
+        self._truth.began(work.ref.attempt_id, work.ref.number, work.who)
+        is_done = await work.keep(seconds if death != "RUNNING" else seconds / 2)
+        exit_code = int(code) if is_done and death != "RUNNING" else None
+        self._truth.ended(work.ref.attempt_id, work.ref.number, work.who, exit_code)
+        if work.is_canceled:
+            await work.say(attempt.CancelAck)
+        elif exit_code is not None:
+            await self._finish(work, exit_code, death, random)
+
+    async def _finish(self, work: _Work, exit_code: int, death: str, random: Random) -> None:
+        if random.random() < 0.7 or death:
+            if not await work.say(attempt.BeginUpload) or death == "UPLOADING":
+                return
+            if not await work.keep(7200 if death == "lingers" else 40 * random.random()):
+                if work.is_canceled:
+                    await work.say(attempt.CancelAck)
+                return
+        facts = random.choice(FAILURES) if exit_code else Facts()
+        await work.say(attempt.Finish, is_success=exit_code == 0, facts=facts)
+
+
+async def _claimed(applier: Applier, claim: Claim) -> list[Claimed]:
+    return await applier.claim(claim)
+
+
+class _Work:
+    """One lease in the hands of a program."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        loop: VirtualLoop,
+        claimed: Claimed,
+        who: str,
+        said_at: float,
+        ttl_seconds: float,
+        random: Random,
+    ) -> None:
+        self._orders = orders
+        self._loop = loop
+        self._random = random
+        self._ttl = ttl_seconds
+        self._margin = min(10.0, ttl_seconds / 4)
+        self._proved_until = said_at + ttl_seconds - self._margin
+        self.ref: LeaseRef = ids.lease_ref(claimed.lease_id)
+        self.who = who
+        self.is_canceled = False
+
+    async def say(self, message: type[Leased], **fields: Any) -> bool:
+        """Whether it was heard and stands. A renewed lease runs anew from when it was said."""
+        said = message(id=self.ref.attempt_id, actor=worker_actor(self.who), lease=self.ref, tenant=TENANT, **fields)
+        said_at = self._loop.now
+
+        async def do(applier: Applier) -> Decision:
+            nonlocal said_at
+            said_at = self._loop.now
+            return await applier.do(said)
+
+        answer = await self._orders.insist(do, self._random, self._proved_until)
+        if not isinstance(answer, Decision) or not isinstance(answer.record, Attempt):
+            return False
+        if answer.events and answer.record.lease is not None:
+            self._proved_until = said_at + self._ttl - self._margin
+        self.is_canceled = answer.record.state == attempt.CANCEL_REQUESTED
+        return not self.is_canceled
+
+    async def keep(self, seconds: float) -> bool:
+        """Go on for so long, and prove the lease meanwhile. False: it has to stop, or cannot be proved."""
+        end = self._loop.now + seconds
+        while (left := end - self._loop.now) > 0:
+            if self._loop.now >= self._proved_until:
+                return False
+            await asyncio.sleep(min(left, self._ttl / 3, max(0.1, self._proved_until - self._loop.now)))
+            if self._loop.now < end and not await self.say(attempt.Extend):
+                return False
+        return self._loop.now < self._proved_until
