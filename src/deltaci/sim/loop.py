@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
         """At this moment, after what is already waiting for it."""
-        handle = Handle(callback, args, context or copy_context())
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -159,7 +159,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         """At that moment."""
-        handle = Handle(callback, args, context or copy_context(), when)
+        handle = Handle(callback, args, copy_context() if context is None else context, when)
         self._count += 1
         heapq.heappush(self._later, (when, self._count, handle))
         return handle
