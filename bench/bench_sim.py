@@ -15,6 +15,7 @@ from deltaci.sim.world import World
 SEEDS = range(8)
 HOURS = 12.0
 FAULTS_AN_HOUR = 22.0
+RUNS_AN_HOUR = 1.0
 SERVERS, RUNNERS = 2, 5
 GOAL_HOURS = 50.0
 EMPTY_STEPS = 300_000
@@ -25,7 +26,7 @@ def run() -> list[Figure]:
     World(drawn(1000, 1.0)).run()  # Whatever is done only once is done now.
     histories = []
     for seed in SEEDS:
-        mix = structs.replace(drawn(seed, HOURS, faults_an_hour=FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS)
+        mix = structs.replace(drawn(seed, HOURS, RUNS_AN_HOUR, FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS)
         histories.append(World(mix).run())
     spent = sum(each.cpu_seconds for each in histories)
     hours = sum(each.hours for each in histories)

@@ -41,7 +41,9 @@ class Faults:
     def make(self, fault: Fault) -> Undo:
         """It happens now. Returns what makes it good again."""
         server = self._servers[fault.which % len(self._servers)]
-        runner = self._runners[fault.which % len(self._runners)]
+        busy = [each for each in self._runners if each.machine.running]
+        among = busy if busy and fault.which % 2 else self._runners  # Rather one that has something to lose.
+        runner = among[fault.which // 2 % len(among)]
         return (
             self._of_server(fault, server)
             or self._of_runner(fault, runner)

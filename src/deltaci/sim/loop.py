@@ -41,6 +41,7 @@ class Node:
 
 
 MIN_KEPT: Final = 200
+MAX_STEPS: Final = 100_000  # At one moment; whoever makes more will never end.
 WORLD: Final = Node("world")  # What is outside of all nodes: it is never frozen and never dies.
 HERE: Final[ContextVar[Node]] = ContextVar("node", default=WORLD)
 
@@ -224,7 +225,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
         """Let things happen, one by one, until it is over or so late."""
-        ready, later, steps = self._ready, self._later, 0
+        ready, later, steps, since = self._ready, self._later, 0, 0
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
@@ -247,6 +248,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                             continue
                         steps += 1
                         context.run(handle.callback, *handle.args)
+                        if steps - since > MAX_STEPS:
+                            raise Stuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
+                    except Stuck:
+                        raise
                     except Exception as error:
                         told = {"message": f"an error in {handle.callback!r}", "exception": error}
                         self.call_exception_handler(told)
@@ -258,7 +263,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if when > until:
                     self.now = until
                     return
-                self.now = max(self.now, when)
+                if when > self.now:
+                    self.now, since = when, steps
+                elif steps - since > MAX_STEPS:
+                    raise Stuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
                 while later and later[0][0] <= self.now:
                     ready.append(heapq.heappop(later)[2])
         finally:

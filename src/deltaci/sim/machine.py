@@ -53,6 +53,9 @@ class Truth(Protocol):
     def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
         """None of them does any more. Without an exit code it was killed."""
 
+    def writes(self, attempt_id: str, number: int, path: str) -> None:
+        """What the job says stands in this file."""
+
     def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
         """It stands still with its whole machine, or goes on with it."""
 
@@ -381,7 +384,8 @@ class SimKeeper:
     def order(self, order: Order) -> None:
         """An order arrives, whenever the keeper reads it."""
         if isinstance(order, Hold):
-            self._machine.leases[order.handle.marker] = named(order.lease_id)
+            lease = self._machine.leases[order.handle.marker] = named(order.lease_id)
+            self._machine.truth.writes(*lease, order.log_path)
         self._soon(self._take, order)
 
     def hang_up(self) -> None:

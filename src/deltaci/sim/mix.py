@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 HOUR: Final = 3600.0
+USUAL_FAULTS: Final = 24.0  # An hour.
+BUSY_SECONDS: Final = 600.0  # So long after somebody wanted something it is likely that it is being done.
 
 KINDS: Final = (
     "kill server",
@@ -116,23 +118,14 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.faults) / self.hours
 
 
-def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_hour: float = 24.0) -> Mix:
-    """The mixture of this seed."""
+def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_hour: float | None = None) -> Mix:
+    """The mixture of this seed; a third of them is calm, unless somebody says how many faults there shall be."""
     random = Random(seed)
     kinds = [kind for kind in KINDS if random.random() < 0.6] or ["kill runner"]
     servers, runners = random.choice((1, 2, 2, 2)), random.randint(2, 5)
-    faults = sorted(
-        (
-            Fault(
-                at=random.random() * hours * HOUR,
-                kind=random.choice(kinds),
-                which=random.randrange(1000),
-                seconds=random.choice((5.0, 30.0, 90.0, 200.0, 900.0)) * random.random(),
-            )
-            for _ in range(round(hours * faults_an_hour * random.choice((0.2, 1.0, 1.0))))
-        ),
-        key=lambda fault: fault.at,
-    )
+    usual = USUAL_FAULTS * random.choice((0.2, 1.0, 1.0))
+    wishes = _wishes(random, hours, runs_an_hour)
+    faults = _faults(random, hours, usual if faults_an_hour is None else faults_an_hour, kinds, wishes)
     return Mix(
         seed=seed,
         hours=hours,
@@ -140,14 +133,36 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         runners=runners,
         slots=random.choice((1, 1, 2)),
         ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
-        poll_seconds=random.choice((20.0, 60.0, 200.0, 600.0)),
+        poll_seconds=random.choice((60.0, 200.0, 600.0)),
         wait_seconds=random.choice((60.0, 300.0, 600.0)),
         credential_seconds=random.choice((900, 6 * 3600)),
-        wishes=_wishes(random, hours, runs_an_hour),
+        wishes=wishes,
         habits={name: most * random.random() * random.choice((0, 1)) for name, most in HABITS.items()},
-        faults=tuple(faults),
+        faults=faults,
         has_jumps=any("store clock" in fault.kind for fault in faults),
     )
+
+
+def _faults(
+    random: Random, hours: float, an_hour: float, kinds: list[str], wishes: tuple[Wish, ...]
+) -> tuple[Fault, ...]:
+    """At any time, and more often soon after somebody wanted something: then there is something to break."""
+
+    def moment() -> float:
+        if not wishes or random.random() < 0.4:
+            return random.random() * hours * HOUR
+        return min(hours * HOUR, random.choice(wishes).at + random.random() * BUSY_SECONDS)
+
+    found = [
+        Fault(
+            at=moment(),
+            kind=random.choice(kinds),
+            which=random.randrange(1000),
+            seconds=random.choice((5.0, 30.0, 90.0, 200.0, 200.0, 900.0)) * random.random(),
+        )
+        for _ in range(round(hours * an_hour))
+    ]
+    return tuple(sorted(found, key=lambda fault: fault.at))
 
 
 def _wishes(random: Random, hours: float, runs_an_hour: float) -> tuple[Wish, ...]:

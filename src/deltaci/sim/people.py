@@ -116,7 +116,7 @@ class People:
             seconds = random.choice((60, 600)) if does("approval expires", random) else 0
             is_required = not does("optional", random)
             return JobSpec(name=f"j{n}", kind=APPROVAL, needs=needs, approval_seconds=seconds, is_required=is_required)
-        work_seconds = random.choice((1.0, 20.0, 100.0, 400.0)) * random.random()
+        work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
         code = random.choice((1, 2)) if does("job fails", random) else 0
         return JobSpec(
             name=f"j{n}",

@@ -29,13 +29,15 @@ from deltaci.sim.store import Connection, Disk
 KEY: Final = b"simulated" * 4
 
 Asked = asyncio.Task[tuple[int, bytes]]
+Seen = Callable[[str, int, int, bytes], None]
 
 
 class MemoryLogs(Logs):
-    """Logs that are kept in memory. They survive a server, as the disk does."""
+    """Logs that are kept in memory. They survive a server, as the disk does. `seen` is told what comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Seen) -> None:
         super().__init__(Path("/nowhere"))
+        self._seen = seen
         self.kept: dict[tuple[str, int], bytes] = {}
 
     def size(self, attempt_id: str, number: int) -> int:
@@ -47,6 +49,7 @@ class MemoryLogs(Logs):
         kept = self.kept.get((attempt_id, number), b"")
         if offset > len(kept):
             raise Refused("log_gap", f"the log ends at byte {len(kept)}")
+        self._seen(attempt_id, number, offset, data)
         self.kept[attempt_id, number] = kept + data[len(kept) - offset :]
         return self.size(attempt_id, number)
 
@@ -54,8 +57,8 @@ class MemoryLogs(Logs):
 class Shelf:
     """What all servers keep beside the database. It survives them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.logs = MemoryLogs()
+    def __init__(self, folder: Path, seen: Seen) -> None:
+        self.logs = MemoryLogs(seen)
         self.blobs = MemoryBlobs()
         self.folder = folder
 

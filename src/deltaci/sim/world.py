@@ -21,7 +21,7 @@ from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Checker, Deployment, Violation
 from deltaci.sim.facts import AttemptFacts
 from deltaci.sim.faults import Faults
-from deltaci.sim.law import Edge
+from deltaci.sim.law import LIVE, Edge
 from deltaci.sim.loop import Stuck, VirtualLoop
 from deltaci.sim.machine import SimMachine
 from deltaci.sim.mix import HOUR, Fault, Mix
@@ -36,6 +36,7 @@ from deltaci.sim.store import Disk
 
 EPOCH: Final = 1_767_513_600
 LOGGER: Final = logging.getLogger("deltaci")
+TELL_SECONDS: Final = 900.0
 SETTLE_HOURS: Final = 8.0  # Once nothing goes wrong any more, everything must be over within that.
 
 
@@ -74,10 +75,12 @@ class World:
         self._executing: dict[str, set[tuple[int, str]]] = {}
         self._results: dict[tuple[str, int], int | None] = {}
         self._lies: set[tuple[str, int]] = set()
+        self._untold: dict[tuple[str, int], str] = {}  # Jobs that ended, and whose end is not in the log yet.
+        self._logs: dict[tuple[str, int], str] = {}
         self._disk = Disk(self._store_clock, self._see)
         self._network = Network(self._loop, self._random)
         self._folder = tempfile.TemporaryDirectory(prefix="deltaci-sim-", dir=_memory(), ignore_cleanup_errors=True)
-        shelf = Shelf(Path(self._folder.name))
+        shelf = Shelf(Path(self._folder.name), self._compare_log)
         self._servers = [
             SimServer(f"s{n}", self._loop, self._disk, shelf, self._random, self._wall) for n in range(mix.servers)
         ]
@@ -133,7 +136,7 @@ class World:
             for event in events:
                 self._digest.update(_packed(event))
                 self.checker.see(event, now)
-                if event.entity == "attempt" and event.actor.startswith("worker:"):
+                if event.entity == "attempt":
                     self._compare(event)
             self.checker.settle()
         except Violation as violation:
@@ -153,14 +156,22 @@ class World:
             self._blame(violation)
 
     def _compare(self, event: Event) -> None:
-        """What a runner says of an end, with what really ran."""
+        """What is written of an attempt, with what really runs."""
         it = self.checker.known[event.entity_id]
-        if not isinstance(it, AttemptFacts) or it.lease is None or event.to not in ("SUCCEEDED", "FAILED", "CANCELED"):
+        if not isinstance(it, AttemptFacts) or it.lease is None:
+            return
+        if it.lease.state not in LIVE:
+            self._untold.pop((it.id, it.lease.number), None)
+        is_running = (it.lease.number, it.lease.worker_id) in self._executing.get(it.id, ())
+        if it.lease.state == "EXPIRED" and is_running and not self._mix.has_jumps:
+            of = f"lease {it.lease.number} of {it.id}"
+            raise Violation("self-stop", f"{of} has run out, and its job still runs on {it.lease.worker_id}")
+        if not event.actor.startswith("worker:") or event.to not in ("SUCCEEDED", "FAILED", "CANCELED"):
             return
         found = self._results.get((it.id, it.lease.number))
         if event.to == "SUCCEEDED" and found != 0 and (it.id, it.lease.number) not in self._lies:
             raise Violation("truth", f"{it.id} succeeded, but what ran ended with {found}")
-        if (it.lease.number, it.lease.worker_id) in self._executing.get(it.id, ()):
+        if is_running:
             raise Violation("stopped", f"{it.id} is {event.to} by the word of {it.lease.worker_id}, and still runs")
 
     def began(self, attempt_id: str, number: int, who: str) -> None:
@@ -170,6 +181,11 @@ class World:
             self._violation = Violation(
                 "overlap", f"{attempt_id} begins as lease {number} on {who} while it runs as {sorted(here)}"
             )
+        it = self.checker.known.get(attempt_id)
+        held = it.lease if isinstance(it, AttemptFacts) else None
+        is_live = held is not None and held.number == number and held.state in LIVE
+        if not is_live and not self._mix.has_jumps:
+            self._blame(Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but it has {held}"))
         here.add((number, who))
         self._digest.update(f"began {attempt_id} {number} {who} {self._loop.now}".encode())
 
@@ -178,7 +194,22 @@ class World:
         self._executing.get(attempt_id, set()).discard((number, who))
         if exit_code is not None:
             self._results[attempt_id, number] = exit_code
+            self._untold[attempt_id, number] = who
         self._digest.update(f"ended {attempt_id} {number} {exit_code} {self._loop.now}".encode())
+
+    def writes(self, attempt_id: str, number: int, path: str) -> None:
+        """What a job says stands in this file."""
+        self._logs[attempt_id, number] = path
+
+    def _compare_log(self, attempt_id: str, number: int, offset: int, data: bytes) -> None:
+        """What arrives of a log is what the job said, at that place; a file that is gone tells nothing."""
+        path = self._logs.get((attempt_id, number), "")
+        if path and os.path.exists(path):
+            with open(path, "rb") as file:
+                file.seek(offset)
+                if file.read(len(data)) != data:
+                    of = f"the log of {attempt_id} under lease {number}"
+                    self._blame(Violation("log-bytes", f"{of} has other bytes at {offset} than the job wrote"))
 
     def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
         """What stands still does nothing that another could do too."""
@@ -310,6 +341,13 @@ class World:
         self._is_healed = True
         self._wrong.heal()
         self.checker.quiet(self._store_clock())
+        self._loop.outside(TELL_SECONDS, self._check_told, dict(self._untold))
+
+    def _check_told(self, were: dict[tuple[str, int], str]) -> None:
+        """What ended while things went wrong is known by now, in whatever way."""
+        for lease, who in were.items():
+            if lease in self._untold:
+                self._blame(Violation("told", f"{lease[0]} ended on {who} as lease {lease[1]}, and nobody knows it"))
 
 
 class _Complaints(logging.Handler):
