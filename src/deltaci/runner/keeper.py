@@ -122,6 +122,7 @@ class Keeper:
         line: Callable[[Client], Voice] = Line,
         kill: Callable[[Handle, float], object] = kill_all,
         send: Callable[[Client, Sequence[Rest], Callable[[], float]], None] = send_rests,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._connect = connect
         self._tell = tell
@@ -131,6 +132,7 @@ class Keeper:
         self._new_line = line
         self._kill = kill
         self._send = send
+        self._now = now
         self._line = line(connect())
         self._said: list[_Kept] = []  # Who waits for an answer on the line.
         self._said_at = self._give_up_at = 0.0
@@ -200,7 +202,7 @@ class Keeper:
         self._said, self._said_at = due, self._clock()
         timeout = max(0.2, min(MAX_CALL_SECONDS, min(kept.proved_until for kept in due) - self._said_at))
         self._give_up_at = self._said_at + timeout
-        ts = datetime.now(UTC)
+        ts = self._now()
         beats = [
             Heartbeat(
                 lease_id=kept.order.lease_id,

@@ -80,7 +80,7 @@ class SimMachine(Machine):
         self.pace = 1.0
         self.shift = 0.0
         self.is_frozen = False
-        self.kept: SimKeeper | None = None
+        self.keepers: list[SimKeeper] = []  # The last one is that of the runner that lives; others may still clear up.
         self.running: dict[str, SimCell] = {}  # What executes now, by its marker.
         self.leases: dict[str, tuple[str, int]] = {}  # Which lease a cell runs under, as the keeper was told.
         self.heard: deque[Said] = deque(maxlen=MAX_HEARD)  # What was said from here; a liar says it again.
@@ -121,7 +121,7 @@ class SimMachine(Machine):
     async def keeper(self) -> Keeping:
         """A keeper in a process of its own."""
         keeping = SimKeeping(self)
-        self.kept = keeping.keeper
+        self.keepers = [*(each for each in self.keepers if not each.node.is_dead), keeping.keeper]
         return keeping
 
     def kill_job(self, handle: Handle, _seconds: float) -> None:
@@ -133,13 +133,17 @@ class SimMachine(Machine):
     def freeze(self) -> None:
         """Everything on it stands still, as on a virtual machine that is paused."""
         self.is_frozen = True
+        for keeper in self.keepers:
+            self.loop.freeze(keeper.node)
         for cell in self.running.values():
             cell.freeze()
 
     def thaw(self) -> None:
         """It goes on."""
         self.is_frozen = False
-        # The keeper wakes with it, and is quicker than a job.
+        # The keepers wake with it, and are quicker than a job.
+        for keeper in self.keepers:
+            self.loop.thaw(keeper.node)
         self.loop.outside(WAKE_SECONDS, self._go_on)
 
     def _go_on(self) -> None:
@@ -378,6 +382,7 @@ class SimKeeper:
             line=lambda client: SimLine(machine, client, self._turn),
             kill=machine.kill_job,
             send=self._send,
+            now=machine.now,
         )
         self._soon(tell, Ready())
 

@@ -58,7 +58,7 @@ class SimRunner:
 
     def start(self) -> None:
         """A new process."""
-        if not self.is_up and not self._is_retired:
+        if not self.is_up and not self._is_retired and not self.machine.is_frozen:
             self.node = Node(self.name)
             self._loop.spawn(self.node, self._live(self.node), self.name)
 
@@ -109,14 +109,14 @@ class SimRunner:
     def kill(self) -> None:
         """SIGKILL: its keeper sees it, and ends its jobs."""
         self._loop.kill(self.node)
-        if self.machine.kept is not None:
-            self.machine.kept.hang_up()
+        for keeper in self.machine.keepers[-1:]:
+            keeper.hang_up()
 
     def crash(self) -> None:
         """The whole machine is gone, with everything on it."""
         self._loop.kill(self.node)
-        if self.machine.kept is not None:
-            self._loop.kill(self.machine.kept.node)
+        for keeper in self.machine.keepers:
+            self._loop.kill(keeper.node)
         for cell in list(self.machine.running.values()):
             cell.strike(KILLED)
 
@@ -127,8 +127,8 @@ class SimRunner:
 
     def kill_keeper(self) -> None:
         """SIGKILL of the keeper alone."""
-        if self.machine.kept is not None:
-            self.machine.kept.kill()
+        for keeper in self.machine.keepers[-1:]:
+            keeper.kill()
 
     def leave(self) -> None:
         """SIGTERM: it finishes what runs, and leaves."""
@@ -146,14 +146,11 @@ class SimRunner:
     def freeze(self) -> None:
         """The whole machine stands still."""
         self.hang()
-        if self.machine.kept is not None:
-            self._loop.freeze(self.machine.kept.node)
         self.machine.freeze()
 
     def thaw(self) -> None:
         """It goes on. The keeper is first: that is what it is for."""
-        if self.machine.kept is not None:
-            self._loop.thaw(self.machine.kept.node)
-        self._loop.thaw(self.node)
         if self.machine.is_frozen:
             self.machine.thaw()
+        self._loop.thaw(self.node)
+        self.start()  # One that was to be started meanwhile.
