@@ -31,6 +31,7 @@ CODES = frozenset(
         "untrusted",
         "worker_full",
         "wrong_actor",
+        "wrong_media_type",
         "wrong_method",
         "wrong_runner",
         "wrong_state",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Granted, Unreachable
+from deltaci.runner.client import Unreachable
 from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
 from deltaci.runner.entrance import Entrance
@@ -22,6 +22,7 @@ from deltaci.runner.machine import Keeping
 from deltaci.runner.pauses import Pauses
 from deltaci.runner.places import Places
 from deltaci.wire import messages as wire
+from deltaci.wire.answers import Granted
 from deltaci.wire.bus import BusAddress
 from deltaci.wire.messages import CancelRequested, LeaseGranted, Registered
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,34 +16,21 @@ from deltaci.core.errors import CODES, Refused
 from deltaci.runner.tls import BadFiles, Tls, explained
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
+from deltaci.wire.answers import Granted, Size, Wanted
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
+from deltaci.wire.texts import plain
 
 TIMEOUT_SECONDS: Final = 10.0
 TRANSFER_SECONDS: Final = 300.0  # Of silence: a large body has to be kept before it is answered.
 PART_BYTES: Final = 1024 * 1024
+MAX_ANSWER_BYTES: Final = 128 * 1024**2  # A thousand leases with their specifications in them.
+MAX_MESSAGE: Final = 2000
+
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
     """The server did not answer. Whether it heard is unknown: say it again."""
-
-
-class Granted(msgspec.Struct, frozen=True):
-    """The answer to a request for work: leases, and which of the attempts that were named nobody can claim any more."""
-
-    leases: list[LeaseGranted]
-    gone: list[str] = []
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """The answer to who waits to be told what is wanted."""
-
-    cancels: list[wire.CancelRequested]
-
-
-class Size(msgspec.Struct, frozen=True):
-    """How far a log is."""
-
-    size: int
 
 
 class Uploaded(msgspec.Struct, frozen=True):
@@ -55,12 +42,31 @@ class Uploaded(msgspec.Struct, frozen=True):
     stored: bool = True
 
 
-_uploaded = msgspec.json.Decoder(Uploaded).decode
-_granted = msgspec.json.Decoder(Granted).decode
-_wanted = msgspec.json.Decoder(Wanted).decode
-_size = msgspec.json.Decoder(Size).decode
-_registered = msgspec.json.Decoder(Registered).decode
-_problem = msgspec.json.Decoder(Problem).decode
+def _reader(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads one kind of answer. What cannot be read is no answer: it may be a proxy's, or another version's."""
+    decode = wire.decoder(kind)
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except msgspec.DecodeError as error:
+            raise Unreachable(f"the server's answer cannot be read: {error}") from None
+
+    return read
+
+
+_uploaded = _reader(Uploaded)
+_granted = _reader(Granted)
+_wanted = _reader(Wanted)
+_size = _reader(Size)
+_registered = _reader(Registered)
+_spec = _reader(wire.JobSpec)
+_secrets = _reader(dict[str, str])
+_stale = _reader(wire.StaleLease)
+_raw = _reader(list[msgspec.Raw])
+_heard: Callable[[bytes], ServerMessage] = _reader(ServerMessage)  # type: ignore[arg-type]
+_problem = _reader(Problem)
+_decode_problem = wire.decoder(Problem)
 
 
 class Client:
@@ -104,19 +110,16 @@ class Client:
 
     def say(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
         """Say one thing."""
-        answer: ServerMessage = wire.decode_answer(
-            self._call("POST", "messages", wire.encode(message), timeout=timeout)
-        )
-        return answer
+        return _heard(self._call("POST", "messages", wire.encode(message), timeout=timeout))
 
     def say_all(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Say many things at once; each is answered in its place."""
         body = self._call("POST", "batch", msgspec.json.encode(list(said)), timeout=timeout)
-        return [_answer(raw) for raw in msgspec.json.decode(body, type=list[msgspec.Raw])]
+        return [_answer(bytes(raw)) for raw in _raw(body)]
 
     def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
         """The specification that was too large for the lease, from where the lease says it is."""
-        return msgspec.json.decode(self._under(lease_id, "GET", ref.removeprefix(ROOT)), type=wire.JobSpec)
+        return _spec(self._under(lease_id, "GET", ref.removeprefix(ROOT)))
 
     def hand_back(self, lease_id: str) -> None:
         """Give a job back of which nothing runs any more."""
@@ -132,7 +135,7 @@ class Client:
 
     def secrets(self, lease_id: str) -> dict[str, str]:
         """The secrets that the lease's job names."""
-        return msgspec.json.decode(self._under(lease_id, "GET", "secrets"), type=dict[str, str])
+        return _secrets(self._under(lease_id, "GET", "secrets"))
 
     def upload(self, lease_id: str, path: str, parts: Iterable[bytes], size: int) -> Uploaded:
         """Send a body of so many bytes, part by part."""
@@ -156,7 +159,7 @@ class Client:
         """Ask for something under a lease. One that is stale is a refusal."""
         found = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
         if b'"StaleLease"' in found[:40]:
-            reason = msgspec.json.decode(found, type=wire.StaleLease).reason
+            reason = _stale(found).reason
             raise Refused("stale_lease", f"the lease is no longer good: {reason}")
         return found
 
@@ -210,12 +213,16 @@ class Client:
                 if answer.length:
                     raise http.client.IncompleteRead(b"", answer.length)
                 return answer.headers.get(SHA256_HEADER, "").encode()
-            found = answer.read()
+            found = _whole(answer)
         except (OSError, http.client.HTTPException, BadFiles) as error:
             self.close()
             raise Unreachable(
                 f"the server does not answer: {explained(error, self._tls, is_fresh=is_fresh)}"
             ) from error
+        except ValueError as error:
+            # Not with what it was: it may be a secret.
+            self.close()
+            raise Refused("bad_request", "an address or a lease id has characters that HTTP does not take") from error
         except BaseException:
             self.close()  # It was in the middle of something.
             raise
@@ -228,14 +235,15 @@ class Client:
         if status == 409 and b'"StaleLease"' in body[:40]:
             return body
         try:
-            problem = _problem(body)
+            problem = _decode_problem(body)
         except msgspec.DecodeError:
             problem = Problem("unavailable", f"the server answered {status}")
+        said = plain(problem.message, MAX_MESSAGE)
         if status >= 500:
-            raise Unreachable(problem.message)
+            raise Unreachable(said)
         # Whoever answers may be a proxy, or a server that has other codes than ours.
         otherwise = "not_found" if status == 404 else "bad_request"
-        raise Refused(problem.code if problem.code in CODES else otherwise, problem.message)
+        raise Refused(problem.code if problem.code in CODES else otherwise, said)
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
@@ -258,9 +266,25 @@ class Client:
         return kept
 
 
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    """All of an answer, but not more than one can be: whoever answers may say any size."""
+    parts: list[bytes] = []
+    left = MAX_ANSWER_BYTES
+    while part := answer.read(PART_BYTES):
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise OSError(f"it answers with more than {MAX_ANSWER_BYTES} bytes")
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
+    return b"".join(parts)
+
+
 def _answer(raw: bytes) -> ServerMessage | Problem:
     try:
         answer: ServerMessage = wire.decode_answer(raw)
     except msgspec.ValidationError:
         return _problem(raw)
+    except msgspec.DecodeError as error:
+        raise Unreachable(f"the server's answer cannot be read: {error}") from None
     return answer

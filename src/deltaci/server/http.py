@@ -7,7 +7,8 @@ headers and bodies only, so that no access log ever shows one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,12 +26,25 @@ from deltaci.server.tls import Peer
 from deltaci.server.uploads import NAMES, Streamed, Uploads
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
+from deltaci.wire.addresses import (
+    ADDRESSES,
+    DESCRIPTION,
+    LEASE_HEADER,
+    MAX_LEASE_CHARS,
+    MAX_OFFSET_DIGITS,
+    OFFSET_HEADER,
+    ROOT,
+    SHA256_HEADER,
+    status_of,
+)
+from deltaci.wire.answers import Granted, HandedBack, Size, Wanted
 from deltaci.wire.messages import Problem
 
 MAX_DIGITS: Final = 15
-MAX_LEASE_CHARS: Final = 2000
 MAX_SHOWN: Final = 200
+RETRY_SECONDS: Final = 1
+JSON: Final = "application/json"
+DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
 BODY_SECONDS: Final = 20.0  # Without a single byte.
 
 Scope = dict[str, Any]
@@ -41,7 +55,9 @@ _METHODS: Final[dict[str, list[str]]] = {}
 for _each in ADDRESSES:
     _METHODS.setdefault(_each.name, []).append(_each.method)
 _LEASE: Final = LEASE_HEADER.lower().encode()
+_SHA256: Final = SHA256_HEADER.lower().encode()
 _OFFSET: Final = OFFSET_HEADER.lower().encode()
+_SPEAKS_JSON: Final = frozenset(each.name for each in ADDRESSES if "wrong_media_type" in each.codes)
 _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
@@ -95,6 +111,13 @@ class Request:
             if not message.get("more_body"):
                 return
 
+    def check_is_json(self) -> None:
+        """Refuse a body that says of itself that it is something else. One that says nothing is taken for JSON."""
+        told = self.header(b"content-type")
+        kind = told.partition(";")[0].strip().lower()
+        if kind not in ("", JSON) and not kind.endswith("+json"):
+            raise Refused("wrong_media_type", f"the Content-Type is {told[:MAX_SHOWN]!r}; send {JSON}")
+
     def token(self) -> str:
         """The bearer token; empty only when there is a client certificate instead."""
         told = self.header(b"authorization")
@@ -115,9 +138,18 @@ class Request:
     def offset(self) -> int:
         """The byte at which this part of a log begins."""
         offset = self.header(_OFFSET)
-        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_DIGITS:
+        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:
             raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
         return int(offset)
+
+    def digest(self) -> str | None:
+        """What the body is said to be, if that is said."""
+        if not any(name == _SHA256 for name, _ in self._headers):
+            return None
+        told = self.header(_SHA256)
+        if not DIGEST.fullmatch(told):
+            raise Refused("bad_request", f"{SHA256_HEADER} is {told[:20]!r}; give 64 digits in hex, or leave it out")
+        return told
 
     async def gone(self) -> None:
         """Wait until nobody waits for the answer any more. Only after the body was read."""
@@ -126,7 +158,7 @@ class Request:
 
 
 class RunnerApp:
-    """The addresses under /runner/v1/."""
+    """The addresses under /runner/v1/, and the one that describes them."""
 
     def __init__(
         self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub, uploads: Uploads
@@ -163,6 +195,12 @@ class RunnerApp:
 
     async def _route(self, request: Request) -> Any:
         name, rest = _address(request)
+        if name in _SPEAKS_JSON:
+            request.check_is_json()
+        if name == DESCRIPTION:
+            from deltaci.wire.openapi import described  # Few ask, and it needs much that nobody else does.
+
+            return msgspec.Raw(described())
         if name == "register":
             return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
         token = request.token()
@@ -174,7 +212,7 @@ class RunnerApp:
             case "lease":
                 return await self._lease(who, request)
             case "control":
-                return {"cancels": await self._cancels(who, request)}
+                return Wanted(await self._cancels(who, request))
             case "messages":
                 message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
@@ -187,7 +225,7 @@ class RunnerApp:
                 return await self._batch(who, request)
             case "hand-back":
                 await self._protocol.hand_back(who, request.lease_id())
-                return {"handed_back": True}
+                return HandedBack()
             case "specs":
                 held = await self._protocol.held(who, request.lease_id())
                 if rest != held.id:
@@ -198,12 +236,12 @@ class RunnerApp:
         assert name == "log", name
         return await self._log(who, request)
 
-    async def _lease(self, who: Runner, request: Request) -> dict[str, Any]:
+    async def _lease(self, who: Runner, request: Request) -> Granted:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         granted = await self._protocol.lease(who, asked, request.gone)
         if not asked.attempts:
-            return {"leases": granted}
-        return {"leases": granted, "gone": await self._protocol.gone(who, asked.attempts)}
+            return Granted(granted)
+        return Granted(granted, await self._protocol.gone(who, asked.attempts))
 
     async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
@@ -229,29 +267,41 @@ class RunnerApp:
             answers[place] = _problem(answer) if isinstance(answer, Refused) else answer
         return [answers[place] for place in range(len(parts))]
 
-    async def _log(self, who: Runner, request: Request) -> dict[str, int]:
+    async def _log(self, who: Runner, request: Request) -> Size:
         """Append to the log of a live lease, or tell how far it is."""
+        offset = request.offset() if request.method == "POST" else 0
         ref = ids.lease_ref(request.lease_id())
         await self._protocol.held(who, request.lease_id())  # Refuses a lease that is not this runner's, or not live.
         if request.method == "GET":
-            return {"size": self._logs.size(ref.attempt_id, ref.number)}
-        offset = request.offset()
+            return Size(self._logs.size(ref.attempt_id, ref.number))
         data = await request.body(wire.MAX_CHUNK_BYTES)
         await self._protocol.held(who, request.lease_id())  # The body may have taken longer than the lease.
         # Waiting for the disk is no work for the loop on which everybody else is answered.
-        return {"size": await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data)}
+        return Size(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
 
 
 def _address(request: Request) -> tuple[str, str]:
     """What the address names, and what follows it, if there is such an address and it takes this method."""
-    if request.path.startswith(ROOT):
-        name, slash, rest = request.path.removeprefix(ROOT).partition("/")
-        methods = _METHODS.get(name, [])
-        if methods and (bool(rest) if name in _NESTED else not slash):
-            if request.method in methods:
-                return name, rest
-            raise Refused("wrong_method", f"{request.path} takes {' or '.join(methods)}, not {request.method}")
-    raise Refused("not_found", f"there is no {request.path[:MAX_SHOWN]}; see docs/protocol.md")
+    methods = _methods(request.path)
+    if not methods:
+        raise Refused("not_found", f"there is no {request.path[:MAX_SHOWN]}; see docs/protocol.md")
+    if request.method not in methods:
+        said = f"{request.path[:MAX_SHOWN]} takes {' or '.join(methods)}, not {request.method[:MAX_SHOWN]}"
+        raise Refused("wrong_method", said)
+    if request.path == DESCRIPTION:
+        return DESCRIPTION, ""
+    name, _, rest = request.path.removeprefix(ROOT).partition("/")
+    return name, rest
+
+
+def _methods(path: str) -> Sequence[str]:
+    """What can be asked at this address; nothing where there is none."""
+    if path == DESCRIPTION:
+        return ("GET",)
+    if not path.startswith(ROOT):
+        return ()
+    name, slash, rest = path.removeprefix(ROOT).partition("/")
+    return _METHODS.get(name, ()) if (bool(rest) if name in _NESTED else not slash) else ()
 
 
 def _problem(error: Refused | msgspec.DecodeError) -> Problem:
@@ -271,8 +321,9 @@ def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
     if status == 408:
         return [(b"connection", b"close")]
     if status == 405:
-        name = request.path.removeprefix(ROOT).partition("/")[0]
-        return [(b"allow", ", ".join(_METHODS[name]).encode())]
+        return [(b"allow", ", ".join(_methods(request.path)).encode())]
+    if status == 503:
+        return [(b"retry-after", str(RETRY_SECONDS).encode())]
     return []
 
 

@@ -27,7 +27,8 @@ from deltaci.engine.items import Overloaded
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets
 from deltaci.wire import messages as wire
-from deltaci.wire.addresses import SHA256_HEADER
+from deltaci.wire.addresses import MAX_CACHE_KEY, SHA256_HEADER
+from deltaci.wire.answers import KeptArtifact, KeptCache
 
 if TYPE_CHECKING:
     from deltaci.server.http import Request
@@ -37,7 +38,6 @@ AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its
 THREADS: Final = 8
 STALL_SECONDS: Final = 60.0
 BUFFER_BYTES: Final = 1024 * 1024
-MAX_CACHE_KEY: Final = 4000
 
 T = TypeVar("T")
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -94,6 +94,7 @@ class Uploads:
 
     async def answer(self, who: Runner, name: str, rest: str, request: Request) -> Any:
         """One request to one of `NAMES`."""
+        request.digest()  # What is no request is refused as that, whatever the lease is.
         held = await self._protocol.held(who, request.lease_id())
         if name == "secrets":
             return await self._open_secrets(held)
@@ -123,7 +124,7 @@ class Uploads:
 
     # -- artifacts
 
-    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> dict[str, Any]:
+    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> KeptArtifact:
         number = ids.lease_ref(request.lease_id()).number
         key = keys.artifact_key(held.tenant, held.id, number, path)
         limit = await self._do(lambda: self._left(held, number, path))
@@ -132,7 +133,7 @@ class Uploads:
             await self._do(lambda: self._blobs.put(key, file))
         await self._check_still_held(who, request, key)
         uri = keys.artifact_uri(held.id, number, path)
-        return {"uri": uri, "bytes": stored.bytes, "sha256": stored.sha256}
+        return KeptArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
 
     def _left(self, held: Attempt, number: int, path: str) -> int:
         """How large this artifact may be. Of those that come at the same moment none counts for the others."""
@@ -156,19 +157,19 @@ class Uploads:
                 return Streamed(stored, self._read(found))
         raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
 
-    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> dict[str, Any]:
+    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> KeptCache:
         key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
         there = await self._do(lambda: self._blobs.stat(key))
         if there is not None:
             async for _ in request.parts(self._bounds.cache_bytes):
                 pass  # Whoever sends a body must be able to send all of it before it hears an answer.
-            return {"stored": False, "bytes": there.bytes, "sha256": there.sha256}
+            return KeptCache(stored=False, bytes=there.bytes, sha256=there.sha256)
         async with self._body(request, self._bounds.cache_bytes) as (file, stored):
             await self._protocol.held(who, request.lease_id())
             is_first = await self._do(lambda: self._blobs.put_if_absent(key, file)) is not None
         if is_first:
             await self._check_still_held(who, request, key)
-        return {"stored": is_first, "bytes": stored.bytes, "sha256": stored.sha256}
+        return KeptCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
 
     # -- what they share
 
@@ -182,14 +183,14 @@ class Uploads:
     @asynccontextmanager
     async def _body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, Stored]]:
         """All of the body in a file that nobody else can see, with what it is."""
+        told = request.digest()
         if self._under_way >= AT_ONCE:
             raise Overloaded(f"{AT_ONCE} uploads are under way already; try again later")
         self._under_way += 1
         try:
             with await self._do(self._file) as file:
                 stored = await self._take(request, limit, file)
-                told = request.header(SHA256_HEADER.lower().encode()) or stored.sha256
-                if told.lower() != stored.sha256:
+                if told is not None and told.lower() != stored.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
                 file.seek(0)
                 yield file, stored

@@ -10,9 +10,14 @@ from typing import Final
 import msgspec
 
 ROOT: Final = "/runner/v1/"
+DESCRIPTION: Final = "/openapi.json"  # Of all addresses, see openapi.py.
 LEASE_HEADER: Final = "Delta-Lease"
 OFFSET_HEADER: Final = "Delta-Offset"
 SHA256_HEADER: Final = "Delta-Sha256"
+MAX_LEASE_CHARS: Final = 2000
+MAX_OFFSET_DIGITS: Final = 15
+MAX_PATH_BYTES: Final = 600
+MAX_CACHE_KEY: Final = 4000
 
 AUTHORIZATION: Final = "`Authorization: Bearer <credential>`, or a client certificate"
 UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
@@ -37,7 +42,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ANY: Final = ("bad_credential", "expired_credential", "wrong_runner", "overloaded", "unavailable")
-_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow")
+_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow", "wrong_media_type")
 
 ADDRESSES: Final[tuple[Address, ...]] = (
     Address(
@@ -88,7 +93,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         does="say many things; each is accepted or refused on its own",
         body="a list of what `messages` takes",
         answer="200 and a list with the answer to each in its place: a message, `StaleLease` or `Problem`",
-        codes=("bad_json", "bad_request", "too_large", "too_slow", *_ANY),
+        codes=(*_BODY, *_ANY),
     ),
     Address(
         method="GET",
@@ -191,6 +196,7 @@ REFUSALS: Final[dict[str, Refusal]] = {
         409, "there is no secret of this name, or it cannot be opened; set it, then run the job again"
     ),
     "too_large": Refusal(413, "more bytes or messages than fit at once; the rest was not read"),
+    "wrong_media_type": Refusal(415, "the body says that it is not JSON; send JSON, and name it so or not at all"),
     "bad_message": Refusal(422, "not a message of this protocol; the answer names the field"),
     "overloaded": Refusal(503, "too much waits already; try again later"),
     "unavailable": Refusal(503, "the server cannot answer now, and may have done it or not; say the same again"),

@@ -50,7 +50,7 @@ Seconds = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Code = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 Signal = Annotated[int, Meta(ge=0, le=255)]
-Amount = Annotated[float, Meta(ge=0, le=2**53)]
+Amount = Annotated[float, Meta(ge=0, le=10**15)]  # Beyond 2**53 a float could not tell what is too much.
 Percent = Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)]
 Moment = Annotated[datetime, Meta(tz=True)]
 Paths = Annotated[list[Line], Meta(max_length=100)]
@@ -157,7 +157,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
     runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
-    expires_in_seconds: Annotated[int, says("renew it before that")]
+    expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
 
 
@@ -391,19 +391,51 @@ RunnerMessage = AckLease | Heartbeat | Complete | CancelAck
 ServerMessage = LeaseGranted | HeartbeatAck | CompleteAck | CancelAcked | CancelRequested | StaleLease
 
 
+class _Nothing(msgspec.Struct, tag_field="type", tag=""):
+    """What nobody sends."""
+
+
 def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     """Reads one kind of thing, and raises nothing but msgspec's errors whatever it is given."""
-    decode = msgspec.json.Decoder(kind).decode
+    # Of one kind alone msgspec does not ask for its `type`; of two it does.
+    is_tagged = getattr(getattr(kind, "__struct_config__", None), "tag", None) is not None
+    asked: Any = kind | _Nothing if is_tagged else kind
+    decode = msgspec.json.Decoder(asked).decode
 
     def read(data: bytes | str) -> T:
         try:
-            return decode(data)
+            try:
+                found: T = decode(data)
+            except msgspec.ValidationError as error:
+                found = _with_whole_numbers(data, asked, error)
+            if isinstance(found, _Nothing):
+                raise msgspec.ValidationError("Invalid value - at `$.type`")
+            return found
         except UnicodeDecodeError:
             raise msgspec.DecodeError("it is not UTF-8") from None
         except RecursionError:
             raise msgspec.DecodeError("it is nested too deep") from None
 
     return read
+
+
+def _with_whole_numbers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
+    """The same once more for those who write whole numbers as `2.0` or `2e3`: to JSON Schema these are integers."""
+    try:
+        return msgspec.convert(_whole(msgspec.json.decode(data)), kind)
+    except msgspec.ValidationError:
+        raise error from None
+
+
+def _whole(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer() and abs(value) <= 2**53:
+            return int(value)
+        case list():
+            return [_whole(each) for each in value]
+        case dict():
+            return {name: _whole(each) for name, each in value.items()}
+    return value
 
 
 encode = msgspec.json.Encoder().encode

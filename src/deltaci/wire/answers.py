@@ -1,0 +1,50 @@
+"""What the server answers beside document 001's messages: small objects, read by runners and described to everybody."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from deltaci.wire.messages import CancelRequested, LeaseGranted, says
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """The answer to a request for work: leases, and which of the attempts that were named nobody can claim any more."""
+
+    leases: Annotated[list[LeaseGranted], says("none when there is no work")]
+    gone: Annotated[list[str], says("those of `attempts` that nobody can claim any more, these leases included")] = []
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The answer to who waits to be told what is wanted."""
+
+    cancels: Annotated[list[CancelRequested], says("none when nothing is wanted")]
+
+
+class HandedBack(msgspec.Struct, frozen=True):
+    """The job is given back."""
+
+    handed_back: Annotated[bool, says("that others may have it")] = True
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How far a log is."""
+
+    size: Annotated[int, says("bytes that are kept")]
+
+
+class KeptArtifact(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server has of an artifact."""
+
+    uri: Annotated[str, says("what `Complete.artifacts` refers to")]
+    bytes: Annotated[int, says("its size")]
+    sha256: Annotated[str, says("its digest, in hex")]
+
+
+class KeptCache(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server has of a cache."""
+
+    stored: Annotated[bool, says("false when there was one already, which stays")]
+    bytes: Annotated[int, says("its size")]
+    sha256: Annotated[str, says("its digest, in hex")]
