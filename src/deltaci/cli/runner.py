@@ -77,11 +77,11 @@ def runner_command(
     It comes in with a registration token, a client certificate or an OIDC token: docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    work.mkdir(parents=True, exist_ok=True, mode=0o700)
     offered = [label.strip() for label in labels.split(",") if label.strip()]
     oidc = _oidc(oidc_token_file, os.environ.pop("DELTACI_OIDC_TOKEN", ""))
     os.environ.pop("DELTACI_TOKEN", None)  # No job may find it there.
     try:
+        work.mkdir(parents=True, exist_ok=True, mode=0o700)
         bus = bus_address(nats, nats_credentials)
         tls = _tls(server, Tls(ca, client_cert, client_key))
         shown = token_in(token_file) if token_file is not None else token
@@ -100,7 +100,7 @@ def runner_command(
     except NoWayIn as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(2) from None
-    except (Refused, Unreachable, BadFiles, KeeperGone, ValueError) as error:
+    except (Refused, Unreachable, BadFiles, KeeperGone, ValueError, OSError) as error:
         typer.echo(f"deltaci runner: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None
 

@@ -73,8 +73,8 @@ def server_command(
     Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    data.mkdir(parents=True, exist_ok=True)
     try:
+        data.mkdir(parents=True, exist_ok=True)
         bus = bus_address(nats, nats_credentials)
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
@@ -131,4 +131,9 @@ def token_command(
     if not is_tenant_name(tenant):
         typer.echo("deltaci token: give a tenant of 1 to 200 printable ASCII characters", err=True)
         raise typer.Exit(2)
-    print(registration_token(data, runner, tenant, hours * 3600, again=again))
+    try:
+        token = registration_token(data, runner, tenant, hours * 3600, again=again)
+    except (OSError, ValueError) as error:
+        typer.echo(f"deltaci token: {error}", err=True)
+        raise typer.Exit(1) from None
+    print(token)

@@ -29,6 +29,7 @@ from deltaci.core.views.transitions import Transitions
 from deltaci.engine import feed, loops
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store import open_store
+from deltaci.store.port import Unavailable
 
 app = typer.Typer()
 
@@ -177,10 +178,10 @@ def up_command(
     Leaves the log in .state/events.jsonl, and as document 003 writes it in .state/transitions.jsonl.
     """
     folder = Path(".state")
-    folder.mkdir(exist_ok=True)
     try:
+        folder.mkdir(exist_ok=True)
         code = loops.run(_up(folder, port, once=once))
-    except (Refused, OSError) as error:
+    except (Refused, Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci up: {error}", err=True)
         code = 1
     raise typer.Exit(code)

@@ -15,7 +15,6 @@ import gzip
 import os
 import stat
 import tarfile
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -174,7 +173,9 @@ def unpack(root: Path, source: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
                 if entries > bounds.entries or size > bounds.bytes:
                     raise Refused("too_large", "the archive holds more than a cache may")
                 _restore(tar, entry, top, bounds)
-    except (tarfile.TarError, EOFError, OSError, zlib.error, UnicodeError, ValueError) as error:
+    except Refused:
+        raise
+    except Exception as error:  # A forged header makes the standard library raise nearly anything.
         raise Refused("unreadable", f"the archive cannot be unpacked: {type(error).__name__}: {error}") from None
     return Packed(entries=entries, bytes=size)
 

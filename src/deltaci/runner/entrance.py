@@ -19,6 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import Unreachable
 from deltaci.runner.machine import Machine
 from deltaci.runner.tls import Tls
+from deltaci.wire import messages as wire
 from deltaci.wire.messages import Registered
 
 CREDENTIAL_FILE: Final = "credential.json"
@@ -28,6 +29,8 @@ TRIES: Final = 5
 RETRY_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
+
+_decode_kept = wire.decoder(Registered)
 
 
 class NoWayIn(Exception):
@@ -85,7 +88,7 @@ class Entrance:
         trouble = ""
         if path.exists():
             try:
-                kept = msgspec.json.decode(path.read_bytes(), type=Registered)
+                kept = _decode_kept(path.read_bytes())
                 self._client.token = kept.credential
                 return self._renewed()
             except (Refused, msgspec.DecodeError) as error:
@@ -115,7 +118,9 @@ class Entrance:
         if not path.exists():
             _write(path, self.machine.nonce().encode())
         self._client.token = ""
-        fresh = self._client.register(token, self._labels, self._slots, path.read_text(encoding="ascii"))
+        fresh = self._client.register(
+            token, self._labels, self._slots, path.read_text(encoding="ascii", errors="replace")
+        )
         self._kept(fresh)
         path.unlink(missing_ok=True)
         return fresh

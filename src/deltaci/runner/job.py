@@ -417,9 +417,13 @@ def _why(name: str, last: Exit) -> str:
 
 def _inside(workspace: Path, workdir: str) -> Path:
     """The folder in which a step runs; never one outside."""
-    found = (workspace / workdir).resolve()
+    try:
+        found = (workspace / workdir).resolve()
+        is_there = found.is_dir()
+    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle, a NUL: no folder is called so.
+        found, is_there = workspace, False
     if not found.is_relative_to(workspace.resolve()):
         raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
-    if not found.is_dir():
+    if not is_there:
         raise Refused("bad_spec", f"workdir {workdir!r} does not exist in the workspace")
     return found

@@ -27,6 +27,7 @@ import msgspec
 
 VERSION: Final = 1
 MAX_NAME_CHARACTERS: Final = 500
+MAX_SECONDS: Final = 10.0**11  # As many digits as a marker may have.
 # The runner's own sections. Steps count from 0, and are never so many.
 RESTORE_CACHES: Final = 900_000_000
 UPLOAD_ARTIFACTS: Final = 900_000_001
@@ -82,7 +83,7 @@ class Writer:
 
     def end(self, index: int, exit_code: int | None, seconds: float) -> bytes:
         """A step ended; without an exit code if it was killed before it had one."""
-        took = seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+        took = min(seconds, MAX_SECONDS) if math.isfinite(seconds) and seconds > 0 else 0.0
         code = "none" if exit_code is None else exit_code
         return self._marker(f"end index={index} exit={code} seconds={took:.3f}")
 
@@ -113,11 +114,14 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
         if marker["nonce"] != known:
             continue
         stop = offset + marker.start() - (1 if marker["cut"] else 0)
+        stop = max(stop, found[-1].start) if found else stop
         if marker["begin"] is not None:
+            name = _name(marker["name"])
+            if name is None:
+                continue
             if found and not found[-1].is_over:  # Its runner died before it wrote the end.
                 found[-1] = msgspec.structs.replace(found[-1], stop=stop, is_over=True)
             start = offset + marker.end()
-            name = str(json.loads(marker["name"]))
             found.append(Section(index=int(marker["begin"]), name=name, start=start, stop=start))
         elif found and not found[-1].is_over and found[-1].index == int(marker["end"]):
             code = None if marker["exit"] == b"none" else int(marker["exit"])
@@ -127,3 +131,11 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
     if found and not found[-1].is_over:
         found[-1] = msgspec.structs.replace(found[-1], stop=offset + len(part))
     return found
+
+
+def _name(quoted: bytes) -> str | None:
+    """The name in a marker, or None for one that no writer writes."""
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return None
