@@ -6,7 +6,7 @@ LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check fix bench lock clean setup-runtime setup-dev
+.PHONY: help up test check fix fuzz bench lock clean setup-runtime setup-dev
 
 help: ## show this list
 	@echo "Delta CI. The targets are:"
@@ -27,12 +27,17 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m pytest -q tests/test_tidy.py
 	@$(PY) -m deltaci.core.draw --check docs/machines.md
 	@$(PY) -m deltaci.wire.draw --check docs/protocol.md
+	@$(PY) -m deltaci.wire.openapi --check docs/openapi.json
 
 fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 	@$(PY) -m deltaci.core.draw docs/machines.md
 	@$(PY) -m deltaci.wire.draw docs/protocol.md
+	@$(PY) -m deltaci.wire.openapi docs/openapi.json
+
+fuzz: setup-dev ## try hostile input everywhere (MINUTES=5; SEED=n: that round again; ONLY=word: those targets)
+	@$(PY) -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)")
 
 bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside other queues)
 	@# The peers have a .venv of their own inside ours, which new set-ups and `make clean` remove with it.
@@ -49,7 +54,7 @@ lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
 	@$(LOCK) requirements/peers.in --output-file requirements/peers.lock
 
 clean: ## remove what make made (never the data in .state)
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out build dist
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out chaos/out build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup-runtime:

@@ -1,0 +1,82 @@
+"""The server over HTTP against its own description, see `api`. A failure prints the seed that repeats it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from deltaci.blobs import keys
+from deltaci.wire import openapi
+from deltaci.wire.addresses import ADDRESSES, MAX_PATH_BYTES, REFUSALS
+from deltaci.wire.messages import Problem
+from tests.fuzz.api import Found, fuzz_api
+from tests.fuzz.profile import EXAMPLES, SCALE, SEED, target
+
+ROOT = Path(__file__).parents[2]
+FIXED_SEED = 20260104
+
+
+def judge(found: Found, test: Callable[..., object], record: Callable[[str, object], None]) -> None:
+    """No failure, and that it did try."""
+    EXAMPLES[target(test)] += found.cases
+    record("figure", f"fuzz: {found.cases} HTTP requests from the description, {found.failures} failures")
+    assert not found.failures, found.told
+    assert found.cases > 100, found.told
+
+
+def new_seed() -> int:
+    """Another one each time, unless one was given."""
+    return SEED or random.SystemRandom().randrange(1, 2**31)
+
+
+def test_a_runner_finds_what_is_described(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Every status, header and body is one of those that the description promises; bad input is refused."""
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(5 * SCALE))
+
+    judge(found, test_a_runner_finds_what_is_described, record_property)
+
+
+def test_a_runner_finds_it_in_new_ways_too(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """The same requests each time would only ever find the same."""
+    found = fuzz_api(tmp_path, new_seed(), examples=round(15 * SCALE), phases="fuzzing,stateful")
+
+    judge(found, test_a_runner_finds_it_in_new_ways_too, record_property)
+
+
+def test_a_stranger_is_told_who_may_come_in(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Without a credential nothing but registration and the description is answered."""
+    found = fuzz_api(tmp_path, new_seed(), examples=round(10 * SCALE), phases="fuzzing,stateful", is_known=False)
+
+    judge(found, test_a_stranger_is_told_who_may_come_in, record_property)
+
+
+# -- the document
+
+
+def test_the_document_in_the_docs_is_what_the_types_say() -> None:
+    """Whoever generates a client from it must not get yesterday's."""
+    assert (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8") == openapi.page() + "\n"
+
+
+def test_every_address_is_described_with_every_refusal() -> None:
+    """An address that is missing there is one that nobody tests."""
+    document = json.loads(openapi.page())
+
+    for address in ADDRESSES:
+        operation = document["paths"][address.path.replace("<", "{").replace(">", "}")][address.method.lower()]
+        assert {str(REFUSALS[code].status) for code in address.codes} < set(operation["responses"])
+    assert keys.MAX_PATH_BYTES == MAX_PATH_BYTES
+
+
+def test_another_part_of_the_server_can_be_added() -> None:
+    """The API for people will be described beside the runner protocol."""
+    more = openapi.Operation(
+        method="GET", path="/api/v1/runs", id="runs", does="list runs", part="runs", answer=list[Problem]
+    )
+
+    document = openapi.document((*openapi.PARTS, more))
+
+    assert "/api/v1/runs" in document["paths"]
+    assert "Problem" in document["components"]["schemas"]
