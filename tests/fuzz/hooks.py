@@ -58,7 +58,7 @@ class Insider:
             return [self._body(each, is_live) if isinstance(each, dict) else each for each in body]
         found = dict(body)
         wait = found.get("wait_seconds")
-        if isinstance(wait, int | float) and not isinstance(wait, bool) and 0 <= wait <= 60:
+        if isinstance(wait, int | float) and not isinstance(wait, bool) and 0 <= wait <= 600:
             found["wait_seconds"] = min(wait, WAIT_SECONDS)
         if isinstance(found.get("slots"), int | float) and 1 <= found["slots"] <= 1000:
             found["slots"] = min(found["slots"], 2)  # There is not work without end.

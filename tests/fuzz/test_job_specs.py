@@ -18,6 +18,7 @@ from deltaci.core.reactions import Birth
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import Hold, Order, Proved
+from deltaci.runner.machine import Machine
 from deltaci.runner.places import Places
 from deltaci.wire.messages import Lease
 from tests.fuzz.profile import fuzzed
@@ -96,11 +97,12 @@ SPECS: Final = st.fixed_dictionaries(
 class Shop:
     """A server and a runner's parts, for many jobs."""
 
-    def __init__(self, loop: asyncio.Runner, live: Live, client: Client, places: Places) -> None:
+    def __init__(self, loop: asyncio.Runner, live: Live, client: Client, places: Places, machine: Machine) -> None:
         self._loop = loop
         self._live = live
         self._client = client
         self._places = places
+        self._machine = machine
         self._numbers = count(1)
 
     def work(self, spec: dict[str, Any]) -> Attempt:
@@ -112,7 +114,7 @@ class Shop:
         record = Attempt(id=id, tenant="default", spec=spec, max_lost_leases=0)
         await self._live.service.applier.do(Birth(id=id, record=record))
         for granted in await asyncio.to_thread(self._client.lease, Lease(runner_id="w1")):
-            job = Job(self._client, "w1", granted, self._places)
+            job = Job(self._client, "w1", granted, self._places, self._machine)
 
             def keep(order: Order, job: Job = job) -> None:
                 if isinstance(order, Hold):
@@ -129,15 +131,16 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     """For all examples of a test."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[tuple[Live, Client, Places]]:
+    async def whole() -> AsyncIterator[tuple[Live, Client, Places, Machine]]:
         async with served(tmp_path / "server") as live:
             client = Client(live.url)
             told = await asyncio.to_thread(client.register, live.token(), [], 1)
             client.token = told.credential
             (tmp_path / "work").mkdir()
-            places = Places(tmp_path / "work")
+            machine = Machine(live.url)
+            places = Places(tmp_path / "work", machine.executors())
             try:
-                yield live, client, places
+                yield live, client, places, machine
             finally:
                 await places.close()
                 client.close_all()
@@ -149,7 +152,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         loop.run(entered.__aexit__(None, None, None))
 
 
-@fuzzed(20, spec=SPECS)
+@fuzzed(12, spec=SPECS)
 def test_a_job_that_asks_for_odd_things_ends_with_a_result(shop: Shop, spec: dict[str, Any]) -> None:
     """No other runner could do better; a lease that runs out would only make others try."""
     record = shop.work(spec)

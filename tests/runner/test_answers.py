@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import os
@@ -17,9 +18,11 @@ from deltaci.core.errors import Refused
 from deltaci.runner import archive
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
+from deltaci.runner.executors import Executors
 from deltaci.runner.job import _inside
+from deltaci.runner.places import Places
 from deltaci.runner.sections import Writer, sections
-from deltaci.wire.messages import Lease
+from deltaci.wire.messages import JobSpec, Lease
 
 NONCE = "0" * 32
 
@@ -138,6 +141,23 @@ def test_a_section_never_ends_before_it_begins() -> None:
     [found] = sections(Writer(NONCE).header() + begin + end)
 
     assert found.start == found.stop
+
+
+def test_a_place_that_is_half_made_is_cleared_up(tmp_path: Path) -> None:
+    """A runner that leaves just when it makes the next place ready leaves no folder and no supervisor behind."""
+
+    async def leave_at_once() -> None:
+        places = Places(tmp_path, Executors())
+        taken = places.take(JobSpec(executor="process"))
+        async with asyncio.timeout(10):
+            while len(list(tmp_path.iterdir())) < 2:  # The spare one is begun, and not ready.
+                await asyncio.get_running_loop().run_in_executor(None, os.sched_yield)
+        await places.close()
+        await taken.leave()
+
+    asyncio.run(leave_at_once())
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_kept_credential_that_is_no_text_is_told_like_one_that_is_broken(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -104,9 +103,7 @@ class Places:
     async def close(self) -> None:
         """Leave the one that nobody took."""
         if self._making is not None:
-            self._making.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._making
+            await asyncio.wait({self._making})  # One that is cut off half-way would stay behind.
         if self._spare is not None:
             self._throw_away(self._spare)
         await asyncio.gather(*self._leaving, return_exceptions=True)

@@ -9,7 +9,7 @@ import msgspec
 from deltaci.wire.messages import CancelRequested, LeaseGranted, says
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a request for work: leases, and which of the attempts that were named nobody can claim any more."""
 
     leases: Annotated[list[LeaseGranted], says("none when there is no work")]
