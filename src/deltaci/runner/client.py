@@ -219,10 +219,10 @@ class Client:
             raise Unreachable(
                 f"the server does not answer: {explained(error, self._tls, is_fresh=is_fresh)}"
             ) from error
-        except ValueError as error:
-            # Not with what it was: it may be a secret.
+        except ValueError:
             self.close()
-            raise Refused("bad_request", "an address or a lease id has characters that HTTP does not take") from error
+            # Not with what it was, nor with the error that says so: it may be a secret.
+            raise Refused("bad_request", "an address or a lease id has characters that HTTP does not take") from None
         except BaseException:
             self.close()  # It was in the middle of something.
             raise

@@ -54,8 +54,10 @@ This is version {wire.VERSION}; the version is part of every address.
 Everything is JSON in UTF-8 over HTTP, except the bytes of logs, artifacts and caches. Everything is strict: a field
 that is not listed, a word that is not in its list or a number out of its range is refused with 422 and the place where
 it was found. A field that is not required may be left out, which means its default. Times are UTC, as in
-`2026-01-04T08:00:00Z`, and need their zone. Fields whose meaning begins with “ours” are additions to document 001. Word
-of work and of cancels may also come over NATS, see [`docs/nats.md`](nats.md); everything else is as here.
+`2026-01-04T08:00:00Z`, and need their zone. A whole number may be written `2` or `2.0`. Fields whose meaning begins
+with “ours” are additions to document 001. Word of work and of cancels may also come over NATS, see
+[`docs/nats.md`](nats.md); everything else is as here. For programs, all of it is in
+[`docs/openapi.json`](openapi.json), and a server has that at `GET /openapi.json`.
 
 `lease_id`, `cancel_token`, registration tokens and credentials are secrets: keep them out of logs and addresses.
 """
