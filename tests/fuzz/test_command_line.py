@@ -120,7 +120,7 @@ def called(tmp_path: Path) -> Iterator[Caller]:
         yield found
 
 
-@fuzzed(40, words=calls())
+@fuzzed(30, words=calls())
 def test_a_call_ends_with_a_word_and_no_traceback(called: Caller, words: list[str]) -> None:
     """People mistype, scripts pass empty variables, paths are of another kind than expected."""
     found = called.call(*words)

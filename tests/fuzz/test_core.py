@@ -84,7 +84,7 @@ def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(needed, optional=more).map(lambda fields: kind(**fields))
 
 
-@fuzzed(400, said=st.lists(st.sampled_from(COMMANDS).flatmap(structs), min_size=1, max_size=6))
+@fuzzed(120, said=st.lists(st.sampled_from(COMMANDS).flatmap(structs), min_size=1, max_size=6))
 def test_a_command_is_decided_or_refused(said: list[Command]) -> None:
     """Whatever a caller, a runner or a timer says; and what is refused has changed nothing."""
     here, _ = world()
