@@ -119,7 +119,7 @@ class World:
                 self.checker.see(event, now)
                 if event.entity == "attempt" and event.actor.startswith("worker:"):
                     self._compare(event)
-            self.checker.settle()
+            self.checker.settle(now)
         except Violation as violation:
             self._blame(violation)
         else:
