@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+from deltaci.core import attempt, worker
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
+from deltaci.engine import line
 from deltaci.engine.clock import ForwardClock
 from deltaci.engine.lane import Lane
 from deltaci.engine.line import Line
@@ -17,8 +20,8 @@ from deltaci.sim.store import Connection
 from deltaci.store import memory
 from deltaci.store.memory import MemoryStore
 from deltaci.store.port import Unavailable, Write
-from deltaci.wire.messages import CancelAck, CancelAcked, Complete, CompleteAck
-from tests.simulation.planting import fault, instead, set_field
+from deltaci.wire.messages import Complete, CompleteAck
+from tests.simulation.planting import fault, instead, rule, set_field
 
 
 def _writing(change: Any) -> Any:
@@ -112,13 +115,11 @@ def answer_before_commit() -> Iterator[None]:
 
     async def commit(self: Connection, write: Write) -> int:
         async def later() -> None:
-            await asyncio.sleep(0.5)
-            try:
+            with suppress(Exception):
                 await real(self, write)
-            except Exception:
-                return
 
-        asyncio.get_running_loop().create_task(later())
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.5, lambda: loop.create_task(later()))
         return await self._disk.last_seq()
 
     with instead((Connection, "_commit", commit)):
@@ -235,12 +236,22 @@ def timers_are_not_armed_again() -> Iterator[None]:
 
 @fault
 def nobody_polls() -> Iterator[None]:
-    """Whoever waits for work relies on hints alone."""
+    """Whoever wants work relies on hints alone: it does not look when it comes, and nobody polls."""
+    real = Line.claim
 
     async def poll(self: Line) -> None:
         await asyncio.get_running_loop().create_future()
 
-    with instead((Line, "_poll", poll)):
+    async def claim(self: Line, claim: Any, wait_seconds: float = 0.0, gone: Any = None) -> Any:
+        if wait_seconds <= 0 or claim.only:
+            return await real(self, claim, wait_seconds, gone)
+        own = self._enter((claim.tenant, claim.labels))
+        try:
+            return await self._wait(own, claim, wait_seconds, gone)
+        finally:
+            self._leave(own)
+
+    with instead((Line, "_poll", poll), (Line, "claim", claim)):
         yield
 
 
@@ -258,9 +269,6 @@ def hints_are_not_heard() -> Iterator[None]:
 @fault
 def labels_are_ignored() -> Iterator[None]:
     """Every worker may have everything."""
-    from deltaci.core import attempt, worker
-    from deltaci.engine import line
-
     nothing = set[str]()
     with instead(
         (memory, "fitting", lambda keys, labels: list(keys)),
@@ -274,12 +282,9 @@ def labels_are_ignored() -> Iterator[None]:
 @fault
 def claims_do_not_look_at_the_clock() -> Iterator[None]:
     """What may be claimed later is claimed now."""
-    from deltaci.core import attempt
 
     def grant(record: Any, command: Any, at: int) -> Any:
         return attempt._grant(set_field(record, run_at=0, fence_until=0), command, at)
-
-    from tests.simulation.planting import rule
 
     real = MemoryStore._find_ready
 
@@ -316,23 +321,7 @@ def a_stale_result_is_acknowledged() -> Iterator[None]:
 
 
 @fault
-def a_refused_stop_is_acknowledged() -> Iterator[None]:
-    """Who says that it stopped is thanked, whatever became of that."""
-    real = protocol._refusal
-
-    def refusal(message: Any, refused: Refused) -> Any:
-        if isinstance(message, CancelAck):
-            return CancelAcked(lease_id=message.lease_id, accepted=True)
-        return real(message, refused)
-
-    with instead((protocol, "_refusal", refusal)):
-        yield
-
-
-@fault
 def a_canceled_result_is_acknowledged() -> Iterator[None]:
     """Who completes after a cancel is told that its result counts."""
-    from deltaci.core import attempt
-
     with instead((attempt, "completion", lambda record: (True, ""))):
         yield

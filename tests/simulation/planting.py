@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ class Fault(NamedTuple):
     sentence: str
     planted: Callable[[], AbstractContextManager[None]]
 
+
+T = TypeVar("T")
 
 FAULTS: dict[str, Fault] = {}
 
@@ -79,6 +81,7 @@ def reaction(entity: str, states: tuple[str, ...], real: Any, other: Any = None)
         yield
 
 
-def set_field(record: Any, **fields: Any) -> Any:
+def set_field(record: T, /, **fields: Any) -> T:
     """A copy of a record with other contents."""
-    return msgspec.structs.replace(record, **fields)
+    changed: T = msgspec.structs.replace(record, **fields)  # type: ignore[type-var]
+    return changed

@@ -225,6 +225,17 @@ def test_a_job_that_nobody_can_be_working_on_is_claimed_again_at_once(order: Com
     lab.verified()
 
 
+def test_a_job_that_is_handed_back_is_queued_in_the_same_decision() -> None:
+    """A server that dies between the two would leave it stale, and nobody would ever look at it again."""
+    lab, _ = job_in("running")
+
+    lab.after(10).do(HANDED_BACK)
+
+    assert lab.steps("q1")[-2:] == [attempt.STALE, attempt.QUEUED]
+    assert lab.queued().lost_leases == 0
+    lab.verified()
+
+
 @pytest.mark.proves("QUE-T7", "QUE-N4")
 def test_who_completes_a_job_through_the_queue_need_not_name_an_exit_code() -> None:
     """Document 004 knows none: to complete is to say that it ended well, and that is what is recorded."""

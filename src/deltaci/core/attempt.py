@@ -89,13 +89,15 @@ HELD: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # A runner has it and nobo
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
 
-# Why an attempt went STALE. The first three are the orchestrator's own findings: it requeues at once.
+# Why an attempt went STALE. The first three are the orchestrator's own findings.
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 NOT_ACCEPTED: Final = "NOT_ACCEPTED"
 WORKER_LOST: Final = "WORKER_LOST"
 # What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
 _STALLS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
-REQUEUED_AT_ONCE: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
+FOUND_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
+# In the same decision: nothing else would ever look at it again, should whoever asked be gone after the first half.
+REQUEUED_AT_ONCE: Final = FOUND_LOST | {HANDED_BACK}
 
 
 class Attempt(Record, frozen=True, kw_only=True):

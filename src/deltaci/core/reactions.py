@@ -210,7 +210,7 @@ REACTIONS: Final[tuple[On, ...]] = (
     On(ATTEMPT, (attempt.LEASED,), _begin_job, "the claim of its attempt starts the job, or goes on with it"),
     On(ATTEMPT, (attempt.LEASED,), _assign_worker, "a granted lease takes one of the worker's places", may_refuse=True),
     On(ATTEMPT, _LEASE_ENDS, _release_worker, "an ended lease frees the worker's place"),
-    On(ATTEMPT, (attempt.STALE,), _requeue, "what the orchestrator found lost is queued again, or given up"),
+    On(ATTEMPT, (attempt.STALE,), _requeue, "what is found lost or handed back is queued again, or given up"),
     On(
         ATTEMPT,
         (attempt.CANCEL_REQUESTED,),

@@ -366,8 +366,8 @@ class AsyncQueue:
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
-        await self._order(attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **checked_options(options)))
-        return await self._order(attempt.Requeue(id=id))
+        stall = attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **checked_options(options))
+        return await self._order(stall)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""

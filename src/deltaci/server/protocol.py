@@ -158,11 +158,10 @@ class Protocol:
             record = await self.held(who, lease_id)
             try:
                 await self._applier.do(attempt.Stall(id=record.id, reason=attempt.HANDED_BACK, expected_rev=record.rev))
-                break
+                return
             except Refused as refused:
                 if refused.code != "stale_rev":  # A heartbeat came between: the lease is looked at again.
                     raise
-        await self._applier.do(attempt.Requeue(id=record.id))
 
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""

@@ -370,8 +370,8 @@ class Checker(Leases):
 
     # -- when a commit is whole
 
-    def settle(self) -> None:
-        """The commit is whole: what is true only of all of it is judged now."""
+    def settle(self, now: int = 0) -> None:
+        """The commit is whole: what is true only of all of it is judged now, by the store's clock."""
         self.commits += 1
         touched, self._touched = self._touched, {}
         ending, self._ending = self._ending, []
@@ -385,6 +385,9 @@ class Checker(Leases):
                 self._settle_run(it)
             elif isinstance(it, WorkerFacts):
                 self._settle_worker(it)
+            if it is not None:
+                self.arm(it)
+        self.check_overdue(now)
         for run in ending:
             self._settle_ending(run)
 

@@ -110,7 +110,7 @@ ENDS: Final = {
     "attempt": ATTEMPT_ENDS,
     "worker": frozenset({"SHUTDOWN"}),
 }
-REQUEUED_AT_ONCE: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST"})
+REQUEUED_AT_ONCE: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "HANDED_BACK"})
 
 
 class Fact(Protocol):

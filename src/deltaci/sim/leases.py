@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, Final
 
 from deltaci.sim.facts import AttemptFacts, JobFacts, Known, Lease, RunFacts, WorkerFacts
@@ -19,7 +20,7 @@ from deltaci.sim.law import (
 )
 
 ACCEPT_SECONDS: Final = 30
-STALE_REASONS: Final = REQUEUED_AT_ONCE | {"STALLED", "HANDED_BACK"}
+STALE_REASONS: Final = REQUEUED_AT_ONCE | {"STALLED"}
 
 
 class Deployment:
@@ -27,8 +28,8 @@ class Deployment:
 
     def __init__(self, ttl_seconds: int = 0, poll_seconds: float = 0.0, *, has_jumps: bool = False) -> None:
         self.ttl = ttl_seconds * SECOND
-        self.late = int((2 * poll_seconds + 90) * SECOND)
-        self.unclaimed = int((2 * poll_seconds + 300) * SECOND)
+        self.late = int((2.5 * poll_seconds + 20) * SECOND)
+        self.unclaimed = int((2 * poll_seconds + 150) * SECOND)
         self.has_jumps = has_jumps
 
 
@@ -42,6 +43,8 @@ class Leases:
         self.workers: dict[str, WorkerFacts] = {}
         self.pollers: dict[str, None] = {}  # Workers that ask for work whenever they have room.
         self.quiet_at: int | None = None  # Since when nothing is wrong, by the store's clock.
+        self._deadlines: list[tuple[int, str]] = []
+        self._armed: set[str] = set()
 
     # -- time
 
@@ -57,6 +60,30 @@ class Leases:
         if late > self.deployment.late:
             raise Violation("late", f"{name} happens {late / SECOND:.0f} s late")
 
+    def arm(self, it: Known) -> None:
+        """Remember to look whether what is due for it does happen."""
+        due = due_of(it)
+        if due and it.id not in self._armed:
+            self._armed.add(it.id)
+            heapq.heappush(self._deadlines, (due, it.id))
+
+    def check_overdue(self, now: int) -> None:
+        """Nothing may be due for long and not happen, once nothing is wrong."""
+        late = self.deployment.late
+        while self._deadlines and self._deadlines[0][0] + late < now:
+            _, id = heapq.heappop(self._deadlines)
+            self._armed.discard(id)
+            it = self.known[id]
+            due = due_of(it)
+            if due and self.quiet_at is not None and not self.deployment.has_jumps:
+                if max(due, self.quiet_at) + late < now:
+                    over = (now - due) / SECOND
+                    raise Violation("late", f"{id} is {it.state}, and what was due {over:.0f} s ago did not happen")
+                due = max(due, self.quiet_at)
+            if due:
+                self._armed.add(id)
+                heapq.heappush(self._deadlines, (max(due, now - late), id))
+
     # -- attempts
 
     def judge_attempt(self, it: AttemptFacts, event: Fact) -> None:
@@ -68,6 +95,8 @@ class Leases:
             self._check_fence(name, event, before)
             if it.state in ("RUNNING", "UPLOADING"):
                 self.check_late(name, event, it.started_at + it.timeout)
+        elif event.to == "LEASED":
+            self._check_waited(name, it, event)
         if told is not None:
             it.lease = self._changed(name, it, event, told)
         if event.from_ != event.to:
@@ -136,7 +165,6 @@ class Leases:
         run = self.known.get(it.run_id)
         if it.job_id and (not isinstance(run, RunFacts) or run.state not in GOING or run.is_canceled):
             raise Violation("after-end", f"{name} is claimed, but its run is {run and run.state}")
-        self._check_waited(name, it, event)
         it.stale_reason = ""
 
     def _check_waited(self, name: str, it: AttemptFacts, event: Fact) -> None:
@@ -305,6 +333,22 @@ class Leases:
             raise Violation("outcome", f"{name} is {it.state}, but its job is still {job.state}")
         if it.state in HELD and job.state != "RUNNING":
             raise Violation("outcome", f"{name} is {it.state}, but its job is {job.state}")
+
+
+def due_of(it: Known) -> int:
+    """When something must happen to it by itself; 0: never."""
+    if isinstance(it, AttemptFacts) and it.lease is not None and it.lease.state in LIVE:
+        due = _ends_at(it.lease)
+        if it.state in ("RUNNING", "UPLOADING"):
+            due = min(due, it.started_at + it.timeout)
+        return min(due, it.cancel_by) if it.state == "CANCEL_REQUESTED" else due
+    if isinstance(it, JobFacts):
+        return {"RETRYING": it.next_run_at, "WAITING_APPROVAL": it.approve_by}.get(it.state or "", 0)
+    if isinstance(it, RunFacts):
+        if it.state == "PLANNING":
+            return it.plan_by
+        return it.started_at + it.timeout if it.state in ("RUNNING", "WAITING_APPROVAL", "VALIDATING") else 0
+    return 0
 
 
 def _ends_at(lease: Lease) -> int:

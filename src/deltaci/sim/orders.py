@@ -23,10 +23,11 @@ from deltaci.sim.promises import Promises
 from deltaci.sim.runner import TENANT
 from deltaci.sim.server import SimServer
 from deltaci.store.port import Conflict, Unavailable
-from deltaci.wire.addresses import ROOT
+from deltaci.wire.addresses import LEASE_HEADER, ROOT
 
 DO_SECONDS: Final = 20.0
 AGAIN_SECONDS: Final = 2.0
+HAND_BACK_TRIES: Final = 10
 
 T = TypeVar("T")
 Blame = Callable[[Violation], None]
@@ -67,7 +68,7 @@ class Orders:
 
     async def do(self, what: str, command: Command, random: Random, other: Command | None = None) -> bool:
         """Whether it was done. Now and then it is sent once more, and now and then another one under its id."""
-        answer, was_known = await self._insist(what, command, random)
+        answer, was_known = await self._insist(command, random, is_first=True)
         is_done = not isinstance(answer, Refused)
         if is_done:
             self._check(self._promises.accepted, what, command.id, command.request_id, command.expected_rev)
@@ -75,25 +76,31 @@ class Orders:
             self._check(self._promises.refused, what, command.id, command.request_id)
         if self.does("repeat", random):
             await asyncio.sleep(random.choice((0.0, 30.0)) * random.random())
-            answer, was_known = await self._insist(what, command, random)
+            answer, was_known = await self._insist(command, random)
             if isinstance(answer, Refused) and was_known:
                 self._check(self._promises.refused, what, command.id, command.request_id)
         if other is not None and self.does("reuse", random):
-            answer, was_known = await self._insist(what, other, random)
+            answer, was_known = await self._insist(other, random)
             if not isinstance(answer, Refused) and was_known:
                 self._check(self._promises.accepted_other, what, command.id, command.request_id)
         return is_done
 
-    async def _insist(self, what: str, command: Command, random: Random) -> tuple[Any, bool]:
-        """The answer, and whether the request was in the log already when it was sent for the last time."""
-        is_known = False
+    async def _insist(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
+        """The answer, and whether the request had been done when that was given: one that is under way may be done yet.
+
+        So it is looked up before the request is sent for the last time; after it, if that was the first time as well.
+        """
+        is_known, count = False, 0
 
         async def do(applier: Applier) -> Any:
-            nonlocal is_known
-            is_known = self._promises.knows(command.id, command.request_id)
+            nonlocal is_known, count
+            is_known, count = self._promises.knows(command.id, command.request_id), count + 1
             return await applier.do(command)
 
-        return await self.insist(do, random), is_known
+        answer = await self.insist(do, random)
+        if count == 1 and is_first:
+            is_known = self._promises.knows(command.id, command.request_id)
+        return answer, is_known
 
     async def insist(
         self, do: Callable[[Applier], Awaitable[T]], random: Random, give_up: float = float("inf")
@@ -125,6 +132,18 @@ class Orders:
                 self._blame(Violation("credential", f"the token of {name} lets somebody in once more"))
             is_in = is_in or status == 200
         return is_in
+
+    async def hand_back(self, who: str, lease_id: str, random: Random) -> None:
+        """Give back what was taken, as a runner does that leaves: again until somebody answers."""
+        headers = {"Authorization": f"Bearer {self._signer.sign('run', who, TENANT, 3600)}", LEASE_HEADER: lease_id}
+        for _ in range(HAND_BACK_TRIES):
+            server = random.choice(self._servers)
+            if server.is_up:
+                task = server.ask("POST", f"{ROOT}hand-back", headers, b"")
+                done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
+                if done and task.result()[0] < 500:
+                    return
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def _check(self, check: Callable[..., None], *words: Any) -> None:
         try:

@@ -28,7 +28,6 @@ from deltaci.sim.programs import LABEL, Programs
 from deltaci.sim.runner import TENANT
 
 MAX_JOBS: Final = 5
-RESTING: Final = ("STALLED", "HANDED_BACK")
 
 
 class People:
@@ -195,7 +194,9 @@ class People:
 
     def _see_approval(self, event: Event) -> None:
         random, id = self._drawn(event), event.entity_id
-        if self._orders.does("nobody decides", random):
+        it = self._checker.known.get(id)
+        is_urgent = isinstance(it, JobFacts) and it.approve_by > 0
+        if self._orders.does("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
         wait = random.choice((1.0, 60.0, 600.0)) * random.random()
         named: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
@@ -206,7 +207,7 @@ class People:
             stale = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
             self._orders.later(wait / 2, partial(self._orders.do, "approve", stale, self._drawn(event)))
         if self._orders.does("race", random):
-            self._cancel(event.run_id, wait, Random(f"{self._mix.seed} {id} race"), "race ")
+            self._cancel(event.run_id, wait, Random(f"{self._mix.seed} {id} race"), f"race {id} ")
             again = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
             self._orders.later(wait, partial(self._orders.do, "approve", again, self._drawn(event)))
         if self._orders.does("reject", random):
@@ -227,7 +228,7 @@ class People:
         elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._orders.does("stall", random):
             stall = Stall(id=it.id, actor="user:u", request_id=f"{it.id} stall {event.rev}")
             self._orders.later(30 * random.random(), partial(self._orders.do, "stall", stall, random))
-        elif event.to == "STALE" and it.stale_reason in RESTING:
+        elif event.to == "STALE" and it.stale_reason == "STALLED":
             wait = 100 * random.random()
             if random.random() < 0.4:
                 self._programs.reclaim(it.id, wait, Random(f"{self._mix.seed} {it.id} reclaim"))
@@ -243,8 +244,11 @@ class People:
         if event.to == "BUSY" and self._orders.does("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
             self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
+        elif event.to == "BUSY" and self._orders.does("leave", random):
+            self._orders.later(30 * random.random(), partial(self._leave, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
-            self._orders.later(100 * random.random(), partial(self._after_silence, id, event.rev, random))
+            wait = random.choice((100, 1000)) * random.random()
+            self._orders.later(wait, partial(self._after_silence, id, event.rev, random))
         elif event.to == "SHUTDOWN":
             self._orders.later(300 * random.random(), partial(self._send_another, id))
 
@@ -262,10 +266,13 @@ class People:
         pollers = list(self._checker.pollers)
         if not pollers:
             return
-        id = pollers[number % len(pollers)]
-        leave = worker.Shutdown(id=id, actor="user:u", request_id=f"{id} leave {number}")
-        other = worker.Shutdown(id=id, actor="user:u", reason="ANOTHER", request_id=f"{id} leave {number}")
-        await self._orders.do("shutdown", leave, random, other)
+        await self._leave(pollers[number % len(pollers)], number, random)
+
+    async def _leave(self, id: str, number: int, random: Random) -> None:
+        """It shall go: at once when it is idle, after what it has otherwise."""
+        named: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
+        other = worker.Shutdown(**named, reason="ANOTHER")
+        await self._orders.do("shutdown", worker.Shutdown(**named), random, other)
 
     async def _ghost(self, id: str, random: Random) -> None:
         """A worker that registers and never asks for anything; somebody else finds its token and tries it, too."""

@@ -32,7 +32,7 @@ PLACES: Final = 3
 KNOWN: Final = "p0"  # Registered, with so many places.
 UNKNOWN: Final = "q0"  # Never registered: the plain queue also serves those.
 
-DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers")
+DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back")
 FAILURES: Final = (
     Facts(exit_code=1),
     Facts(exit_code=127),
@@ -140,11 +140,14 @@ class Programs:
         if death == "STARTING" or not await work.say(attempt.Start):
             return
         self._truth.began(work.ref.attempt_id, work.ref.number, work.who)
-        is_done = await work.keep(seconds if death != "RUNNING" else seconds / 2)
-        exit_code = int(code) if is_done and death != "RUNNING" else None
+        is_leaving = death in ("RUNNING", "hands back")
+        is_done = await work.keep(seconds / 2 if is_leaving else seconds)
+        exit_code = int(code) if is_done and not is_leaving else None
         self._truth.ended(work.ref.attempt_id, work.ref.number, work.who, exit_code)
         if work.is_canceled:
             await work.say(attempt.CancelAck)
+        elif death == "hands back" and is_done:
+            await self._orders.hand_back(work.who, claimed.lease_id, random)
         elif exit_code is not None:
             await self._finish(work, exit_code, death, random)
 

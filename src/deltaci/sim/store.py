@@ -31,8 +31,9 @@ class Disk(MemoryStore):
 
     async def commit(self, write: Write) -> int:
         """All of it or nothing."""
+        count = len(self._events)
         seq: int = await self.transact(lambda: _once(write))
-        self._seen(self._events[len(self._events) - len(write.events) :])
+        self._seen(self._events[count:])
         return seq
 
     def read(self, request: Request) -> Any:

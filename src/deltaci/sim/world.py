@@ -138,7 +138,7 @@ class World:
                 self.checker.see(event, now)
                 if event.entity == "attempt":
                     self._compare(event)
-            self.checker.settle()
+            self.checker.settle(now)
         except Violation as violation:
             self._blame(violation)
         else:

@@ -274,7 +274,7 @@ def started(_log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
 
 def stalled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A lost lease is counted, and the reason is known."""
-    wanted = {of.lost + 1} | ({of.lost} if told.reason not in attempt.REQUEUED_AT_ONCE else set())
+    wanted = {of.lost + 1} | ({of.lost} if told.reason not in attempt.FOUND_LOST else set())
     if told.lost_leases not in wanted:
         log.bad("MOD-5", f"attempt {of.id} has lost {told.lost_leases} leases after {of.lost}", f"{of.lost + 1}")
     if not told.reason or (told.reason == attempt.LEASE_EXPIRED) != (

@@ -1,0 +1,110 @@
+"""The checker has teeth: for each promise a log that breaks it is reported under its name, and a legal one is not."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from deltaci.sim import checker as checking
+from deltaci.sim.checker import INVARIANTS, Violation
+from deltaci.sim.mix import drawn
+from deltaci.sim.world import World
+from tests.simulation import illegal_leases, illegal_runs
+from tests.simulation.handmade import CASES, Case, Log
+from tests.simulation.planted import TABLE
+
+ALONE = {"law", "facts", "leases", "checker", "promises"}  # The files that know the documents and nothing else.
+
+
+def test_a_legal_log_is_legal() -> None:
+    """All the pieces that the others are made of, put together rightly."""
+    log = Log()
+    log.worker()
+    log.plan({"name": "a"}, {"name": "b", "needs": ("a",)})
+    log.claim()
+    log.start()
+    log.wait(100)
+    log.renew()
+    log.succeed()
+    log.queue("b")
+    log.settle()
+    log.claim("b")
+    log.start("b")
+    log.succeed("b")
+    log.run("VALIDATING", "all_jobs_done")
+    log.run("SUCCESS", "all_required_succeeded")
+    log.settle()
+    log.run("REPORTED", "statuses_published", "reporter", conclusion="SUCCESS")
+    log.settle()
+
+    log.checker.check_end()
+    assert log.checker.is_over("r")
+
+
+@pytest.mark.parametrize(("invariant", "case"), CASES, ids=[f"{name}: {case.__name__}" for name, case in CASES])
+def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: Case) -> None:
+    """One step too far, and the right reason for it."""
+    with pytest.raises(Violation) as found:
+        case(Log())
+
+    assert found.value.invariant == invariant, found.value
+
+
+def test_every_promise_can_be_broken() -> None:
+    """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
+    planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
+    assert {illegal_leases.__name__, illegal_runs.__name__} == {case.__module__ for _, case in CASES}
+    shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "log", "record"}
+
+    assert set(INVARIANTS) == shown
+
+
+def test_an_attempt_that_runs_twice_is_found() -> None:
+    """Two runners that execute one attempt at the same time, whatever the log says."""
+    world = World(drawn(5, hours=0.1))
+    world.began("r/a.1", 1, "r0")
+    world.began("r/a.1", 2, "r1")
+
+    assert world.run().invariant == "overlap"
+
+
+def test_a_runner_that_did_not_stop_is_found() -> None:
+    """It says that it stopped, and what it should have stopped still runs."""
+    world = World(drawn(5, hours=1.0))
+
+    def ended(attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
+        world._results[attempt_id, number] = exit_code
+
+    world.ended = ended  # type: ignore[method-assign]
+
+    assert world.run().invariant == "stopped"
+
+
+def test_a_log_that_is_changed_afterwards_is_found() -> None:
+    """What was committed is never written again."""
+    world = World(drawn(5, hours=1.0))
+    world._disk.log = lambda: world.log[1:]  # type: ignore[method-assign]
+
+    assert world.run().invariant == "log"
+
+
+def test_a_record_that_the_log_does_not_tell_is_found() -> None:
+    """Both are written together, or neither is."""
+    world = World(drawn(5, hours=1.0))
+    world._disk.record = lambda id: None  # type: ignore[method-assign]
+
+    assert world.run().invariant == "record"
+
+
+def test_the_checker_knows_only_the_documents() -> None:
+    """It would believe the same mistakes if it shared code with what it checks."""
+    for name in ALONE:
+        tree = ast.parse(Path(checking.__file__).with_name(f"{name}.py").read_text())
+        modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        ours = {module for module in modules if module.startswith("deltaci")}
+
+        assert ours <= {f"deltaci.sim.{each}" for each in ALONE}, name
