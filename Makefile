@@ -6,7 +6,7 @@ LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check fix bench lock clean setup-runtime setup-dev
+.PHONY: help up test check fix bench chaos lock clean setup-runtime setup-dev
 
 help: ## show this list
 	@echo "Delta CI. The targets are:"
@@ -43,13 +43,16 @@ bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside ot
 		cp requirements/peers.lock .venv/peers/lock; } || echo "the peers cannot be installed; going on without" >&2
 	@$(PY) -m bench $(ONLY)
 
+chaos: setup-dev ## kill, starve and break real processes, and count what is lost (ONLY=servers_killed: that one)
+	@$(PY) -m chaos $(ONLY)
+
 lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
 	@$(LOCK) pyproject.toml requirements/runtime.in --output-file requirements/runtime.lock
 	@$(LOCK) --all-extras pyproject.toml requirements/runtime.in requirements/dev.in --output-file requirements/dev.lock
 	@$(LOCK) requirements/peers.in --output-file requirements/peers.lock
 
 clean: ## remove what make made (never the data in .state)
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out build dist
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out chaos/out build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup-runtime:
