@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.logstream import TAIL_LINES, LogStream
+from deltaci.runner.logstream import CHUNK_BYTES, TAIL_LINES, LogStream
 from tests.contract.places import on_loop
 
 PARTS = 1000
@@ -59,4 +59,51 @@ async def test_what_is_written_while_it_is_sent_arrives_whole_and_in_order(tmp_p
     assert server.log in (written, written[:-1])  # The very last answer may have been a lie.
     assert stream.tail() == written.decode().splitlines()[-TAIL_LINES:]
     assert (tmp_path / "log").read_bytes() == written
+    stream.close()
+
+
+class Thin(Kept):
+    """A line that takes a few bytes and no more: what is larger never arrives, and is heard of late."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def append_log(self, lease_id: str, offset: int, data: bytes, timeout: float = 0.0) -> int:
+        self.calls += 1
+        if len(data) > self.most:
+            raise Unreachable("the line is too thin for that much at once")
+        self.log += data[len(self.log) - offset :]
+        return len(self.log)
+
+
+@on_loop
+async def test_a_thin_line_is_sent_less_at_once(tmp_path: Path) -> None:
+    """A part that is too large for the line would be sent again for ever, and keep heartbeats waiting."""
+    server = Thin(4096)
+    stream = LogStream(server, "lease", tmp_path / "log")
+    stream.write(b"x" * 10_000)
+
+    sending = asyncio.create_task(stream.send())
+    is_whole = await stream.finish(20)
+    await sending
+
+    assert is_whole
+    assert server.log == b"x" * 10_000
+    stream.close()
+
+
+@on_loop
+async def test_a_wide_line_is_sent_more_at_once(tmp_path: Path) -> None:
+    """Ten megabytes take few calls."""
+    server = Thin(CHUNK_BYTES)
+    stream = LogStream(server, "lease", tmp_path / "log")
+    stream.write(b"x" * 10 * CHUNK_BYTES)
+
+    sending = asyncio.create_task(stream.send())
+    assert await stream.finish(20)
+    await sending
+
+    assert len(server.log) == 10 * CHUNK_BYTES
+    assert server.calls < 20
     stream.close()

@@ -1,10 +1,15 @@
-"""A job's log on its way to the server: kept on disk first, sent in order, resumed where the server says it ends."""
+"""A job's log on its way to the server: kept on disk first, sent in order, resumed where the server says it ends.
+
+It shares its line with heartbeats, which must never wait long behind it. So what is sent at once is as much as the line
+takes in a moment: little at first, more while that goes quickly, less when it does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +17,10 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 
 CHUNK_BYTES: Final = 1024 * 1024
+FIRST_CHUNK_BYTES: Final = 16 * 1024
+LEAST_CHUNK_BYTES: Final = 1024
+QUICK_SECONDS: Final = 1.0
+SLOW_SECONDS: Final = 3.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 2.0
 TAIL_BYTES: Final = 16 * 1024
@@ -33,6 +42,7 @@ class LogStream:
         self._has_more = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._is_ended = False
+        self._chunk_bytes = FIRST_CHUNK_BYTES
         self.bytes_sent = 0
         self.trouble = ""
 
@@ -63,10 +73,13 @@ class LogStream:
                 self._has_more.clear()
                 await self._has_more.wait()
                 continue
+            began = time.monotonic()
             try:
                 self.bytes_sent = await asyncio.to_thread(self._send_part)
+                self._pace(time.monotonic() - began)
                 pause = FIRST_PAUSE_SECONDS
             except Unreachable:
+                self._pace(SLOW_SECONDS)
                 await asyncio.sleep(pause)
                 pause = min(MAX_PAUSE_SECONDS, pause * 2)
             except Refused as refused:
@@ -74,8 +87,15 @@ class LogStream:
                 break
         self._is_sent.set()
 
+    def _pace(self, seconds: float) -> None:
+        """How long a part took says how large the next one may be."""
+        if seconds < QUICK_SECONDS:
+            self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes * 2)
+        elif seconds >= SLOW_SECONDS:
+            self._chunk_bytes = max(LEAST_CHUNK_BYTES, self._chunk_bytes // 2)
+
     def _send_part(self) -> int:
-        data = self._read(self.bytes_sent, CHUNK_BYTES)
+        data = self._read(self.bytes_sent, self._chunk_bytes)
         try:
             return self._client.append_log(self._lease_id, self.bytes_sent, data)
         except Refused as refused:
