@@ -95,6 +95,12 @@ class Workload:
         assert queue is not None
         return (await self.insist(lambda: queue.enqueue(payload, request_id=name, **fields))).id
 
+    async def cancel(self, id: str) -> None:
+        """Ask for its end."""
+        queue = self._queue
+        assert queue is not None
+        await self.insist(lambda: queue.cancel(id))
+
     async def give_run(self, jobs: int = 3, seconds: float = 0.2) -> str:
         """Ask for a run: one job, and others that need it."""
         self._count += 1
