@@ -107,3 +107,35 @@ async def test_a_wide_line_is_sent_more_at_once(tmp_path: Path) -> None:
     assert len(server.log) == 10 * CHUNK_BYTES
     assert server.calls < 20
     stream.close()
+
+
+@on_loop
+async def test_a_log_ends_where_it_is_full(tmp_path: Path) -> None:
+    """On this disk as on the server's; the last lines are still known, because they tell why a job failed."""
+    server = Thin(CHUNK_BYTES)
+    stream = LogStream(server, "lease", tmp_path / "log", max_bytes=1000)
+    for number in range(500):
+        stream.write(f"line {number}\n".encode())
+
+    sending = asyncio.create_task(stream.send())
+    assert await stream.finish(20)
+    await sending
+
+    assert len(server.log) == 1000
+    assert server.log.endswith(b"what follows was not kept]\n")
+    assert server.log == (tmp_path / "log").read_bytes()
+    assert stream.tail()[-2:] == ["line 498", "line 499"]
+    stream.close()
+
+
+@on_loop
+async def test_a_disk_that_is_full_costs_the_log_and_nothing_else(tmp_path: Path) -> None:
+    """The job goes on; what it says is lost."""
+    stream = LogStream(Thin(CHUNK_BYTES), "lease", Path("/dev/full"))
+
+    stream.write(b"first\n")
+    stream.write(b"last\n")
+
+    assert "No space left" in stream.trouble
+    assert stream.tail() == ["first", "last"]
+    stream.close()
