@@ -412,6 +412,8 @@ def _why(name: str, last: Exit) -> str:
 
 def _inside(workspace: Path, workdir: str) -> Path:
     """The folder in which a step runs; never one outside."""
+    if "\0" in workdir:
+        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")
     found = (workspace / workdir).resolve()
     if not found.is_relative_to(workspace.resolve()):
         raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
