@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 from chaos.deployment import Deployment
@@ -9,6 +13,7 @@ from deltaci.blobs.logs import MAX_LOG_BYTES, Logs
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 
+MOUNT = 'mount -t tmpfs -o size=SIZE none "$0" && exec "$@"'
 MEGABYTE = 1024 * 1024
 
 
@@ -34,3 +39,22 @@ def peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def small_disk(folder: Path, size: int) -> tuple[str, ...]:
+    """What a command begins with that shall have a small disk in this folder.
+
+    The mount is in a namespace of the command's own: it is gone with its last process.
+    """
+    folder.mkdir(exist_ok=True)
+    return ("unshare", "--mount", "sh", "-c", MOUNT.replace("SIZE", str(size)), str(folder))
+
+
+@lru_cache(maxsize=1)
+def no_small_disk() -> str:
+    """Empty when there can be one here, else why not; tried out once."""
+    if shutil.which("unshare") is None:
+        return "no small disk: unshare cannot be found"
+    with tempfile.TemporaryDirectory() as folder:
+        tried = subprocess.run([*small_disk(Path(folder), MEGABYTE), "true"], capture_output=True, text=True, check=False)
+    return f"no small disk: {tried.stderr.strip()[:200]}" if tried.returncode else ""

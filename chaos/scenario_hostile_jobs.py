@@ -6,7 +6,6 @@ Nothing here is stronger than its limits: where a limit is not in force the job 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
@@ -14,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from chaos.deployment import Deployment, deployed
-from chaos.jobs import log_of, over
+from chaos.jobs import MEGABYTE, log_of, no_small_disk, over, small_disk
 from chaos.parts import carrying
 from chaos.rows import Row, measured, not_run, p99
 from chaos.stage import Stage, TooLate, until
@@ -25,15 +24,13 @@ from tests.runner.leftovers import DAEMONS
 
 FAULT: Final = "fork bomb, memory hog, and other hostile jobs"
 TTL_SECONDS: Final = 11
-LIMITS: Final = {"processes": 64, "memory_bytes": 128 * 1024 * 1024}
+LIMITS: Final = {"processes": 64, "memory_bytes": 128 * MEGABYTE}
 GONE_SECONDS: Final = 10.0
 NEIGHBOUR_SECONDS: Final = 5.0
 AT_ONCE: Final = 3
 DISK: Final = "small-disk"
-DISK_BYTES: Final = 32 * 1024 * 1024
+DISK_BYTES: Final = 32 * MEGABYTE
 MARKED: Final = f'echo "mark=${MARK}"\n'
-# The mount is the runner's own: it is gone with its last process.
-SMALL: Final = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={DISK_BYTES} none "$0" && exec "$@"')
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -94,14 +91,11 @@ async def _lacking(stage: Stage, place: Deployment) -> dict[str, str]:
     """Start the runners; what cannot be had here, and why: told by a job's own log."""
     runner = place.add_runner("r1", slots=4)
     lacking = {}
-    folder = place.folder / "r2"
-    folder.mkdir()
-    small = place.add_runner("r2", "--labels", DISK, under=(*SMALL, str(folder)) if shutil.which("unshare") else ())
-    try:
-        await small.heard("waits for work", 20.0)
-    except TooLate as late:
-        lacking["disk"] = f"no small disk can be mounted: {str(late)[-200:]}"
-        del place.runners["r2"]
+    if reason := no_small_disk():
+        lacking["disk"] = reason
+    else:
+        small = place.add_runner("r2", "--labels", DISK, under=small_disk(place.folder / "r2", DISK_BYTES))
+        await small.heard("waits for work")
     await runner.heard("waits for work")
     record = await over(place, await place.work.ask(_spec("true")))
     told = log_of(place, record).decode()
