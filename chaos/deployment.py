@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -138,15 +138,18 @@ class Deployment:
 
         await until(lambda: ends() >= count, f"{count} executions came to their end", seconds)
 
-    async def work_over(self, seconds: float = 60.0) -> None:
-        """Wait until all that was acknowledged so far is over."""
-        left = await unfinished(self.work, seconds)
+    async def work_over(self, seconds: float = 60.0, ids: Iterable[str] | None = None) -> None:
+        """Wait until these, or all that was acknowledged so far, are over."""
+        left = await unfinished(self.work, seconds, ids)
         if left:
             raise TooLate(f"after {seconds:.0f} s not over: {', '.join(left[:5])}")
 
-    async def verdict(self, seconds: float = 60.0) -> Verdict:
-        """Wait until everything is over, and look at everything."""
-        return await verdict(self, seconds)
+    async def verdict(self, seconds: float = 60.0, overlap_limit: float = 0.0) -> Verdict:
+        """Wait until everything is over, and look at everything.
+
+        Only who freezes a whole machine, with its job, may allow it a moment to notice what time it is.
+        """
+        return await verdict(self, seconds, overlap_limit)
 
     # -- the end
 

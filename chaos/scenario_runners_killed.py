@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,7 +37,14 @@ class Victim(NamedTuple):
     label: str
 
 
-Reached = Callable[[Deployment, Victim, float], Awaitable[Callable[[], None]]]
+class Reached(NamedTuple):
+    """The job, and what is to be done after the kill."""
+
+    id: str
+    let_go: Callable[[], None]
+
+
+Reach = Callable[[Deployment, Victim, float], Awaitable[Reached]]
 
 
 class State(NamedTuple):
@@ -44,34 +52,34 @@ class State(NamedTuple):
 
     name: str
     injected: str
-    reached: Reached
+    reached: Reach
     strike: Callable[[Deployment, Victim], Awaitable[None]]
 
 
-def held(kind: str, what: str) -> Reached:
+def held(kind: str, what: str) -> Reach:
     """A message of this kind is on its way, and goes no further."""
 
-    async def reached(place: Deployment, victim: Victim, seconds: float) -> Callable[[], None]:
+    async def reached(place: Deployment, victim: Victim, seconds: float) -> Reached:
         stop = victim.way.on(kind, Held("request" if what == "request" else "answer"))
-        await give(place, victim, seconds)
+        id = await give(place, victim, seconds)
         await asyncio.wait_for(stop.came.wait(), 60)
-        return stop.drop
+        return Reached(id, stop.drop)
 
     return reached
 
 
-async def running(place: Deployment, victim: Victim, seconds: float) -> Callable[[], None]:
+async def running(place: Deployment, victim: Victim, seconds: float) -> Reached:
     """A step runs."""
-    name = await give(place, victim, seconds)
-    await until(lambda: name in place.work.witness.executions(), "the job has begun")
+    id = await give(place, victim, seconds)
+    await until(lambda: place.work.acknowledged[id] in place.work.witness.executions(), "the job has begun")
     await asyncio.wait_for(victim.way.next("Heartbeat"), 60)
-    return lambda: None
+    return Reached(id, lambda: None)
 
 
 async def give(place: Deployment, victim: Victim, seconds: float) -> str:
-    """A job for this one alone; it leaves something to upload. Its name."""
-    (id,) = await place.work.give(1, seconds, labels=[victim.label], artifacts=[{"path_glob": "**"}])
-    return place.work.acknowledged[id]
+    """A job for this one alone; it leaves something to upload. Its id."""
+    [id] = await place.work.give(1, seconds, labels=[victim.label], artifacts=[{"path_glob": "**"}])
+    return id
 
 
 async def kill(_place: Deployment, victim: Victim) -> None:
@@ -105,29 +113,24 @@ STATES: Final = (
 
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
-    """Every state, with several runners at a time; then those that sleep."""
-    states = [each for each in STATES if not stage.is_quick or each.name in ("running",)]
-    count = stage.size(4, 1)
+    """One runner in every state at a time, round after round; then those that sleep."""
+    states = [each for each in STATES if not stage.is_quick or each.name in ("running", "completing")]
+    rounds = stage.size(4, 1)
     async with deployed(stage, "killed") as place, AsyncExitStack() as stack:
         victims = []
-        for n in range(count):
-            way = await stack.enter_async_context(Proxy(place.ports))
-            label = f"v{n}"
-            victims.append(Victim(place.add_runner(f"victim{n}", "--labels", label, url=way.url), way, label))
-        rescuer: Part | None = None
-        struck: list[float] = []
         for state in states:
-            stage.say(f"{state.name}: {state.injected}")
-            struck += await asyncio.gather(*(strike(place, state, victim) for victim in victims))
-            if rescuer is None:
-                labels = ",".join(each.label for each in victims)
-                rescuer = place.add_runner("rescuer", "--labels", labels, slots=count)
-            else:
-                rescuer.start()
-            await place.work_over()
-            await rescuer.stop()
-            for victim in victims:
-                victim.runner.start()
+            way = await stack.enter_async_context(Proxy(place.ports))
+            runner = place.add_runner(f"victim-{state.name}", "--labels", state.name, url=way.url)
+            victims.append(Victim(runner, way, state.name))
+        struck: dict[str, float] = {}
+        for number in range(rounds):
+            stage.say(f"round {number + 1} of {rounds}: one runner in each of {len(states)} states")
+            for id, at in await asyncio.gather(*map(partial(strike, place), states, victims)):
+                struck[id] = at
+            await rescue(place, victims)
+            if number + 1 < rounds:
+                for victim in victims:
+                    victim.runner.start()
         found = await place.verdict()
         for row in rows(place, found, states, struck):
             yield row
@@ -136,16 +139,27 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
             yield row
 
 
-async def strike(place: Deployment, state: State, victim: Victim) -> float:
-    """One job, one kill; when it was."""
-    let_go = await state.reached(place, victim, 3.0 if state.reached is running else 0.2)
+async def rescue(place: Deployment, victims: list[Victim]) -> None:
+    """Another runner does what they could not."""
+    if "rescuer" in place.runners:
+        place.runners["rescuer"].start()
+    else:
+        labels = ",".join(each.label for each in victims)
+        place.add_runner("rescuer", "--labels", labels, slots=len(victims))
+    await place.work_over()
+    await place.runners["rescuer"].stop()
+
+
+async def strike(place: Deployment, state: State, victim: Victim) -> tuple[str, float]:
+    """One job, one kill; the job's id, and when it was."""
+    reached = await state.reached(place, victim, 3.0 if state.reached is running else 0.2)
     at = time.time()
     await state.strike(place, victim)
-    let_go()
-    return at
+    reached.let_go()
+    return reached.id, at
 
 
-def rows(place: Deployment, found: Verdict, states: list[State], struck: list[float]) -> list[Row]:
+def rows(place: Deployment, found: Verdict, states: list[State], struck: dict[str, float]) -> list[Row]:
     """What is promised of requeues, besides what is promised of everything."""
     injected = f"{len(struck)} runners, {len(struck) // len(states)} in each state: {', '.join(s.name for s in states)}"
     stale: Counter[str] = Counter()
@@ -158,8 +172,7 @@ def rows(place: Deployment, found: Verdict, states: list[State], struck: list[fl
             stale[event.entity_id] += 1
         if event.from_ == attempt.STALE and event.to == attempt.QUEUED:
             again[event.entity_id] += 1
-            since = [at for at in struck if at <= event.at / SECOND]
-            waits.append(event.at / SECOND - max(since, default=0.0))
+            waits.append(event.at / SECOND - struck[event.entity_id])
     wrong = [id for id in found.records if stale[id] != again[id] or stale[id] != found.records[id].lost_leases]
     limit = place.ttl_seconds + SLACK_SECONDS
     note = f"{sum(stale.values())} leases expired; a lease is {place.ttl_seconds} s long"
@@ -191,12 +204,12 @@ async def sleepers(stage: Stage) -> AsyncIterator[Row]:
 
     async with deployed(stage, "frozen") as place:
         runner = place.add_runner("frozen")
-        await place.work.give(1, 60, timeout_seconds=120)
+        await place.work.give(1, place.ttl_seconds + 3)
         await place.begun(1)
         frozen = machine_of(place, runner)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        rescuer = place.add_runner("rescuer")
+        place.add_runner("rescuer")
         await place.begun(2, seconds=30)
         woken = time.monotonic()
         for pid in frozen:
@@ -205,10 +218,11 @@ async def sleepers(stage: Stage) -> AsyncIterator[Row]:
         first = min(place.work.witness.executions()["j1"], key=lambda each: each.began).mark
         await until(lambda: not carrying(MARK, {first}), "the zombie's job is gone", 10)
         gone = time.monotonic() - woken
-        await rescuer.stop(0.1)
+        found = await place.verdict(overlap_limit=WAKING_SECONDS)
         injected = "SIGSTOP of the runner, its keeper and its job until another has the job; then SIGCONT"
         invariant = "a machine that wakes up with a lease that is another's stops its job at once"
         yield measured(fault, injected, invariant, gone, "s", WAKING_SECONDS)
+        yield found.row(fault, injected)
 
 
 def machine_of(place: Deployment, runner: Part) -> list[int]:
