@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in names():
             parser.error(f"no scenario {name!r}; there are: {', '.join(names())}")
 
-    logging.disable()  # Of this process, which loses its connections too; what servers and runners say is in their files.
+    logging.disable()  # Of this process, which loses its connections too. What servers and runners say is in files.
     console, is_kept, began = Console(), True, time.monotonic()
     for name in options.name or names():
         print(f"{name} …", file=sys.stderr, flush=True)

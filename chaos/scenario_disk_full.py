@@ -45,9 +45,8 @@ async def by_logs(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncIte
     ballast.write_bytes(b"\0" * (DISK_MEGABYTES // 2 * 2**20))
     place.add_runner("loud", "--labels", "loud")
     place.add_runner("quiet", slots=2)
-    text = "0123456789abcdef" * 4
     loud = NewJob(
-        payload={"executor": "process", "steps": [f"yes {text} | head -c {LOUD_MEGABYTES}M"]},
+        payload={"executor": "process", "steps": [f"seq -f %063.0f {LOUD_MEGABYTES * 2**20 // 64}"]},
         labels=["loud"],
         request_id="loud",
     )

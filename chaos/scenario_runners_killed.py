@@ -25,6 +25,7 @@ from deltaci.runner.reaper import MARK
 from tests.e2e.proxy import Held, Proxy
 
 FAULT: Final = "runner killed in each state"
+FROZEN: Final = "runner frozen for longer than its lease"
 SLACK_SECONDS: Final = 3.0  # The timers look every quarter of a second; the machine may be busy.
 WAKING_SECONDS: Final = 1.0  # What a frozen machine may do after its return, before it notices what time it is.
 
@@ -113,7 +114,15 @@ STATES: Final = (
 
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
-    """One runner in every state at a time, round after round; then those that sleep."""
+    """Those that are killed and those that sleep, side by side, each in a deployment of its own."""
+    cases = (killed,) if stage.is_quick else (killed, asleep, frozen)
+    for found in await asyncio.gather(*(case(stage) for case in cases)):
+        for row in found:
+            yield row
+
+
+async def killed(stage: Stage) -> list[Row]:
+    """One runner in every state at a time, round after round."""
     states = [each for each in STATES if not stage.is_quick or each.name in ("running", "completing")]
     rounds = stage.size(4, 1)
     async with deployed(stage, "killed") as place, AsyncExitStack() as stack:
@@ -131,12 +140,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
             if number + 1 < rounds:
                 for victim in victims:
                     victim.runner.start()
-        found = await place.verdict()
-        for row in rows(place, found, states, struck):
-            yield row
-    if not stage.is_quick:
-        async for row in sleepers(stage):
-            yield row
+        return rows(place, await place.verdict(), states, struck)
 
 
 async def rescue(place: Deployment, victims: list[Victim]) -> None:
@@ -186,9 +190,8 @@ def rows(place: Deployment, found: Verdict, states: list[State], struck: dict[st
 # -- those that sleep
 
 
-async def sleepers(stage: Stage) -> AsyncIterator[Row]:
-    """Frozen for longer than a lease: the runner alone, and its whole machine."""
-    fault = "runner frozen for longer than its lease"
+async def asleep(stage: Stage) -> list[Row]:
+    """Frozen for longer than a lease: the runner alone."""
     async with deployed(stage, "asleep") as place:
         runner = place.add_runner("sleeper")
         await place.work.give(1, place.ttl_seconds + 3)
@@ -199,20 +202,25 @@ async def sleepers(stage: Stage) -> AsyncIterator[Row]:
         runner.resume()
         found = await place.verdict()
         injected = f"SIGSTOP of the runner alone for {2 * place.ttl_seconds} s"
-        yield found.row(fault, injected)
-        yield measured(fault, injected, "its keeper proves the lease meanwhile", found.lost_leases, "lost leases", 0)
+        return [
+            found.row(FROZEN, injected),
+            measured(FROZEN, injected, "its keeper proves the lease meanwhile", found.lost_leases, "lost leases", 0),
+        ]
 
+
+async def frozen(stage: Stage) -> list[Row]:
+    """Its whole machine."""
     async with deployed(stage, "frozen") as place:
         runner = place.add_runner("frozen")
         await place.work.give(1, place.ttl_seconds + 3)
         await place.begun(1)
-        frozen = machine_of(place, runner)
-        for pid in frozen:
+        pids = machine_of(place, runner)
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         place.add_runner("rescuer")
         await place.begun(2, seconds=30)
         woken = time.monotonic()
-        for pid in frozen:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         first = min(place.work.witness.executions()["j1"], key=lambda each: each.began).mark
@@ -221,8 +229,7 @@ async def sleepers(stage: Stage) -> AsyncIterator[Row]:
         found = await place.verdict(overlap_limit=WAKING_SECONDS)
         injected = "SIGSTOP of the runner, its keeper and its job until another has the job; then SIGCONT"
         invariant = "a machine that wakes up with a lease that is another's stops its job at once"
-        yield measured(fault, injected, invariant, gone, "s", WAKING_SECONDS)
-        yield found.row(fault, injected)
+        return [measured(FROZEN, injected, invariant, gone, "s", WAKING_SECONDS), found.row(FROZEN, injected)]
 
 
 def machine_of(place: Deployment, runner: Part) -> list[int]:

@@ -21,6 +21,8 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     async with deployed(stage, "sqlite", ttl_seconds=LONG_TTL_SECONDS) as place:
         async for row in kills(stage, place, "one server, SQLite", stage.size(12, 2)):
             yield row
+    if stage.is_quick:
+        return
     with PostgresServer() as database:
         store = database.create_database()
         async with deployed(stage, "postgres", store=store, servers=2, ttl_seconds=LONG_TTL_SECONDS) as place:
