@@ -144,12 +144,13 @@ class Deployment:
         if left:
             raise TooLate(f"after {seconds:.0f} s not over: {', '.join(left[:5])}")
 
-    async def verdict(self, seconds: float = 60.0, overlap_limit: float = 0.0) -> Verdict:
+    async def verdict(self, seconds: float = 60.0, overlap_limit: float = 0.0, *, all_succeed: bool = False) -> Verdict:
         """Wait until everything is over, and look at everything.
 
-        Only who freezes a whole machine, with its job, may allow it a moment to notice what time it is.
+        Only who freezes a whole machine, with its job, may allow it a moment to notice what time it is. Where every
+        job is a good one, say that all succeed.
         """
-        return await verdict(self, seconds, overlap_limit)
+        return await verdict(self, seconds, overlap_limit, all_succeed=all_succeed)
 
     # -- the end
 

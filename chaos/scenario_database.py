@@ -72,7 +72,7 @@ async def outages(
             await place.begun(count + 3)
             backs.append(back)
             stage.say(f"{outage.name}: {number + 1} of {times}, {len(place.work.failures)} calls failed so far")
-    found = await place.verdict()
+    found = await place.verdict(all_succeed=True)
     grants = [event.at / SECOND for event in found.log if event.entity == ATTEMPT and event.to == LEASED]
     waits = [min((at for at in grants if at > back), default=back + 999) - back for back in backs]
     injected = f"PostgreSQL {outage.name}, {times} times, under load; two servers"

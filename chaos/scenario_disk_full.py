@@ -64,7 +64,7 @@ async def by_logs(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncIte
     began = time.monotonic()
     await until(lambda: used(logs) > size + 2**20, "the log goes on", 30)
     back = time.monotonic() - began
-    found = await place.verdict(90)
+    found = await place.verdict(90, all_succeed=True)
     injected = f"a log fills the server's disk of {DISK_MEGABYTES} MiB; SQLite on the same disk"
     note = f"{done} of {len(ids)} jobs were done while the log was refused, {refused} writes of state failed"
     yield measured(FAULT, injected, "logs are shed before state", len(ids) - done + refused, "state writes", 0, note)
@@ -95,7 +95,7 @@ async def by_others(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncI
             backs.append(time.monotonic() - began)
             stage.say(f"full {number + 1} of {times}: back after {backs[-1]:.1f} s")
             await place.begun(count + 8)
-    found = await place.verdict(90)
+    found = await place.verdict(90, all_succeed=True)
     injected = f"somebody else fills the server's disk to the last byte for {FULL_SECONDS:.0f} s, {times} times; SQLite"
     unclear = [each for each in place.work.failures if not any(word in each for word in REFUSALS)]
     note = f"{len(place.work.failures)} refusals, such as: {(place.work.failures or ['none'])[0][-60:]}"

@@ -140,7 +140,7 @@ async def killed(stage: Stage) -> list[Row]:
             if number + 1 < rounds:
                 for victim in victims:
                     victim.runner.start()
-        return rows(place, await place.verdict(), states, struck)
+        return rows(place, await place.verdict(all_succeed=True), states, struck)
 
 
 async def rescue(place: Deployment, victims: list[Victim]) -> None:
@@ -200,7 +200,7 @@ async def asleep(stage: Stage) -> list[Row]:
         await place.execution_over(1, seconds=30)
         await asyncio.sleep(place.ttl_seconds)
         runner.resume()
-        found = await place.verdict()
+        found = await place.verdict(all_succeed=True)
         injected = f"SIGSTOP of the runner alone for {2 * place.ttl_seconds} s"
         return [
             found.row(FROZEN, injected),
@@ -226,7 +226,7 @@ async def frozen(stage: Stage) -> list[Row]:
         first = min(place.work.witness.executions()["j1"], key=lambda each: each.began).mark
         await until(lambda: not carrying(MARK, {first}), "the zombie's job is gone", 10)
         gone = time.monotonic() - woken
-        found = await place.verdict(overlap_limit=WAKING_SECONDS)
+        found = await place.verdict(overlap_limit=WAKING_SECONDS, all_succeed=True)
         injected = "SIGSTOP of the runner, its keeper and its job until another has the job; then SIGCONT"
         invariant = "a machine that wakes up with a lease that is another's stops its job at once"
         return [measured(FROZEN, injected, invariant, gone, "s", WAKING_SECONDS), found.row(FROZEN, injected)]

@@ -119,6 +119,23 @@ async def test_a_success_without_a_witness_is_found(tmp_path: Path) -> None:
 
 
 @patient
+async def test_a_job_that_ended_badly_is_found_where_all_must_succeed(tmp_path: Path) -> None:
+    """Nobody broke it, and it failed."""
+    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as place:
+        await place.work.give(1)
+        async with AsyncQueue(open_store(place.store_url)) as queue:
+            [claimed] = await queue.claim_next("w1")
+            await queue.start(claimed.lease_id)
+            await queue.fail(claimed.lease_id, "no")
+
+        lenient = await place.verdict(20)
+        strict = await place.verdict(20, all_succeed=True)
+
+    assert lenient.wrong == []
+    assert "ended, and not well" in strict.wrong[0]
+
+
+@patient
 async def test_doubled_and_overlapping_work_is_found(tmp_path: Path) -> None:
     """Two executions, and only one lease was given."""
     found = await judged(tmp_path, *WELL, "j1 m2 begin 1.15", "j1 m2 clash 1.15", "j1 m2 end 1.30")
