@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import logging
 import os
 import shutil
 import subprocess
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in names():
             parser.error(f"no scenario {name!r}; there are: {', '.join(names())}")
 
+    logging.disable()  # Of this process, which loses its connections too. What servers and runners say is in files.
     console, is_kept, began = Console(), True, time.monotonic()
     for name in options.name or names():
         print(f"{name} …", file=sys.stderr, flush=True)

@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from chaos.front import Front
 from chaos.parts import ROOT, TOKEN, Part, carrying
-from chaos.stage import Stage, in_time, until
-from chaos.verdict import Verdict, verdict
+from chaos.stage import Stage, TooLate, in_time, until
+from chaos.verdict import Verdict, unfinished, verdict
 from chaos.witness import Witness
 from chaos.workload import TENANT, Workload
 from deltaci.core.events import Event
@@ -130,9 +130,27 @@ class Deployment:
         """Wait until so many jobs have told that they began."""
         await until(lambda: len(self.work.witness.marks()) >= count, f"{count} jobs have begun", seconds)
 
-    async def verdict(self, seconds: float = 60.0) -> Verdict:
-        """Wait until everything is over, and look at everything."""
-        return await verdict(self, seconds)
+    async def execution_over(self, count: int, seconds: float = 60.0) -> None:
+        """Wait until so many executions have told that they came to their end."""
+
+        def ends() -> int:
+            return sum(each.ends for found in self.work.witness.executions().values() for each in found)
+
+        await until(lambda: ends() >= count, f"{count} executions came to their end", seconds)
+
+    async def work_over(self, seconds: float = 60.0, ids: Iterable[str] | None = None) -> None:
+        """Wait until these, or all that was acknowledged so far, are over."""
+        left = await unfinished(self.work, seconds, ids)
+        if left:
+            raise TooLate(f"after {seconds:.0f} s not over: {', '.join(left[:5])}")
+
+    async def verdict(self, seconds: float = 60.0, overlap_limit: float = 0.0, *, all_succeed: bool = False) -> Verdict:
+        """Wait until everything is over, and look at everything.
+
+        Only who freezes a whole machine, with its job, may allow it a moment to notice what time it is. Where every
+        job is a good one, say that all succeed.
+        """
+        return await verdict(self, seconds, overlap_limit, all_succeed=all_succeed)
 
     # -- the end
 
@@ -158,15 +176,20 @@ async def deployed(
     store: str = "",
     ttl_seconds: int = TTL_SECONDS,
     data: Path | None = None,
+    is_open: bool = True,
     **server: Any,
 ) -> AsyncIterator[Deployment]:
-    """So many servers, running, over SQLite or the store that is named; they are told these words too."""
+    """So many servers, running, over SQLite or the store that is named; they are told these words too.
+
+    Unless it is open, nobody asks for work yet, and this process has nothing to do with the store.
+    """
     made = Deployment(stage.place(case), store=store, ttl_seconds=ttl_seconds, words=words, data=data)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(made.stop)
         await stack.enter_async_context(made.front)
         for _ in range(servers):
             await made.start(made.add_server(**server))
-        await made.work.open()
         stack.push_async_callback(made.work.close)
+        if is_open:
+            await made.work.open()
         yield made

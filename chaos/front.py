@@ -19,6 +19,7 @@ class Front:
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self.is_open = True  # Whoever comes while it is not is sent away.
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -50,7 +51,7 @@ class Front:
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """The next in turn that accepts a connection."""
-        ports = list(self._ports())
+        ports = list(self._ports()) if self.is_open else []
         first = next(self._turn)
         for step in range(len(ports)):
             with suppress(OSError):

@@ -21,6 +21,8 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     async with deployed(stage, "sqlite", ttl_seconds=LONG_TTL_SECONDS) as place:
         async for row in kills(stage, place, "one server, SQLite", stage.size(12, 2)):
             yield row
+    if stage.is_quick:
+        return
     with PostgresServer() as database:
         store = database.create_database()
         async with deployed(stage, "postgres", store=store, servers=2, ttl_seconds=LONG_TTL_SECONDS) as place:
@@ -43,7 +45,7 @@ async def kills(stage: Stage, place: Deployment, where: str, count: int) -> Asyn
             await server.kill()
             await place.start(server)
             stage.say(f"kill {number + 1} of {count} ({server.name})")
-    found = await place.verdict()
+    found = await place.verdict(all_succeed=True)
     yield found.row(FAULT, injected)
     invariant = "a lease outlives its server: nothing is executed twice because of it"
     yield measured(FAULT, injected, invariant, found.lost_leases, "lost leases", None, f"{found.executions} executions")

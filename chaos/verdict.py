@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -51,6 +52,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     doubled: int = 0
     stuck: int = 0
     settled_seconds: float = 0.0
+    failed: list[str] = []
     wrong: list[str] = []
     log: list[Event] = []
     records: dict[str, Attempt] = {}
@@ -66,27 +68,37 @@ class Verdict(msgspec.Struct, kw_only=True):
         return measured(fault, injected, INVARIANT, len(self.wrong), "violations", 0, "; ".join(parts))
 
 
-async def verdict(place: Deployment, seconds: float = 60.0) -> Verdict:
-    """Wait until everything that was acknowledged is over, but not longer than this; then look at everything."""
+async def verdict(
+    place: Deployment, seconds: float = 60.0, overlap_limit: float = 0.0, *, all_succeed: bool = False
+) -> Verdict:
+    """Wait until everything that was acknowledged is over, but not longer than this; then look at everything.
+
+    With `all_succeed`, a job that ended in any other way is a violation too: nothing that was broken was its own.
+    """
     work, found = place.work, Verdict()
     found.acknowledged = len(work.acknowledged)
     began = time.monotonic()
-    found.stuck = await _stuck(work, found, seconds)
+    left = await unfinished(work, seconds)
+    found.stuck = len(left)
+    found.wrong += [f"{id} is not over after {seconds:.0f} s" for id in left]
     found.settled_seconds = time.monotonic() - began
     await _left(place, found)
-    await _records(work, found)
-    _executions(work, found)
     found.log = await work.insist(lambda: feed.read(work.store, 0, MAX_EVENTS))
     found.events = len(found.log)
+    tries = await _records(work, found)
+    _executions(work, found, tries, overlap_limit)
+    if all_succeed:
+        found.wrong += [f"{id} ended, and not well" for id in sorted(found.failed)]
     _ends(found)
     await _busy(work, found)
     await asyncio.to_thread(_verify, place, found)
     return found
 
 
-async def _stuck(work: Workload, found: Verdict, seconds: float) -> int:
-    """How many are not over in time. The log is read as it grows; a store that is away is asked again."""
-    open_ids, open_runs, seen = set(work.acknowledged), set(work.runs), 0
+async def unfinished(work: Workload, seconds: float, ids: Iterable[str] | None = None) -> list[str]:
+    """What is acknowledged and not over in time. The log is read as it grows; a store that is away is asked again."""
+    open_ids = set(work.acknowledged if ids is None else ids)
+    open_runs, seen = set(work.runs if ids is None else ()), 0
     deadline = time.monotonic() + seconds
     while (open_ids or open_runs) and time.monotonic() < deadline:
         try:
@@ -105,8 +117,7 @@ async def _stuck(work: Workload, found: Verdict, seconds: float) -> int:
             break
         except (Unavailable, OSError):
             continue
-    found.wrong += [f"{id} is not over after {seconds:.0f} s" for id in sorted([*open_ids, *open_runs])[:5]]
-    return len(open_ids) + len(open_runs)
+    return sorted([*open_ids, *open_runs])
 
 
 async def _left(place: Deployment, found: Verdict) -> None:
@@ -119,41 +130,64 @@ async def _left(place: Deployment, found: Verdict) -> None:
         found.wrong.append(f"{len(left)} processes of jobs that are over are left: {left[:5]}")
 
 
-async def _records(work: Workload, found: Verdict) -> None:
+async def _records(work: Workload, found: Verdict) -> dict[str, list[Attempt]]:
+    """Look up all that was acknowledged. Every attempt of each job: a run tries again what failed."""
+    retries: dict[str, set[str]] = {}
+    for event in found.log:
+        if event.entity == ATTEMPT and event.run_id:
+            retries.setdefault(event.entity_id.rpartition(".")[0], set()).add(event.entity_id)
+    tries: dict[str, list[Attempt]] = {}
     for id in work.acknowledged:
-        record = await work.attempt(id)
-        if record is None:
-            if id.partition("/")[0] not in work.runs:
-                found.lost += 1
-                found.wrong.append(f"{id} was acknowledged and is not there")
-            continue
-        found.records[id] = record
-        found.lost_leases += record.lost_leases
-        found.succeeded += record.state == attempt.SUCCEEDED
-        if record.lost_leases > record.max_lost_leases and record.state == attempt.SUCCEEDED:
-            found.wrong.append(f"{id} lost {record.lost_leases} leases, {record.max_lost_leases} are allowed")
-        if record.lease is not None:
-            found.wrong.append(f"{id} still has a lease ({record.lease.state})")
+        ids = sorted({id, *retries.get(id.rpartition(".")[0], ())})
+        tries[id] = [record for each in ids if (record := await work.attempt(each)) is not None]
+        if not tries[id] and id.partition("/")[0] not in work.runs:
+            found.lost += 1
+            found.wrong.append(f"{id} was acknowledged and is not there")
+        for record in tries[id]:
+            found.records[record.id] = record
+            _limits(record, found)
+        is_success = any(record.state == attempt.SUCCEEDED for record in tries[id])
+        found.succeeded += is_success
+        found.failed += [] if is_success else [id]
+    return tries
 
 
-def _executions(work: Workload, found: Verdict) -> None:
+def _limits(record: Attempt, found: Verdict) -> None:
+    """No attempt outlives its limits, or keeps a lease."""
+    found.lost_leases += record.lost_leases
+    if record.lost_leases > record.max_lost_leases and record.state == attempt.SUCCEEDED:
+        found.wrong.append(f"{record.id} lost {record.lost_leases} leases, {record.max_lost_leases} are allowed")
+    if record.lease is not None:
+        found.wrong.append(f"{record.id} still has a lease ({record.lease.state})")
+
+
+def _executions(work: Workload, found: Verdict, tries: dict[str, list[Attempt]], overlap_limit: float) -> None:
     """What the records say against what the jobs told."""
     told = work.witness.executions()
-    for id, record in found.records.items():
+    for id, records in tries.items():
         mine: list[Execution] = told.get(work.acknowledged[id], [])
+        if not any(map(is_witnessed, records)):
+            continue
         found.executions += len(mine)
         overlap = overlap_seconds(mine)
         found.overlap_seconds += overlap
         clashes = sum(each.clashes for each in mine)
         ends = sum(each.ends for each in mine)
-        if overlap or clashes:
+        # A job that is frozen holds its lock, and does nothing: then only the time counts.
+        if overlap > overlap_limit or (clashes and not overlap_limit):
             found.wrong.append(f"{id} ran twice at once: {overlap:.2f} s, {clashes} locks were taken")
-        if record.state == attempt.SUCCEEDED and not ends:
+        if id not in found.failed and not ends:
             found.wrong.append(f"{id} succeeded, and no execution of it came to its end")
-        # Only a lease that was lost lets it be executed again.
-        if len(mine) > record.claims or ends > 1 + record.lost_leases:
+        # Only a lease that was lost, or an attempt that failed, lets it be executed again.
+        leases = sum(record.claims for record in records)
+        if len(mine) > leases or ends > len(records) + sum(record.lost_leases for record in records):
             found.doubled += 1
-            found.wrong.append(f"{id} was executed {len(mine)} times ({ends} to the end) under {record.claims} leases")
+            found.wrong.append(f"{id} was executed {len(mine)} times ({ends} to the end) under {leases} leases")
+
+
+def is_witnessed(record: Attempt) -> bool:
+    """Whether its steps tell what they do; those of a runner that only speaks do not."""
+    return "tell begin" in str(record.spec)
 
 
 def _ends(found: Verdict) -> None:

@@ -45,6 +45,7 @@ tell begin
 flock -n 9 || tell clash
 n={round(seconds / TICK_SECONDS)}
 while [ $n -gt 0 ]; do sleep {TICK_SECONDS}; n=$((n - 1)); tell on; done
+echo {job} >result
 tell end
 """
 

@@ -19,7 +19,7 @@ from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
-from deltaci.engine.queue import AsyncQueue, NewJob
+from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob
 from deltaci.store import open_store
 from deltaci.store.port import Store, Unavailable
 
@@ -79,14 +79,17 @@ class Workload:
             )
             for name in names
         ]
-        began = time.time()
-        queue = self._queue
-        assert queue is not None
+        return [each.id for each in await self.enqueue(jobs)]
+
+    async def enqueue(self, jobs: list[NewJob]) -> list[QueueJob]:
+        """Ask for these, each with a request id, which is its name for the witness, until the answer is yes."""
+        queue, began = self._queue, time.time()
+        assert queue is not None, "the workload is not open"
         found = await self.insist(lambda: queue.enqueue_all(jobs))
-        for each, name in zip(found, names, strict=True):
-            self.acknowledged[each.id] = name
+        for each, job in zip(found, jobs, strict=True):
+            self.acknowledged[each.id] = job.request_id
             self.asked_at[each.id] = began
-        return [each.id for each in found]
+        return found
 
     async def ask(self, payload: Any, **fields: Any) -> str:
         """Ask for one job of any kind, which no witness sees; its id."""
