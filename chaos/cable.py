@@ -219,7 +219,7 @@ def refusal(packet: bytes) -> bytes:
 
 def checksum(data: bytes) -> int:
     """As the internet counts."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

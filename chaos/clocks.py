@@ -107,5 +107,6 @@ def why_not(folder: Path) -> str:
     told = [float(word) for word in shown.stdout.split()]
     expected = [time.time() + 86400, time.monotonic()]
     if len(told) != 2 or any(abs(a - b) > 30 for a, b in zip(told, expected, strict=True)):
-        return f"no clock that jumps: a process that should be a day ahead says {shown.stdout.strip() or shown.stderr.strip()[:200]}"
+        said = (shown.stdout or shown.stderr).strip()[:200]
+        return f"no clock that jumps: a process that should be a day ahead says {said}"
     return ""

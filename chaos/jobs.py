@@ -56,5 +56,7 @@ def no_small_disk() -> str:
     if shutil.which("unshare") is None:
         return "no small disk: unshare cannot be found"
     with tempfile.TemporaryDirectory() as folder:
-        tried = subprocess.run([*small_disk(Path(folder), MEGABYTE), "true"], capture_output=True, text=True, check=False)
+        tried = subprocess.run(
+            [*small_disk(Path(folder), MEGABYTE), "true"], capture_output=True, text=True, check=False
+        )
     return f"no small disk: {tried.stderr.strip()[:200]}" if tried.returncode else ""

@@ -17,8 +17,8 @@ from chaos.jobs import MEGABYTE, log_of, no_small_disk, over, small_disk
 from chaos.parts import carrying
 from chaos.rows import Row, measured, not_run, p99
 from chaos.stage import Stage, TooLate, until
-from deltaci.core.instants import SECOND
 from deltaci.core.attempt import FAILED, SUCCEEDED, Attempt
+from deltaci.core.instants import SECOND
 from deltaci.runner.reaper import MARK
 from tests.runner.leftovers import DAEMONS
 
@@ -56,7 +56,9 @@ CASES: Final[Mapping[str, Case]] = {
     "kills its parent": Case("kill -9 $PPID; sleep 30", FAILED, ""),
     "removes its workspace": Case('rm -rf "$HOME"; exit 4', FAILED, "EXIT"),
     "fills the disk": Case("head -c 1G /dev/zero > large", FAILED, "No space left", 0, ("disk",), (DISK,)),
-    "talks on a full disk": Case("head -c 1G /dev/zero > large || true; seq 1 100000", SUCCEEDED, "", 0, ("disk",), (DISK,)),
+    "talks on a full disk": Case(
+        "head -c 1G /dev/zero > large || true; seq 1 100000", SUCCEEDED, "", 0, ("disk",), (DISK,)
+    ),
 }
 
 
@@ -99,7 +101,10 @@ async def _lacking(stage: Stage, place: Deployment) -> dict[str, str]:
     await runner.heard("waits for work")
     record = await over(place, await place.work.ask(_spec("true")))
     told = log_of(place, record).decode()
-    for controller, words in (("pids", "64 processes (cgroup)"), ("memory", f"{LIMITS['memory_bytes']} bytes (cgroup)")):
+    for controller, words in (
+        ("pids", "64 processes (cgroup)"),
+        ("memory", f"{LIMITS['memory_bytes']} bytes (cgroup)"),
+    ):
         if words not in told:
             lacking[controller] = f"the limit of {controller} is not in force here"
     stage.say(next((line for line in told.splitlines() if "limits:" in line), told[:200]))

@@ -9,11 +9,11 @@ from typing import Final
 from chaos import liar
 from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
-from chaos.liar import Held, Visitor
 from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.blobs import open_blobs
 from deltaci.conformance.caller import Caller, Reply
+from deltaci.conformance.visitor import Held, Visitor
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.server.credentials import server_key

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from chaos.cable import Cable
 from chaos.deployment import Deployment, deployed
@@ -63,7 +63,7 @@ class Net:
 async def networked(stage: Stage, case: str, ttl_seconds: int) -> AsyncIterator[Net]:
     """Both, for one case."""
     with Cable() as cable:
-        server = {"under": cable.server.inside, "host": cable.server.address}
+        server: dict[str, Any] = {"under": cable.server.inside, "host": cable.server.address}
         async with deployed(stage, case, ttl_seconds=ttl_seconds, **server) as place:
             try:
                 yield Net(cable, place)
@@ -110,7 +110,7 @@ def partition(name: str) -> Case:
             is_alive = place.runners["far"].is_running
             await place.event(lambda event: event.entity_id == id and event.to == "SUCCEEDED", "the job is done")
             net.cable.mend()
-            verdict = await place.verdict()
+            verdict = await place.verdict(all_succeed=True)
             first, second = place.work.witness.executions()[place.work.acknowledged[id]]
         gap = second.began - first.last
         return [
@@ -199,7 +199,7 @@ async def _busy(net: Net, seconds: float) -> None:
 
 
 async def _unharmed(net: Net, fault: str, injected: str, note: str = "") -> list[Row]:
-    found = await net.place.verdict(90.0)
+    found = await net.place.verdict(90.0, all_succeed=True)
     if found.stuck:
         raise TooLate("; ".join(found.wrong))
     return [

@@ -72,7 +72,8 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "base64, one off": Variant('printf "x%s" "$S" | base64 -w 0',
                                lambda s: base64.b64encode(b"x" + s.encode())[EDGE:-EDGE]),
     "URL": Variant(python('print(u.quote(s, safe=""))'), lambda s: quote(s, safe="").encode()),
-    "URL, lower case": Variant(python('print(u.quote(s, safe="").lower())'), lambda s: quote(s, safe="").lower().encode()),
+    "URL, lower case": Variant(python('print(u.quote(s, safe="").lower())'),
+                               lambda s: quote(s, safe="").lower().encode()),
     "form": Variant(python("print(u.quote_plus(s))"), lambda s: quote_plus(s).encode()),
     "JSON": Variant(python("print(json.dumps(s))"), lambda s: json.dumps(s).encode()),
     "JSON in JSON": Variant(python("print(json.dumps(json.dumps(s)))"), lambda s: json.dumps(json.dumps(s)).encode()),
@@ -94,12 +95,14 @@ for c in os.environ["S"]: print(c, end=""); time.sleep(0.005)'"""
     "one line of many": Variant('printf "%s" "$S" | grep second', secret=LINES),
     "lines, indented": Variant('printf "%s" "$S" | sed "s/^/    | /"', secret=LINES),
     "lines, in another order": Variant('printf "%s" "$S" | tac', secret=LINES),
-    "lines, base64": Variant('printf "%s" "$S" | base64', lambda s: base64.b64encode(s.strip().encode())[EDGE:70], LINES),
+    "lines, base64": Variant('printf "%s" "$S" | base64',
+                             lambda s: base64.b64encode(s.strip().encode())[EDGE:70], LINES),
     "in a file's name": Variant('mkdir left; echo x > "left/$S"; echo x > "left/a-$S-b"', secret="{}"),
-    "in the output": Variant(python("""json.dump({"a": s, s: 1, "c": ["x" + s]}, open("out.json", "w"))"""), secret="{}"),
+    "in the output": Variant(python('json.dump({"a": s, s: 1, "c": ["x" + s]}, open("out.json", "w"))'),
+                             secret="{}"),
     "a number in the output": Variant("echo \"{\\\"a\\\": $S}\" > out.json", secret="NUMBER"),
     "in a test report": Variant(
-        'echo "<testsuite><testcase name=\\"$S\\"><failure message=\\"$S\\">$S</failure></testcase></testsuite>" > r.xml',
+        'echo "<testsuite><testcase name=\\"$S\\"><failure>$S</failure></testcase></testsuite>" > r.xml',
         secret="{}",
     ),
 }  # fmt: skip
@@ -146,7 +149,11 @@ def _value(variant: Variant) -> str:
 
 
 async def _asked(place: Deployment, secret: str, variant: Variant) -> str:
-    spec: dict[str, Any] = {"steps": [f'export S="${secret}"\n{variant.step}'], "executor": "process", "secrets": [secret]}
+    spec: dict[str, Any] = {
+        "steps": [f'export S="${secret}"\n{variant.step}'],
+        "executor": "process",
+        "secrets": [secret],
+    }
     if "out.json" in variant.step:
         spec["output_path"] = "out.json"
     elif "left" in variant.step:
@@ -175,5 +182,4 @@ def _leaked(variant: Variant, value: str, stored: Mapping[str, bytes]) -> bool:
 
 
 def _is_common(window: bytes) -> bool:
-    return window in b"-----BEGIN ----------END-----" or window in b'-/of+the&house<\xc3\xa9>"\'$x'
-
+    return window in b"-----BEGIN ----------END-----" or window in b"-/of+the&house<\xc3\xa9>\"'$x"

@@ -1,7 +1,7 @@
 """A job's log on its way to the server: kept on disk first, sent in order, resumed where the server says it ends.
 
-It has a limit, the server's own: a job that never stops talking fills neither disk. What comes after that is lost, but for
-the last lines, which tell why a job failed.
+It has a limit, the server's own: a job that never stops talking fills neither disk. What comes after that is lost, but
+for the last lines, which tell why a job failed.
 
 It shares its line with heartbeats, which must never wait long behind it. So what is sent at once is as much as the line
 takes in a moment: little at first, more while that goes quickly, less when it does not.
