@@ -174,12 +174,12 @@ def _stored(place: Deployment) -> dict[str, bytes]:
 
 
 def _leaked(variant: Variant, value: str, stored: Mapping[str, bytes]) -> bool:
+    # What another secret of this kind has in common with it tells nothing.
+    telling = _windows(variant, value, STRIDE) - _windows(variant, _value(variant), 1)
+    return any(window in data for window in telling for data in stored.values())
+
+
+def _windows(variant: Variant, value: str, stride: int) -> set[bytes]:
+    """All runs of so many bytes of all its forms."""
     forms = {variant.shown(value), value.encode(), *(line.strip().encode() for line in value.splitlines())}
-    windows = {form[at : at + WINDOW] for form in forms for at in range(0, len(form) - WINDOW + 1, STRIDE)}
-    # What every secret of this kind has in common tells nothing.
-    windows -= {window for window in windows if _is_common(window)}
-    return any(window in data for window in windows for data in stored.values())
-
-
-def _is_common(window: bytes) -> bool:
-    return window in b"-----BEGIN ----------END-----" or window in b"-/of+the&house<\xc3\xa9>\"'$x"
+    return {form[at : at + WINDOW] for form in forms for at in range(0, len(form) - WINDOW + 1, stride)}
