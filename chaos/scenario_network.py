@@ -17,6 +17,7 @@ from chaos.jobs import over
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage, TooLate
 from deltaci.blobs.logs import Logs
+from tests.e2e.proxy import Proxy
 
 FAULT: Final = "partition, one-way and two-way"
 SLOW: Final = "slow link"
@@ -36,7 +37,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     """Every case, side by side: they wait more than they work."""
     if reason := Cable.why_not():
         raise NotRun(reason)
-    cases: list[Case] = [slow, *(partition(name) for name in CUTS), flapping, resets, disorder]
+    cases: list[Case] = [slow, *(partition(name) for name in CUTS), dripping, flapping, half_open, resets, disorder]
     for rows in asyncio.as_completed([case(stage) for case in cases]):
         for row in await rows:
             yield row
@@ -93,33 +94,74 @@ def partition(name: str) -> Case:
     """A cut that lasts until somebody else has done the job."""
 
     async def case(stage: Stage) -> list[Row]:
-        injected = f"{name}, longer than the lease of {SHORT_TTL_SECONDS} s"
         async with networked(stage, name.replace(" ", "-"), SHORT_TTL_SECONDS) as net:
-            place = net.place
             net.add_far()
-            [id] = await place.work.give(1, JOB_SECONDS)
-            await place.begun(1)
-            await asyncio.sleep(1.5)  # The first heartbeat was heard.
-
-            CUTS[name](net.cable)
-            cut_at = _uptime()
-            net.add_near()
-            await place.begun(2)
-            found_again = _uptime() - cut_at
-            stage.say(f"{name}: the second runner began after {found_again:.1f} s")
-            is_alive = place.runners["far"].is_running
-            await place.event(lambda event: event.entity_id == id and event.to == "SUCCEEDED", "the job is done")
-            net.cable.mend()
-            verdict = await place.verdict(all_succeed=True)
-            first, second = place.work.witness.executions()[place.work.acknowledged[id]]
-        gap = second.began - first.last
-        return [
-            measured(FAULT, injected, NO_OVERLAP, max(0.0, -gap), "s of overlap", 0.0, f"let go {gap:.2f} s before"),
-            measured(FAULT, injected, "somebody else has the job soon", found_again, "s after the cut", 20.0),
-            verdict.row(FAULT, injected, "" if is_alive else "the runner that was cut off ended"),
-        ]
+            return await _cut_off(stage, net.place, name, lambda: CUTS[name](net.cable), net.cable.mend, net.add_near)
 
     return case
+
+
+async def dripping(stage: Stage) -> list[Row]:
+    """Every answer comes byte by byte, so slowly that no read times out and none is ever whole."""
+    async with deployed(stage, "dripping", ttl_seconds=SHORT_TTL_SECONDS) as place, Proxy(place.ports) as way:
+        place.add_runner("far", url=way.url)
+
+        def drip(is_so: bool) -> None:
+            way.drips = is_so
+
+        return await _cut_off(
+            stage,
+            place,
+            "answers that come byte by byte",
+            lambda: drip(True),
+            lambda: drip(False),
+            lambda: place.add_runner("near"),
+        )
+
+
+async def _cut_off(
+    stage: Stage,
+    place: Deployment,
+    name: str,
+    cut: Callable[[], None],
+    mend: Callable[[], None],
+    add_near: Callable[[], object],
+) -> list[Row]:
+    injected = f"{name}, longer than the lease of {SHORT_TTL_SECONDS} s"
+    [id] = await place.work.give(1, JOB_SECONDS)
+    await place.begun(1)
+    await asyncio.sleep(1.5)  # The first heartbeat was heard.
+
+    cut()
+    cut_at = _uptime()
+    add_near()
+    await place.begun(2)
+    found_again = _uptime() - cut_at
+    stage.say(f"{name}: the second runner began after {found_again:.1f} s")
+    is_alive = place.runners["far"].is_running
+    await place.work_over()
+    mend()
+    verdict = await place.verdict(all_succeed=True)
+    first, second = place.work.witness.executions()[place.work.acknowledged[id]]
+    gap = second.began - first.last
+    return [
+        measured(FAULT, injected, NO_OVERLAP, max(0.0, -gap), "s of overlap", 0.0, f"let go {gap:.2f} s before"),
+        measured(FAULT, injected, "somebody else has the job soon", found_again, "s after the cut", 20.0),
+        verdict.row(FAULT, injected, "" if is_alive else "the runner that was cut off ended"),
+    ]
+
+
+async def half_open(stage: Stage) -> list[Row]:
+    """The server is started anew while nobody hears it go: the runner's connections lead nowhere."""
+    injected = f"the server restarts during a cut of less than the lease of {TTL_SECONDS} s"
+    async with networked(stage, "half-open", TTL_SECONDS) as net:
+        await _busy(net, 8.0)
+        await asyncio.sleep(1.5)
+        net.cable.cut()
+        await net.place.servers[0].kill()
+        await net.place.start(net.place.servers[0])
+        net.cable.mend()
+        return await _unharmed(net, FAULT, injected)
 
 
 async def flapping(stage: Stage) -> list[Row]:
