@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"no scenario {name!r}; there are: {', '.join(names())}")
 
     logging.disable()  # Of this process, which loses its connections too. What servers and runners say is in files.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Whoever ends us so must leave nothing behind, either.
     console, is_kept, began = Console(), True, time.monotonic()
     for name in options.name or names():
         print(f"{name} …", file=sys.stderr, flush=True)
@@ -75,7 +77,11 @@ def play(name: str, *, is_quick: bool = False) -> list[Row]:
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{name[:20]}-"))
     folder.chmod(0o755)  # PostgreSQL runs under another account.
     module = importlib.import_module(f"chaos.{PREFIX}{name}")
-    rows = asyncio.run(collect(module.FAULT, module.run, Stage(folder, is_quick=is_quick)))
+    try:
+        rows = asyncio.run(collect(module.FAULT, module.run, Stage(folder, is_quick=is_quick)))
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if all(row.ok is not False for row in rows):
         shutil.rmtree(folder, ignore_errors=True)
     else:

@@ -15,8 +15,8 @@ from deltaci.core.errors import Refused
 
 FAULT: Final = "poison job spec"
 TTL_SECONDS: Final = 11
-AT_ONCE: Final = 8
 MEGABYTE: Final = 1 << 20
+HONEST: Final = {"steps": ["true"], "executor": "process"}
 
 
 def deep(levels: int) -> Any:
@@ -77,7 +77,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     """All of them, and then an honest job."""
     async with deployed(stage, "poison", ttl_seconds=TTL_SECONDS) as place:
         runner = place.add_runner("r1", slots=4)
-        await runner.heard("waits for work")
+        await over(place, await place.work.ask(HONEST))
         keeper = place.keeper(runner)
         specs = dict(list(SPECS.items())[: stage.size(len(SPECS), 4)])
         wrong, refused, ids = await _enqueued(place, specs)
@@ -93,7 +93,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
             if record.state != SUCCEEDED and (record.error is None or not record.error.message):
                 wrong.append(f"{name}: {record.state} without a cause")
         stage.say("; ".join(told))
-        last = await over(place, await place.work.ask({"steps": ["true"], "executor": "process"}))
+        last = await over(place, await place.work.ask(HONEST))
         crashed = [part.name for part in (*place.servers, runner) if not part.is_running]
         if not crashed and place.keeper(runner) != keeper:
             crashed.append("the keeper")
