@@ -12,12 +12,14 @@ from deltaci.core.instants import SECOND
 NANOSECONDS: Final = 1000
 JUMP_SECONDS: Final = 5.0  # More than answers of a store are ever late by, and less than any lease can spare.
 
+_REAL_TIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 LOGGER: Final = logging.getLogger(__name__)
 
 
 def real_time_ns() -> int:
     """A clock that nobody sets, and that goes on while the machine sleeps, where there is one."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic_ns()
+    return time.clock_gettime_ns(_REAL_TIME)
 
 
 def steady_clock() -> Callable[[], float]:

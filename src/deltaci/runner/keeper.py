@@ -192,7 +192,10 @@ class Keeper:
 
     def _beat(self, due: list[_Kept]) -> None:
         self._said, self._said_at = due, self._clock()
-        timeout = max(0.2, min(self._patience, min(kept.proved_until for kept in due) - self._said_at))
+        # Who beats seldom has time to wait: a server that is slow today is not asked more often for that.
+        patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / SLOWER)
+        left = min(kept.proved_until for kept in due) - self._said_at
+        timeout = max(0.2, min(patience, MAX_CALL_SECONDS, left))
         self._give_up_at = self._said_at + timeout
         ts = datetime.now(UTC)
         beats = [
