@@ -244,8 +244,12 @@ async def _unharmed(net: Net, fault: str, injected: str, note: str = "") -> list
     found = await net.place.verdict(90.0, all_succeed=True)
     if found.stuck:
         raise TooLate("; ".join(found.wrong))
+    # A grant that was never heard of is nobody's loss: only what had begun, and was begun again, is.
+    again = found.executions - found.acknowledged
+    unheard = found.lost_leases - again
+    told = "; ".join(filter(None, (note, f"{unheard} grants were never heard of" if unheard else "")))
     return [
-        measured(fault, injected, NOT_SPURIOUS, found.lost_leases, "spurious expiries", 0, note),
+        measured(fault, injected, NOT_SPURIOUS, again, "spurious expiries", 0, told),
         found.row(fault, injected),
     ]
 

@@ -193,7 +193,7 @@ class Keeper:
     def _beat(self, due: list[_Kept]) -> None:
         self._said, self._said_at = due, self._clock()
         # Who beats seldom has time to wait: a server that is slow today is not asked more often for that.
-        patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / SLOWER)
+        patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / 2)
         left = min(kept.proved_until for kept in due) - self._said_at
         timeout = max(0.2, min(patience, MAX_CALL_SECONDS, left))
         self._give_up_at = self._said_at + timeout

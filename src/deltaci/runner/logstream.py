@@ -21,7 +21,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 
 CHUNK_BYTES: Final = 1024 * 1024
-FIRST_CHUNK_BYTES: Final = 16 * 1024
+FIRST_CHUNK_BYTES: Final = 4 * 1024
 LEAST_CHUNK_BYTES: Final = 1024
 QUICK_SECONDS: Final = 1.0
 SLOW_SECONDS: Final = 3.0
