@@ -6,7 +6,7 @@ LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check fix fuzz bench lock clean setup-runtime setup-dev
+.PHONY: help up test check fix fuzz bench chaos lock clean setup-runtime setup-dev
 
 help: ## show this list
 	@echo "Delta CI. The targets are:"
@@ -47,6 +47,9 @@ bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside ot
 			install --no-compile --require-hashes -r requirements/peers.lock && \
 		cp requirements/peers.lock .venv/peers/lock; } || echo "the peers cannot be installed; going on without" >&2
 	@$(PY) -m bench $(ONLY)
+
+chaos: setup-dev ## kill, starve and break real processes, and count what is lost (ONLY=servers_killed: that one)
+	@$(PY) -m chaos $(ONLY)
 
 lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
 	@$(LOCK) pyproject.toml requirements/runtime.in --output-file requirements/runtime.lock

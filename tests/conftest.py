@@ -1,11 +1,15 @@
-"""What the whole test run shares: figures that tests measure are shown at its end, and one PostgreSQL server."""
+"""What the whole test run shares: figures that tests measure are shown at its end, one PostgreSQL server, and time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from deltaci.engine import applier
+from deltaci.engine.clock import ForwardClock
 from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
 
@@ -42,3 +46,9 @@ def nats_server() -> Iterator[NatsServer]:
     """A real NATS with JetStream and nothing in it."""
     with NatsServer() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def moved_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test lets time pass by moving the store's clock: that is no jump, however little real time it takes."""
+    monkeypatch.setattr(applier, "ForwardClock", partial(ForwardClock, jump_seconds=math.inf))

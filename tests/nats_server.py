@@ -68,6 +68,16 @@ class NatsServer:
         assert self._process is not None
         self._process.kill()
 
+    def pause(self) -> None:
+        """SIGSTOP: connections stand, and nobody answers."""
+        assert self._process is not None
+        self._process.signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.signal_all(signal.SIGCONT)
+
     def lose_everything(self) -> None:
         """Take all that it keeps from it; only while it does not run."""
         shutil.rmtree(self._directory / "jetstream", ignore_errors=True)

@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
@@ -207,6 +208,14 @@ class Postmaster:
             self._process.send_signal(how)
         self._wait_until_gone()
 
+    def signal_all(self, how: signal.Signals) -> None:
+        """A signal to the server, and then to each of its children."""
+        if self.is_running:
+            self._process.send_signal(how)
+            for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text("ascii").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), how)
+
     def kill(self) -> None:
         """SIGKILL the server and all its children, as a power cut would."""
         if self.is_running:
@@ -261,9 +270,15 @@ def guard(pid: int, log: int, directory: Path) -> subprocess.Popen[bytes]:
 class PostgresServer:
     """A PostgreSQL server in a temporary directory, which `close` removes."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        binaries: Path | None = None,
+        parent: Path | None = None,
+    ) -> None:
         self._settings = SETTINGS | dict(settings or {})
         self._binaries = binaries
+        self._parent = parent  # where its directory is made, if not where temporary ones are
         self._owner = account()
         self._directory: Path | None = None
         self._postmaster: Postmaster | None = None
@@ -315,6 +330,16 @@ class PostgresServer:
         if self._postmaster:
             self._postmaster.kill()
 
+    def pause(self) -> None:
+        """SIGSTOP all of it: connections stand, and nobody answers."""
+        if self._postmaster:
+            self._postmaster.signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT all of it."""
+        if self._postmaster:
+            self._postmaster.signal_all(signal.SIGCONT)
+
     def restart(self) -> None:
         self.stop()
         self.start()
@@ -346,8 +371,9 @@ class PostgresServer:
     def _prepare(self) -> None:
         """Make the directory and an empty database cluster in it."""
         binaries = self._binaries or find_binaries()
-        parent = Path(tempfile.gettempdir()).resolve()
-        if len(str(parent)) > LONGEST_DIRECTORY - 30 or (self._owner and not open_to_all(parent)):
+        parent = self._parent or Path(tempfile.gettempdir()).resolve()
+        is_unfit = len(str(parent)) > LONGEST_DIRECTORY - 30 or (self._owner and not open_to_all(parent))
+        if is_unfit and self._parent is None:
             parent = Path("/tmp")
         self._directory = Path(tempfile.mkdtemp(prefix="deltaci-postgres-", dir=parent))
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-CODE = ("src", "tests", "bench", "scripts")
+CODE = ("src", "tests", "bench", "chaos", "scripts")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 

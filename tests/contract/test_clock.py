@@ -1,6 +1,8 @@
-"""A clock that jumps back: it may neither shorten a lease nor revive one, and no timer may stand still."""
+"""A clock that jumps may neither shorten a lease nor revive one, and neither timers nor claims may stand still."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
@@ -32,6 +34,14 @@ class Elapsed:
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """Every applier that is made from now on measures with this."""
     found = Elapsed()
+    monkeypatch.setattr(applier, "ForwardClock", lambda: ForwardClock(found, math.inf))
+    return found
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    """The same, and what the store's clock is ahead of it by is a jump: as outside of tests."""
+    found = Elapsed()
     monkeypatch.setattr(applier, "ForwardClock", lambda: ForwardClock(found))
     return found
 
@@ -44,7 +54,47 @@ def test_a_clock_that_goes_forward_is_believed() -> None:
     assert clock.read(START) == START
     elapsed.after(50)
     assert clock.read(START + SECOND) == START + SECOND
-    assert clock.read(START + HOUR * SECOND) == START + HOUR * SECOND
+    assert clock.read(START + 54 * SECOND) == START + 54 * SECOND
+    assert clock.lead == 0
+
+
+def test_a_clock_that_jumps_ahead_goes_on_at_the_real_pace() -> None:
+    """An hour that nobody lived through ends no lease; when the clock is right again, it is followed again."""
+    elapsed = Elapsed()
+    clock = ForwardClock(elapsed)
+    clock.read(START)
+
+    elapsed.after(2)
+    assert clock.read(START + HOUR * SECOND) == START + 2 * SECOND
+    assert clock.lead == (2 - HOUR) * SECOND
+    elapsed.after(2)
+    assert clock.read(START + HOUR * SECOND) == START + 4 * SECOND
+    elapsed.after(2)
+    assert clock.read(START + 6 * SECOND + 1) == START + 6 * SECOND + 1
+
+
+def test_an_answer_that_came_late_makes_no_jump_of_the_next() -> None:
+    """A store that was busy for a minute tells an old time; the one after it is right."""
+    elapsed = Elapsed()
+    clock = ForwardClock(elapsed)
+    clock.read(START)
+
+    elapsed.after(60)
+    assert clock.read(START + SECOND) == START + SECOND
+    assert clock.read(START + 60 * SECOND) == START + 60 * SECOND
+
+
+def test_what_a_record_has_seen_is_believed() -> None:
+    """Another server wrote at a later time: whoever goes on before it would let its leases live too long."""
+    elapsed = Elapsed()
+    clock = ForwardClock(elapsed)
+    clock.read(START)
+    clock.saw(START + HOUR * SECOND)
+
+    elapsed.after(3)
+
+    assert clock.read(START + (HOUR + 4) * SECOND) == START + (HOUR + 4) * SECOND
+    assert clock.read(START + SECOND) == START + (HOUR + 4) * SECOND
 
 
 def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
@@ -147,3 +197,60 @@ async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Plac
         assert renewed.lease is not None
         times = [event.at for event in await server.verified()]
         assert times == sorted(times)
+
+
+@pytest.mark.proves("MOD-4")
+@on_loop
+async def test_a_jump_ahead_ends_no_lease(place: Place, strict: Elapsed) -> None:
+    """Whoever sets a clock right must not stop every job there is; who is silent still loses its lease."""
+    async with place.server() as server:
+        await server.tick()
+        await server.enqueue("a")
+        held = await server.take()
+        await server.say(attempt.Start, held)
+        place.after(HOUR)
+
+        await server.tick()
+        strict.after(60)
+        await server.say(attempt.Extend, held)
+        strict.after(119)
+        await server.tick()
+        assert await server.state("a") == attempt.RUNNING
+        strict.after(2)
+        await server.tick()
+
+        assert await server.state("a") == attempt.QUEUED
+        await server.verified()
+
+
+@on_loop
+async def test_work_is_claimed_after_a_jump_back(place: Place, elapsed: Elapsed) -> None:
+    """What was enqueued a moment ago must not wait until the store's clock has caught up."""
+    async with place.server() as server:
+        await server.tick()
+        place.after(-HOUR)
+        elapsed.after(1)
+        await server.enqueue("a")
+
+        held = await server.take()
+
+        assert (await server.say(attempt.Start, held)).state == attempt.RUNNING
+        await server.verified()
+
+
+@on_loop
+async def test_timers_go_on_after_a_jump_back_and_a_restart(place: Place, elapsed: Elapsed) -> None:
+    """The records tell a new server how late it is: a runner that dies now is found out in time."""
+    async with place.server() as server:
+        await server.enqueue("a")
+        held = await server.take()
+        await server.say(attempt.Start, held)
+    place.after(-HOUR)
+
+    async with place.server() as server:
+        await server.say(attempt.Extend, held)
+        elapsed.after(121)
+        await server.tick()
+
+        assert await server.state("a") == attempt.QUEUED
+        await server.verified()

@@ -116,15 +116,36 @@ def test_a_call_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
     bench.hold("early")
     bench.at(1.0)
     assert bench.lines[0].asked.wait(SECONDS)
-    bench.at(5.9)
+    bench.at(1.9)
     assert len(bench.lines) == 1
 
-    bench.at(6.1)  # Five seconds are enough for an answer.
-    bench.at(7.2)
+    bench.at(2.1)  # A second is enough for an answer, unless the line is slow.
+    bench.at(3.2)
     assert bench.lines[1].asked.wait(SECONDS)
+    bench.at(5.1)
+    assert len(bench.lines) == 2
+    bench.at(5.3)  # And two are, when one was not.
+    assert len(bench.lines) == 3
     bench.at(FENCE)
 
     assert bench.lost() == ["early"]
+    bench.close()
+
+
+def test_a_slow_line_is_given_the_time_that_it_needs(bench: Bench) -> None:
+    """Whoever hangs up on every answer that is late never hears one."""
+    bench.hold()
+    bench.at(1.0)
+    bench.now = 1.9
+    bench.answered()
+    bench.lines[0].answer.clear()
+
+    bench.at(2.1)
+    bench.at(5.6)  # Four times as long as the last one took.
+    assert len(bench.lines) == 1
+    bench.at(5.8)
+
+    assert len(bench.lines) == 2
     bench.close()
 
 

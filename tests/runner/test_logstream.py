@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.logstream import TAIL_LINES, LogStream
+from deltaci.runner.logstream import CHUNK_BYTES, TAIL_LINES, LogStream
 from tests.contract.places import on_loop
 
 PARTS = 1000
@@ -59,4 +59,83 @@ async def test_what_is_written_while_it_is_sent_arrives_whole_and_in_order(tmp_p
     assert server.log in (written, written[:-1])  # The very last answer may have been a lie.
     assert stream.tail() == written.decode().splitlines()[-TAIL_LINES:]
     assert (tmp_path / "log").read_bytes() == written
+    stream.close()
+
+
+class Thin(Kept):
+    """A line that takes a few bytes and no more: what is larger never arrives, and is heard of late."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def append_log(self, lease_id: str, offset: int, data: bytes, timeout: float = 0.0) -> int:
+        self.calls += 1
+        if len(data) > self.most:
+            raise Unreachable("the line is too thin for that much at once")
+        self.log += data[len(self.log) - offset :]
+        return len(self.log)
+
+
+@on_loop
+async def test_a_thin_line_is_sent_less_at_once(tmp_path: Path) -> None:
+    """A part that is too large for the line would be sent again for ever, and keep heartbeats waiting."""
+    server = Thin(4096)
+    stream = LogStream(server, "lease", tmp_path / "log")
+    stream.write(b"x" * 10_000)
+
+    sending = asyncio.create_task(stream.send())
+    is_whole = await stream.finish(20)
+    await sending
+
+    assert is_whole
+    assert server.log == b"x" * 10_000
+    stream.close()
+
+
+@on_loop
+async def test_a_wide_line_is_sent_more_at_once(tmp_path: Path) -> None:
+    """Ten megabytes take few calls."""
+    server = Thin(CHUNK_BYTES)
+    stream = LogStream(server, "lease", tmp_path / "log")
+    stream.write(b"x" * 10 * CHUNK_BYTES)
+
+    sending = asyncio.create_task(stream.send())
+    assert await stream.finish(20)
+    await sending
+
+    assert len(server.log) == 10 * CHUNK_BYTES
+    assert server.calls < 20
+    stream.close()
+
+
+@on_loop
+async def test_a_log_ends_where_it_is_full(tmp_path: Path) -> None:
+    """On this disk as on the server's; the last lines are still known, because they tell why a job failed."""
+    server = Thin(CHUNK_BYTES)
+    stream = LogStream(server, "lease", tmp_path / "log", max_bytes=1000)
+    for number in range(500):
+        stream.write(f"line {number}\n".encode())
+
+    sending = asyncio.create_task(stream.send())
+    assert await stream.finish(20)
+    await sending
+
+    assert len(server.log) == 1000
+    assert server.log.endswith(b"what follows was not kept]\n")
+    assert server.log == (tmp_path / "log").read_bytes()
+    assert stream.tail()[-2:] == ["line 498", "line 499"]
+    stream.close()
+
+
+@on_loop
+async def test_a_disk_that_is_full_costs_the_log_and_nothing_else(tmp_path: Path) -> None:
+    """The job goes on; what it says is lost."""
+    stream = LogStream(Thin(CHUNK_BYTES), "lease", Path("/dev/full"))
+
+    stream.write(b"first\n")
+    stream.write(b"last\n")
+
+    assert "No space left" in stream.trouble
+    assert stream.tail() == ["first", "last"]
     stream.close()

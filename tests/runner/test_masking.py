@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import shlex
@@ -122,6 +123,15 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "JSON": lambda raw: json.dumps(raw.decode()).encode(),
     "JSON, UTF-8": lambda raw: json.dumps(raw.decode(), ensure_ascii=False).encode(),
     "JSON in JSON": lambda raw: json.dumps(json.dumps(raw.decode())).encode(),
+    "hex": lambda raw: raw.hex().encode(),
+    "hex, upper": lambda raw: raw.hex().upper().encode(),
+    "HTML": lambda raw: html.escape(raw.decode()).encode(),
+    "XML": lambda raw: html.escape(raw.decode(), quote=False).encode(),
+    "bash %q, C": lambda raw: (
+        subprocess.run(
+            ["bash", "-c", 'printf %q "$0"', raw], capture_output=True, check=True, env={"LC_ALL": "C"}
+        ).stdout
+    ),
     "shlex": lambda raw: shlex.quote(raw.decode()).encode(),
     "bash -x": lambda raw: subprocess.run(["bash", "-xc", ': "$0"', raw], capture_output=True, check=True).stderr,
     "bash %q": lambda raw: (
@@ -132,7 +142,7 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize(
-    "secret", ['it\'s 100%/of "it"', "plain-token-1234", "a b&c<d>e+f=g", "two words\nand two lines"]
+    "secret", ['it\'s 100%/of "it"', "plain-token-1234", "a b&c<d>e+f=g", "hé 'b&c<token>'", "two words\nand two lines"]
 )
 def test_an_encoded_secret_is_masked(encoding: str, secret: str) -> None:
     """What tools print is rarely the bare value."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.core.errors import Refused
 from deltaci.runner import reaper
+from deltaci.runner.executors.environment import environment
+from deltaci.runner.job import _inside
 from tests.runner.cells import KINDS, Bench, in_cell
 
 MEGABYTE = 1024 * 1024
@@ -175,3 +178,19 @@ def test_a_step_that_takes_too_long_is_ended_and_the_next_one_runs(kind: str, tm
         assert (after.exit_code, bytes(bench.output)) == (0, b"bye\nafter\n")
 
     in_cell(kind, tmp_path, story)
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "="])
+def test_a_variable_that_cannot_have_its_name_is_refused(name: str, tmp_path: Path) -> None:
+    """Another variable would be set instead."""
+    with pytest.raises(Refused, match="no name for a variable"):
+        environment(tmp_path, "mark", {name: "1"})
+
+
+@pytest.mark.parametrize("workdir", ["..", "/etc", "missing", "a\0b"])
+def test_a_folder_that_is_none_inside_is_refused(workdir: str, tmp_path: Path) -> None:
+    """An error of ours would let the lease run out, again and again, and nobody would know why."""
+    with pytest.raises(Refused, match="workdir") as refused:
+        _inside(tmp_path, workdir)
+
+    assert refused.value.code == "bad_spec"

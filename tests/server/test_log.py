@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from deltaci.blobs import room
 from deltaci.core import ids
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Site, stale_reason
@@ -172,3 +173,21 @@ async def test_every_lease_has_its_own_log(site: OpenSite) -> None:
 
         assert second.attempt_id == held.attempt_id
         assert (kept(held), kept(second)) == (b"first", b"second")
+
+
+@on_loop
+async def test_a_log_that_finds_no_room_is_refused_until_there_is_some(
+    site: OpenSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner keeps it and asks again; its heartbeats and its result are heard meanwhile."""
+    async with site() as here:
+        held = await held_lease(here)
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "MAX_RESERVE_BYTES", 2**62)
+            patch.setattr(room, "RESERVE_SHARE", 1)
+
+            reply = await here.refused(lambda: held.log(0, b"hello"))
+
+        assert (reply.status, reply.code) == (503, "unavailable")
+        assert "the disk is full" in reply.message
+        assert (await held.log(0, b"hello")).body == {"size": 5}

@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from deltaci.blobs.store import MAX_LISTED, MAX_READ_BYTES, Blobs, checked
+from deltaci.blobs.store import MAX_LISTED, Blobs, checked
 from deltaci.core.errors import Refused
 
 MAX_PATH_BYTES: Final = 600
+PART_BYTES: Final = 512 * 1024  # Whoever reads slowly keeps one or two of them in memory.
 MAX_SAFE: Final = 100
 TRUSTED: Final = "trusted"
 SECRET_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SAFE - 1}}}")
@@ -90,7 +91,7 @@ def remove_lost(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> int:
     return removed
 
 
-def read_all(blobs: Blobs, key: str, part_bytes: int = MAX_READ_BYTES // 4) -> Iterator[bytes]:
+def read_all(blobs: Blobs, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
     """A blob, part by part."""
     at = 0
     while part := blobs.get(key, at, part_bytes):

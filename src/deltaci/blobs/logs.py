@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from deltaci.blobs.room import check_room
 from deltaci.core.errors import Refused
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
+SMALL_LOG_BYTES: Final = 64 * 1024  # So much is kept while there is little room.
 MAX_NAME: Final = 200
 
 
@@ -56,6 +58,7 @@ class Logs:
                 raise Refused("log_full", f"a log has at most {self._max_bytes} bytes; write less, or keep a file")
             new = data[end - offset :]
             if new:
+                check_room(path.parent, len(new), is_small=end + len(new) <= SMALL_LOG_BYTES)
                 file.write(new)
                 file.flush()
                 os.fsync(file.fileno())

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
+from deltaci.blobs.room import check_room
 from deltaci.core.errors import Refused
 
 MAX_KEY_BYTES: Final = 900
@@ -203,6 +204,7 @@ class FolderBlobs:
         try:
             with path.open("xb") as file:
                 for part in parts(source, self._max_bytes):
+                    check_room(self._unfinished, len(part))
                     digest.update(part)
                     size += len(part)
                     file.write(part)

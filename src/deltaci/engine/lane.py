@@ -189,7 +189,7 @@ class Lane:
                 self._asked[name] = self._asked.get(name, 0) + item.limit
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim):
-            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only)
+            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only, self._clock.lead)
         else:
             stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
             self._take(held, wanted | drawn)
@@ -213,6 +213,7 @@ class Lane:
             for put in puts:
                 self._written(put)
         self._tidy()
+        self._clock.saw(self._world.latest)
         return answers
 
     def _take(self, held: Iterable[Held], wanted: Iterable[str] = ()) -> None:

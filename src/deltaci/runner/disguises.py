@@ -7,6 +7,7 @@ space around a secret is not part of it: files end with a newline, and tools dro
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import shlex
@@ -21,6 +22,8 @@ MIN_LINE_CHARACTERS: Final = 6
 _COLUMNS: Final = (64, 76)
 _URL_SAFE: Final = ("", "/", "!*'()", "/:@")
 _SHELL_PLAIN: Final = re.compile(r"([^A-Za-z0-9_@%+=:,./-])")
+_SHELL_ASCII: Final = re.compile(r"([^A-Za-z0-9_@%+=:,./\-\x80-\U0010ffff])")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 _SHELL_DOUBLE: Final = re.compile(r'([\\"$`])')
 _HEX: Final = re.compile(r"%[0-9A-F]{2}")
 
@@ -51,7 +54,7 @@ def _forms(value: str) -> Iterator[bytes]:
     raw = _bytes(value)
     yield raw
     yield from _base64(raw)
-    for text in (*_url(raw), *_json(value), *_shell(value)):
+    for text in (*_url(raw), *_json(value), *_shell(value), *_html(value), raw.hex(), raw.hex().upper()):
         yield _bytes(text)
 
 
@@ -96,11 +99,23 @@ def _json(value: str) -> Iterator[str]:
 
 
 def _shell(value: str) -> Iterator[str]:
-    """As `shlex` and `set -x` show it, as `printf %q`, inside double quotes, and as $'…'."""
+    """As `shlex` and `set -x` show it, as `printf %q` in any language, inside double quotes, and as $'…'."""
     yield shlex.quote(value).removeprefix("'").removesuffix("'")
     yield value.replace("'", "'\\''")
     yield _SHELL_PLAIN.sub(r"\\\1", value)
+    yield _SHELL_ASCII.sub(r"\\\1", value)
     yield _SHELL_DOUBLE.sub(r"\\\1", value)
-    yield (
+    dollar = (
         value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     )
+    yield dollar
+    yield _NOT_ASCII.sub(lambda found: "".join(f"\\{byte:03o}" for byte in _bytes(found[0])), dollar)
+
+
+def _html(value: str) -> Iterator[str]:
+    """As pages, XML and test reports show it."""
+    yield html.escape(value, quote=False)
+    quoted = html.escape(value)
+    yield quoted
+    yield quoted.replace("&#x27;", "&#39;")
+    yield quoted.replace("&#x27;", "&apos;")

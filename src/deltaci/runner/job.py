@@ -417,10 +417,12 @@ def _why(name: str, last: Exit) -> str:
 
 def _inside(workspace: Path, workdir: str) -> Path:
     """The folder in which a step runs; never one outside."""
+    if "\0" in workdir:
+        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")
     try:
         found = (workspace / workdir).resolve()
         is_there = found.is_dir()
-    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle, a NUL: no folder is called so.
+    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle: no folder is called so.
         found, is_there = workspace, False
     if not found.is_relative_to(workspace.resolve()):
         raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")

@@ -28,7 +28,9 @@ from deltaci.runner.tls import Tls
 from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage
 
 RETRY_SECONDS: Final = 1.0
+FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon: there may be time for another.
 MAX_CALL_SECONDS: Final = 5.0
+SLOWER: Final = 4  # A line that needs so long for an answer may need so many times that for the next one.
 KILL_SECONDS: Final = 2.0
 REST_SECONDS: Final = 10.0  # How long the logs of a runner that is gone are sent, while their leases stand.
 
@@ -136,6 +138,7 @@ class Keeper:
         self._line = line(connect())
         self._said: list[_Kept] = []  # Who waits for an answer on the line.
         self._said_at = self._give_up_at = 0.0
+        self._patience = FIRST_CALL_SECONDS
 
     def fileno(self) -> int:
         """Readable when there is an answer to take; another one after a line was given up."""
@@ -200,7 +203,10 @@ class Keeper:
 
     def _beat(self, due: list[_Kept]) -> None:
         self._said, self._said_at = due, self._clock()
-        timeout = max(0.2, min(MAX_CALL_SECONDS, min(kept.proved_until for kept in due) - self._said_at))
+        # Who beats seldom has time to wait: a server that is slow today is not asked more often for that.
+        patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / 2)
+        left = min(kept.proved_until for kept in due) - self._said_at
+        timeout = max(0.2, min(patience, MAX_CALL_SECONDS, left))
         self._give_up_at = self._said_at + timeout
         ts = self._now()
         beats = [
@@ -227,6 +233,8 @@ class Keeper:
             self._line = self._new_line(self._connect())
             self._line.client.token = self._token
         said, self._said = self._said, []
+        took = self._clock() - self._said_at if answers else self._patience / 2
+        self._patience = max(FIRST_CALL_SECONDS, min(MAX_CALL_SECONDS, took * SLOWER))
         if not answers:
             for kept in said:
                 kept.beat_at = self._clock() + min(RETRY_SECONDS, kept.order.interval_seconds)

@@ -276,8 +276,11 @@ class RunnerApp:
             return Size(self._logs.size(ref.attempt_id, ref.number))
         data = await request.body(wire.MAX_CHUNK_BYTES)
         await self._protocol.held(who, request.lease_id())  # The body may have taken longer than the lease.
-        # Waiting for the disk is no work for the loop on which everybody else is answered.
-        return Size(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
+        try:
+            # Waiting for the disk is no work for the loop on which everybody else is answered.
+            return Size(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
+        except OSError as error:
+            raise BlobsUnavailable(f"the log cannot be kept now: {error.strerror or error}") from error
 
 
 def _address(request: Request) -> tuple[str, str]:

@@ -139,9 +139,9 @@ class Protocol:
         )
 
     async def held(self, who: Runner, lease_id: str) -> Attempt:
-        """The attempt that this live lease is for; otherwise `StaleLease`, by the store's own clock."""
+        """The attempt that this live lease is for; otherwise `StaleLease`, by the clock of all decisions."""
         ref = ids.lease_ref(lease_id)
-        now, record = await self._store.transact(lambda: _look(ref.attempt_id))
+        now, record = await self._store.transact(lambda: self._look(ref.attempt_id))
         if (unread := refusal(record)) is not None:
             raise unread
         if not isinstance(record, Attempt) or record.tenant != who.tenant:
@@ -204,7 +204,7 @@ class Protocol:
         if isinstance(message, CancelAck):
             return CancelAcked(lease_id=message.lease_id, accepted=True)
         # A repeat renewed nothing: what it is told must not be longer than what is left.
-        at = record.updated_at if decision.events else (await self._store.transact(lambda: _look(record.id)))[0]
+        at = record.updated_at if decision.events else (await self._store.transact(lambda: self._look(record.id)))[0]
         left = record.lease.expires_at - at if record.lease is not None else 0
         stop = attempt.stop_request(record, at)
         return HeartbeatAck(
@@ -216,11 +216,10 @@ class Protocol:
             reason=stop[0] if stop is not None else msgspec.UNSET,
         )
 
-
-def _look(id: str) -> Transaction[tuple[int, Record | None]]:
-    """What the store's clock says, and the record; nothing is written."""
-    now, held = yield Open((id,))
-    return now, held[0].record if held else None
+    def _look(self, id: str) -> Transaction[tuple[int, Record | None]]:
+        """What time it is, and the record; nothing is written."""
+        now, held = yield Open((id,))
+        return self._applier.clock.read(now), held[0].record if held else None
 
 
 def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:

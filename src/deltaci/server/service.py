@@ -18,6 +18,7 @@ from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
+from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
 from deltaci.server.connection import connection_class
@@ -79,7 +80,7 @@ class Service:
         self.applier = Applier(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
-        signer = Signer(key, time.time)
+        signer = Signer(key, steady_clock())
         self.protocol = Protocol(store, self.applier, ttl_seconds)
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 import msgspec
 
 from deltaci.blobs import keys
+from deltaci.blobs.room import check_room
 from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
@@ -207,6 +208,7 @@ class Uploads:
         gathered = 0
 
         def write() -> None:
+            check_room(self._folder, gathered)
             for part in waiting:
                 digest.update(part)
                 file.write(part)

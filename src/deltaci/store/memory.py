@@ -105,7 +105,9 @@ class MemoryStore:
             return self._clock(), self._load(request.ids)
         if isinstance(request, OpenReady):
             now = self._clock()
-            return now, self._find_ready(FindReady(request.tenant, request.labels, now, request.limit, request.only))
+            return now, self._find_ready(
+                FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
+            )
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, LoadJobs):

@@ -47,12 +47,16 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class OpenReady(msgspec.Struct, frozen=True):
-    """Start what is only a claim: read the store's clock and find what is ready by it. Answered by `(now, [Held])`."""
+    """Start what is only a claim: read the store's clock and find what is ready by it. Answered by `(now, [Held])`.
+
+    Who decides by a time that is ahead of the store's clock, or behind it, says by how much: `lead`.
+    """
 
     tenant: str
     labels: tuple[str, ...]
     limit: int
     only: tuple[str, ...] = ()
+    lead: int = 0
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -247,10 +247,11 @@ class PostgresStore:
         if request.labels or request.only:
             now, _ = await self._open_batch(connection, ())
             return now, await self._find_ready(
-                connection, FindReady(request.tenant, request.labels, now, request.limit, request.only)
+                connection, FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
             )
-        rows = await connection.fetch(_OPEN_READY, request.tenant, self._shift(), request.limit)
-        return int(rows[0][0]), _held([row[1:] for row in rows if row[1] is not None])
+        shift = self._shift() + request.lead
+        rows = await connection.fetch(_OPEN_READY, request.tenant, shift, request.limit)
+        return int(rows[0][0]) - request.lead, _held([row[1:] for row in rows if row[1] is not None])
 
     @staticmethod
     async def _find_ready(connection: Any, request: FindReady) -> list[Held]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from deltaci.core.errors import Refused
 from deltaci.runner.reaper import MARK
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,5 +29,8 @@ def search_path() -> str:
 
 def environment(workspace: Path, marker: str, env: dict[str, str]) -> dict[str, str]:
     """All that a step's environment holds. What the job asks for wins, except over the mark."""
+    for name in env:
+        if not name or "=" in name:
+            raise Refused("bad_spec", f"{name[:80]!r} is no name for a variable; give one without '='")
     always = {"PATH": search_path(), "HOME": str(workspace), "LANG": "C.UTF-8", "CI": "true"}
     return always | env | {MARK: marker}

@@ -1,0 +1,77 @@
+"""A program that asks for work without end, and says what it was promised: `python -m chaos.enqueuer URL NAME`.
+
+One line on its output for each yes: the ids, as JSON. It dies with whatever happens to its store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from chaos.speaker import LABEL
+from chaos.workload import TENANT
+from deltaci.engine.queue import AsyncQueue, NewJob
+from deltaci.store import open_store
+
+BATCH: Final = 2
+PAUSE_SECONDS: Final = 0.02
+
+
+async def ask(url: str, name: str) -> None:
+    """Until it is killed or fails."""
+    number = 0
+    async with AsyncQueue(open_store(url), tenant=TENANT, has_timers=False) as queue:
+        while True:
+            names = [f"{name}-{number + n}" for n in range(BATCH)]
+            number += BATCH
+            jobs = [NewJob(payload={"steps": ["true"]}, labels=[LABEL], request_id=name) for name in names]
+            found = await queue.enqueue_all(jobs)
+            print(msgspec.json.encode([each.id for each in found]).decode(), flush=True)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+class Enqueuer:
+    """What it was promised so far, as this process hears it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.promised: list[str] = []
+        self._process = process
+        self._hearing = threading.Thread(target=self._hear, daemon=True)
+        self._hearing.start()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):
+                self.promised += msgspec.json.decode(line, type=list[str])
+
+    def kill(self) -> None:
+        """No more; what was promised before its end is heard."""
+        self._process.kill()
+        self._process.wait()
+        self._hearing.join(10)
+
+
+@contextmanager
+def enqueuing(url: str, name: str, environment: Mapping[str, str]) -> Iterator[Enqueuer]:
+    """It asks, for as long as this lasts."""
+    command = [sys.executable, "-m", "chaos.enqueuer", url, name]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        enqueuer = Enqueuer(process)
+        try:
+            yield enqueuer
+        finally:
+            enqueuer.kill()
+
+
+if __name__ == "__main__":
+    asyncio.run(ask(sys.argv[1], sys.argv[2]))

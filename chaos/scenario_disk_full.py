@@ -1,0 +1,121 @@
+"""The server's disk is full: logs are refused before state is; without any room everything is, and clearly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from chaos.deployment import Deployment, deployed
+from chaos.filesystem import Filesystem
+from chaos.rows import Row, measured
+from chaos.stage import Stage, until
+from deltaci.blobs.room import RESERVE_SHARE, free_bytes
+from deltaci.core.attempt import SUCCEEDED
+from deltaci.engine.queue import NewJob
+from deltaci.runner.logstream import CHUNK_BYTES
+
+FAULT: Final = "disk full"
+DISK_MEGABYTES: Final = 64
+LOUD_MEGABYTES: Final = 32
+TTL_SECONDS: Final = 11
+FULL_SECONDS: Final = 4.0  # Less than a lease: what runs must not be lost by it.
+BACK_SECONDS: Final = 5.0
+REFUSALS: Final = ("full", "disk I/O error")
+
+
+async def run(stage: Stage) -> AsyncIterator[Row]:
+    """First by logs, then by somebody else, who leaves nothing."""
+    for case in (by_logs, by_others):
+        folder = stage.place(f"{case.__name__}-disk")
+        with Filesystem(folder, DISK_MEGABYTES) as disk:
+            data = disk.place / "data"
+            data.mkdir()
+            async with deployed(stage, case.__name__, data=data, ttl_seconds=TTL_SECONDS) as place:
+                async for row in case(stage, place, disk):
+                    yield row
+
+
+async def by_logs(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncIterator[Row]:
+    """A job that writes more than there is room for, beside others that only want their state kept."""
+    ballast = disk.place / "ballast"
+    ballast.write_bytes(b"\0" * (DISK_MEGABYTES // 2 * 2**20))
+    place.add_runner("loud", "--labels", "loud")
+    place.add_runner("quiet", slots=2)
+    loud = NewJob(
+        payload={"executor": "process", "steps": [f"seq -f %063.0f {LOUD_MEGABYTES * 2**20 // 64}"]},
+        labels=["loud"],
+        request_id="loud",
+    )
+    [job] = await place.work.enqueue([loud])
+    logs = place.data / "logs"
+    await until(lambda: is_refused(place), "the log is refused")
+    size, failures = used(logs), len(place.work.failures)
+    stage.say(f"the log is refused at {size >> 20} MiB, {free(place.data) >> 20} MiB are left")
+    ids = await place.work.give(stage.size(10, 3))
+    await place.work_over(60, ids)
+    records = [await place.work.attempt(id) for id in ids]
+    done = sum(record is not None and record.state == SUCCEEDED for record in records)
+    refused = len(place.work.failures) - failures
+    ballast.unlink()
+    began = time.monotonic()
+    await until(lambda: used(logs) > size + 2**20, "the log goes on", 30)
+    back = time.monotonic() - began
+    found = await place.verdict(90, all_succeed=True)
+    injected = f"a log fills the server's disk of {DISK_MEGABYTES} MiB; SQLite on the same disk"
+    note = f"{done} of {len(ids)} jobs were done while the log was refused, {refused} writes of state failed"
+    yield measured(FAULT, injected, "logs are shed before state", len(ids) - done + refused, "state writes", 0, note)
+    yield measured(FAULT, injected, "the log goes on when there is room", back, "s", BACK_SECONDS)
+    kept = used(logs / job.id)
+    lost = LOUD_MEGABYTES * 2**20 - kept
+    yield measured(FAULT, injected, "no byte of the log that was held back is lost", max(0, lost), "bytes lost", 0)
+    yield found.row(FAULT, injected)
+
+
+async def by_others(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncIterator[Row]:
+    """Somebody else takes the last byte, for a while."""
+    for name in ("r1", "r2"):
+        place.add_runner(name, slots=2)
+    backs = []
+    times = stage.size(2, 1)
+    async with place.work.flowing(0.2, seconds=0.3):
+        await place.begun(2)
+        for number in range(times):
+            disk.fill()
+            await until(lambda: place.work.failures, "a write is refused", 30)
+            await asyncio.sleep(FULL_SECONDS)
+            began, acknowledged = time.monotonic(), len(place.work.acknowledged)
+            count = len(place.work.witness.marks())
+            disk.free()
+            await until(lambda acknowledged=acknowledged: len(place.work.acknowledged) > acknowledged, "a yes", 30)  # type: ignore[misc]
+            await place.begun(count + 1, 30)
+            backs.append(time.monotonic() - began)
+            stage.say(f"full {number + 1} of {times}: back after {backs[-1]:.1f} s")
+            await place.begun(count + 8)
+    found = await place.verdict(90, all_succeed=True)
+    injected = f"somebody else fills the server's disk to the last byte for {FULL_SECONDS:.0f} s, {times} times; SQLite"
+    unclear = [each for each in place.work.failures if not any(word in each for word in REFUSALS)]
+    note = f"{len(place.work.failures)} refusals, such as: {(place.work.failures or ['none'])[0][-60:]}"
+    yield measured(FAULT, injected, "writes are refused, and it is said why", len(unclear), "without", 0, note)
+    yield measured(FAULT, injected, "work goes on when there is room", max(backs), "s to recover", BACK_SECONDS)
+    yield found.row(FAULT, injected)
+
+
+def is_refused(place: Deployment) -> bool:
+    """Whether the disk came down to its reserve, and the log is not complete."""
+    disk = os.statvfs(place.data)
+    reserve = disk.f_blocks * disk.f_frsize // RESERVE_SHARE
+    return free(place.data) < reserve + CHUNK_BYTES and used(place.data / "logs") < LOUD_MEGABYTES * 2**20
+
+
+def free(folder: Path) -> int:
+    """How many bytes its disk has left."""
+    return free_bytes(os.statvfs(folder))
+
+
+def used(folder: Path) -> int:
+    """The bytes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0

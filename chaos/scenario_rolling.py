@@ -1,0 +1,57 @@
+"""Everything is restarted, one part after the other, in order, while work flows: nobody notices but by waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Final
+
+from chaos.deployment import Deployment, deployed
+from chaos.rows import Row, measured
+from chaos.stage import Stage
+from deltaci.core.attempt import LEASED
+from deltaci.core.instants import SECOND
+from tests.nats_server import NatsServer
+from tests.servers import PostgresServer
+
+FAULT: Final = "rolling restart of everything"
+TTL_SECONDS: Final = 11
+LONGEST_PAUSE_SECONDS: Final = 10.0
+
+
+async def run(stage: Stage) -> AsyncIterator[Row]:
+    """Two servers, three runners, NATS, PostgreSQL; twice around."""
+    rounds = stage.size(2, 1)
+    with PostgresServer() as database, NatsServer() as nats:
+        words = ("--nats", nats.url)
+        store = database.create_database()
+        async with deployed(stage, "rolling", *words, store=store, servers=2, ttl_seconds=TTL_SECONDS) as place:
+            runners = [place.add_runner(name, *words, slots=2) for name in ("r1", "r2", "r3")]
+            async with place.work.flowing(0.2, seconds=0.4):
+                await place.begun(2)
+                for number in range(rounds):
+                    stage.say(f"round {number + 1} of {rounds}")
+                    await place.work.give_run()
+                    for part in [*place.servers, *runners]:
+                        await place.restart(part)
+                        await going_on(place)
+                    nats.kill()
+                    nats.start()
+                    await going_on(place)
+                    await asyncio.to_thread(database.restart)
+                    await going_on(place)
+            found = await place.verdict(all_succeed=True)
+    injected = f"SIGTERM and start of 2 servers, 3 runners, NATS and PostgreSQL in turn, {rounds} times around"
+    grants = sorted(event.at / SECOND for event in found.log if event.to == LEASED)
+    pauses = [after - before for before, after in pairwise(grants)]
+    yield found.row(FAULT, injected)
+    invariant = "a restart in order costs no lease"
+    yield measured(FAULT, injected, invariant, found.lost_leases, "lost leases", 0)
+    invariant = "work goes on meanwhile: the longest time without a grant"
+    yield measured(FAULT, injected, invariant, max(pauses), "s", LONGEST_PAUSE_SECONDS)
+
+
+async def going_on(place: Deployment) -> None:
+    """Until a few more jobs have begun."""
+    await place.begun(len(place.work.witness.marks()) + 2)

@@ -1,0 +1,157 @@
+"""A runner that only speaks: the real client and protocol, no jobs; it writes down every yes that it hears.
+
+Its jobs tell nothing to a witness, so give it jobs of its own: `Speaker.give`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+import msgspec
+
+from chaos.deployment import Deployment
+from chaos.workload import TENANT, Workload
+from deltaci.core import attempt, ids
+from deltaci.core.errors import Refused
+from deltaci.engine.queue import NewJob
+from deltaci.runner.client import Client, Unreachable
+from deltaci.server.service import registration_token
+from deltaci.wire import messages as wire
+
+AGAIN_SECONDS: Final = 0.02
+WAIT_SECONDS: Final = 1.0
+LABEL: Final = "speaker"
+
+T = TypeVar("T")
+
+
+class Yes(msgspec.Struct, frozen=True):
+    """One thing that was acknowledged, by the clock of this machine: a grant, or a message under its lease."""
+
+    at: float
+    runner_id: str
+    lease_id: str
+    what: str
+
+    @property
+    def ref(self) -> ids.LeaseRef:
+        """Which lease of which attempt."""
+        return ids.lease_ref(self.lease_id)
+
+
+class Speakers:
+    """Any number of them, each in a thread of its own, for as long as this lasts."""
+
+    def __init__(self, place: Deployment, count: int, slots: int = 1) -> None:
+        self.heard: list[Yes] = []
+        self.granted: dict[str, list[str]] = {}
+        self.stale = 0
+        self.unreachable = 0
+        self._place = place
+        self._slots = slots
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._live, args=(f"speaker{n}",), daemon=True) for n in range(count)]
+
+    @contextmanager
+    def speaking(self) -> Iterator[Speakers]:
+        """From now on, until the end."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let them finish what they are at."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    @staticmethod
+    async def give(work: Workload, count: int, prefix: str) -> list[str]:
+        """Jobs for speakers alone; acknowledged when this returns."""
+        jobs = [NewJob(payload={"steps": ["true"]}, labels=[LABEL], request_id=f"{prefix}-{n}") for n in range(count)]
+        found = await work.enqueue(jobs)
+        return [each.id for each in found]
+
+    def completed(self) -> set[str]:
+        """The attempts whose success was acknowledged."""
+        return {each.ref.attempt_id for each in self.heard if each.what == "Complete"}
+
+    def broken(self, records: dict[str, attempt.Attempt]) -> list[str]:
+        """What was acknowledged and does not stand in these records."""
+        wrong = []
+        for yes in list(self.heard):
+            record = records.get(yes.ref.attempt_id)
+            if record is None:
+                wrong.append(f"{yes.ref.attempt_id}: {yes.what} was acknowledged, and there is no such attempt")
+            elif record.claims < yes.ref.number:
+                wrong.append(f"{record.id}: lease {yes.ref.number} was acknowledged, and {record.claims} were given")
+            elif yes.what == "Complete" and record.state != attempt.SUCCEEDED:
+                wrong.append(f"{record.id}: its success was acknowledged, and it is {record.state}")
+        return wrong
+
+    def granted_twice(self) -> list[str]:
+        """Lease ids that two runners were given, or one runner twice."""
+        return [lease_id for lease_id, who in self.granted.items() if len(who) > 1]
+
+    # -- in its own thread
+
+    def _live(self, name: str) -> None:
+        client = Client(self._place.front.url)
+        token = registration_token(self._place.data, name, TENANT)
+        try:
+            told = self._insist(lambda: client.register(token, [LABEL], self._slots, request_id=f"{name}-request"))
+            if told is None:
+                return
+            client.token = told.credential
+            asked = wire.Lease(runner_id=name, capabilities=[LABEL], slots=self._slots, wait_seconds=WAIT_SECONDS)
+            while not self._is_over.is_set():
+                for granted in self._insist(lambda: client.lease(asked)) or []:
+                    self._note(name, granted.lease_id, "Lease")
+                    self._do(client, name, granted)
+        finally:
+            client.close_all()
+
+    def _do(self, client: Client, name: str, granted: wire.LeaseGranted) -> None:
+        """All of a job's life, message by message; a stale lease ends it."""
+        now = datetime.now(UTC)
+        lease_id = granted.lease_id
+        for message in (
+            wire.AckLease(lease_id=lease_id, runner_id=name, job_id=granted.job_id, accepted_at=now),
+            wire.Heartbeat(lease_id=lease_id, runner_id=name, ts=now),
+            wire.Complete(lease_id=lease_id, runner_id=name, status="SUCCEEDED", exit_code=0),
+        ):
+            answer = self._insist(lambda message=message: client.say(message))  # type: ignore[misc]
+            if answer is None:
+                return
+            if isinstance(answer, wire.StaleLease) or getattr(answer, "accepted", True) is False:
+                self.stale += 1
+                return
+            self._note(name, lease_id, type(message).__name__)
+
+    def _note(self, name: str, lease_id: str, what: str) -> None:
+        with self._lock:
+            self.heard.append(Yes(time.time(), name, lease_id, what))
+            if what == "Lease":
+                self.granted.setdefault(lease_id, []).append(name)
+
+    def _insist(self, ask: Callable[[], T]) -> T | None:
+        """Say it until it is answered, or until all is over."""
+        while not self._is_over.is_set():
+            try:
+                return ask()
+            except Unreachable:
+                self.unreachable += 1
+            except Refused as refused:
+                if refused.code not in ("expired_credential", "overloaded", "unavailable"):
+                    raise
+            self._is_over.wait(AGAIN_SECONDS)
+        return None

@@ -1,0 +1,179 @@
+"""One who asks for work and remembers what it was promised: a yes is a yes, whatever happens afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from chaos.stage import PATIENCE_SECONDS, TooLate
+from chaos.witness import Witness
+from deltaci.core import run
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Plan
+from deltaci.core.errors import Refused
+from deltaci.core.job import JobSpec
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from deltaci.engine.applier import Applier
+from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob
+from deltaci.store import open_store
+from deltaci.store.port import Store, Unavailable
+
+AGAIN_SECONDS: Final = 0.05
+TENANT: Final = "default"
+
+T = TypeVar("T")
+
+
+class Workload:
+    """Enqueues over the library, straight into the store, as programs do. Uncertain answers are asked for again."""
+
+    def __init__(self, url: str, witness: Witness) -> None:
+        self._url = url
+        self.witness = witness
+        self.acknowledged: dict[str, str] = {}  # An attempt's id, and the job's name for the witness.
+        self.runs: list[str] = []
+        self.asked_at: dict[str, float] = {}
+        self.failures: list[str] = []
+        self.longest_seconds = 0.0
+        self._store: Store | None = None
+        self._queue: AsyncQueue | None = None
+        self._applier: Applier | None = None
+        self._count = 0
+
+    @property
+    def store(self) -> Store:
+        """Open while the workload is."""
+        assert self._store is not None, "the workload is not open"
+        return self._store
+
+    async def open(self) -> None:
+        """Connect; again after `close`."""
+        self._store = open_store(self._url)
+        self._queue = AsyncQueue(self._store, tenant=TENANT, has_timers=False)
+        await self._queue.__aenter__()
+        self._applier = Applier(self._store)
+        await self._applier.start()
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        if self._queue is not None and self._applier is not None:
+            await self._applier.stop()
+            await self._queue.__aexit__()
+        self._store = self._queue = self._applier = None
+
+    async def give(self, count: int, seconds: float = 0.2, **fields: Any) -> list[str]:
+        """Ask for so many jobs of so many seconds at once, until the answer is yes; their ids."""
+        names = [f"j{self._count + n + 1}" for n in range(count)]
+        self._count += count
+        extra = {key: fields.pop(key) for key in ("artifacts", "env", "executor") if key in fields}
+        jobs = [
+            NewJob(
+                payload={"executor": "process", "steps": [self.witness.step(name, seconds)], **extra},
+                request_id=name,
+                **fields,
+            )
+            for name in names
+        ]
+        return [each.id for each in await self.enqueue(jobs)]
+
+    async def enqueue(self, jobs: list[NewJob]) -> list[QueueJob]:
+        """Ask for these, each with a request id, which is its name for the witness, until the answer is yes."""
+        queue, began = self._queue, time.time()
+        assert queue is not None, "the workload is not open"
+        found = await self.insist(lambda: queue.enqueue_all(jobs))
+        for each, job in zip(found, jobs, strict=True):
+            self.acknowledged[each.id] = job.request_id
+            self.asked_at[each.id] = began
+        return found
+
+    async def ask(self, payload: Any, **fields: Any) -> str:
+        """Ask for one job of any kind, which no witness sees; its id."""
+        self._count += 1
+        name, queue = f"a{self._count}", self._queue
+        assert queue is not None
+        return (await self.insist(lambda: queue.enqueue(payload, request_id=name, **fields))).id
+
+    async def cancel(self, id: str) -> None:
+        """Ask for its end."""
+        queue = self._queue
+        assert queue is not None
+        await self.insist(lambda: queue.cancel(id))
+
+    async def give_run(self, jobs: int = 3, seconds: float = 0.2) -> str:
+        """Ask for a run: one job, and others that need it."""
+        self._count += 1
+        id = f"run{self._count}"
+        names = [f"{id}-{n}" for n in range(jobs)]
+        specs = tuple(
+            JobSpec(
+                name=f"job{n}",
+                needs=("job0",) if n else (),
+                max_attempts=2,
+                work={"executor": "process", "steps": [self.witness.step(name, seconds)]},
+            )
+            for n, name in enumerate(names)
+        )
+        applier = self._applier
+        assert applier is not None
+        for command in (
+            Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT), request_id=f"{id}-birth"),
+            run.BeginPlanning(id=id, request_id=f"{id}-plan"),
+            Plan(id=id, jobs=specs, plan_hash="chaos", request_id=f"{id}-planned"),
+        ):
+            await self._insist_once(applier, command)
+        self.runs.append(id)
+        self.acknowledged |= {f"{id}/job{n}.1": name for n, name in enumerate(names)}
+        return id
+
+    async def _insist_once(self, applier: Applier, command: Command) -> None:
+        """What is refused after an answer that got lost was done the first time."""
+        before = len(self.failures)
+        try:
+            await self.insist(lambda: applier.do(command))
+        except Refused:
+            if len(self.failures) == before:
+                raise
+
+    async def insist(self, ask: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
+        """Ask until there is an answer. An answer that got lost is the same as none: the request id makes it safe."""
+        began = time.monotonic()
+        while True:
+            try:
+                answer = await ask()
+                self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+                return answer
+            except (Unavailable, OSError) as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+                if time.monotonic() - began > seconds:
+                    raise TooLate(f"no answer for {seconds:.0f} s: {error}") from error
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    @asynccontextmanager
+    async def flowing(self, each_seconds: float, batch: int = 1, seconds: float = 0.2) -> AsyncIterator[None]:
+        """New work again and again, for as long as this lasts."""
+        is_over = asyncio.Event()
+
+        async def flow() -> None:
+            while not is_over.is_set():
+                await self.give(batch, seconds)
+                try:
+                    await asyncio.wait_for(is_over.wait(), each_seconds)
+                except TimeoutError:
+                    continue
+
+        flow_task = asyncio.create_task(flow())
+        try:
+            yield
+        finally:
+            is_over.set()
+            await flow_task
+
+    async def attempt(self, id: str) -> Attempt | None:
+        """What is stored of it."""
+        record = await self.insist(lambda: self.store.find(id))
+        return record if isinstance(record, Attempt) else None

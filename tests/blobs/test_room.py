@@ -1,0 +1,69 @@
+"""The last room on a disk is for records: what is large is refused before it is taken."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from deltaci.blobs import room
+from deltaci.blobs.logs import SMALL_LOG_BYTES, Logs
+from deltaci.blobs.store import FolderBlobs
+
+EVERYTHING = 2**62
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of which nothing but the reserve is left."""
+    monkeypatch.setattr(room, "MAX_RESERVE_BYTES", EVERYTHING)
+    monkeypatch.setattr(room, "RESERVE_SHARE", 1)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_log_does_not_take_the_reserve(tmp_path: Path) -> None:
+    """A job that prints for ever must not keep another one's result from being written."""
+    logs = Logs(tmp_path)
+
+    with pytest.raises(OSError, match=r"the disk is full: .* are for records; make room") as refused:
+        logs.append("a", 1, 0, b"line\n")
+
+    assert refused.value.errno == errno.ENOSPC
+    assert logs.size("a", 1) == 0
+
+
+@pytest.mark.usefixtures("full")
+def test_a_blob_does_not_take_the_reserve(tmp_path: Path) -> None:
+    """Nor does an artifact or a cache; and nothing half-written is left."""
+    blobs = FolderBlobs(tmp_path)
+
+    with pytest.raises(OSError, match="the disk is full"):
+        blobs.put("a/b", b"bytes")
+
+    assert blobs.stat("a/b") is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_small_log_may_have_half_of_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loud job does not hold up those that say little: their results wait for their logs."""
+    disk = os.statvfs(tmp_path)
+    left = disk.f_blocks * disk.f_frsize // room.RESERVE_SHARE * 3 // 4  # Three quarters of the reserve.
+    monkeypatch.setattr(room, "MAX_RESERVE_BYTES", EVERYTHING)
+    monkeypatch.setattr(room, "free_bytes", lambda _: left)
+    logs = Logs(tmp_path)
+
+    logs.append("quiet", 1, 0, b"line\n")
+    with pytest.raises(OSError, match="the disk is full"):
+        logs.append("loud", 1, 0, b"x" * (SMALL_LOG_BYTES + 1))
+
+    assert logs.read("quiet", 1) == b"line\n"
+
+
+def test_what_leaves_the_reserve_alone_is_kept(tmp_path: Path) -> None:
+    """On a disk with room nobody notices."""
+    room.check_room(tmp_path, 0)
+
+    with pytest.raises(OSError, match="the disk is full"):
+        room.check_room(tmp_path, EVERYTHING)
