@@ -238,12 +238,13 @@ class Agent:
             stopping = asyncio.create_task(self._is_stopping.wait())
             await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
-            if not asking.done():
-                # What it may still be given is never acknowledged, and goes back to others.
+            if not asking.done() and asked.wait_seconds:
+                # What it may still be given is never acknowledged, and goes back to others when the lease is over.
                 self._asking.abort()
                 await asyncio.gather(asking, return_exceptions=True)
                 await self._settle(told, ())
                 return
+            await asyncio.wait({asking})  # One that does not wait for work is answered soon.
             try:
                 answer = await self._heard(asking)
             except Unreachable as error:
@@ -254,6 +255,9 @@ class Agent:
                 continue
             granted = answer.leases
             await self._settle(told, answer.gone)
+            if self._is_stopping.is_set():
+                await self._return(granted)
+                return
             self._is_behind = bool(granted) and not told
             for each in granted:
                 if each.lease_id in self._held:
@@ -264,6 +268,13 @@ class Agent:
                 task.add_done_callback(self._ended)
             if granted and self._once:
                 return
+
+    async def _return(self, granted: Sequence[LeaseGranted]) -> None:
+        """What was given to one that leaves is another's at once; if that cannot be said, when the lease is over."""
+        for each in granted:
+            if each.lease_id not in self._held:
+                with suppress(Unreachable, Refused):
+                    await asyncio.to_thread(self._client.hand_back, each.lease_id)
 
     async def _told_of(self, most: int) -> dict[str, Any]:
         """Wait for dispatches, if they come. What they may have missed is asked for every now and then."""
