@@ -79,7 +79,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         server = place.add_server()
         await place.start(server)
         speakers = Speakers(place, 1)
-        with speakers.speaking():
+        async with speakers.speaking():
             await Speakers.give(place.work, 1, "first")
             await until(speakers.completed, "the first job is done")
             place.front.is_open = False

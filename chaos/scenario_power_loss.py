@@ -108,7 +108,7 @@ async def on_disk(stage: Stage, name: str, disk: Filesystem, database: PostgresS
 async def lose(stage: Stage, machine: Machine, name: str, cuts: int) -> AsyncIterator[Row]:
     """So many times; then let everything come to its end."""
     place, lost = machine.place, 0
-    with machine.speakers.speaking():
+    async with machine.speakers.speaking():
         for number in range(cuts):
             missing = await machine.cut(number)
             lost += len(missing)
@@ -126,7 +126,7 @@ async def lose(stage: Stage, machine: Machine, name: str, cuts: int) -> AsyncIte
 
 async def control(machine: Machine) -> Row:
     """The same cut takes something from a database that says yes too early: the power really goes."""
-    with machine.speakers.speaking():
+    async with machine.speakers.speaking():
         lost = len(await machine.cut(0))
     injected = f"the same with PostgreSQL's synchronous_commit=off, {machine.disk.kind}: a control"
     invariant = "what is not flushed is lost: the cut is a real one"
