@@ -26,6 +26,7 @@ from chaos.witness import Witness
 from chaos.workload import TENANT, Workload
 from deltaci.core.events import Event
 from deltaci.engine import feed
+from deltaci.runner.reaper import MARK
 from deltaci.server.service import registration_token
 
 TTL_SECONDS: Final = 5  # Short enough to be lost in a scenario, long enough for a machine that is only busy.
@@ -52,7 +53,7 @@ class Deployment:
     @property
     def environment(self) -> dict[str, str]:
         """For what is started here."""
-        folders = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        folders = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), TOKEN: self.token}
 
     def ports(self) -> list[int]:
@@ -162,7 +163,7 @@ class Deployment:
                 part.send(signal.SIGTERM)
         for part in [*self.runners.values(), *self.servers]:
             await part.stop()
-        for pid in carrying(TOKEN, {self.token}):
+        for pid in [*carrying(TOKEN, {self.token}), *carrying(MARK, self.work.witness.marks())]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

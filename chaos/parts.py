@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from chaos.stage import PATIENCE_SECONDS, TooLate, until
 
 ROOT: Final = Path(__file__).parent.parent
 STOP_SECONDS: Final = 15.0
+# However this process ends, what it started ends with it; a runner's keeper then sees to its jobs.
+DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 TOKEN: Final = "DELTACI_CHAOS"  # In the environment of everything that a deployment starts.
 
 
@@ -58,7 +61,7 @@ class Part:
         with self.log.open("ab") as log:
             self._began = log.tell()
             self._process = subprocess.Popen(
-                [*self.under, sys.executable, "-m", "deltaci.main", *self.words],
+                [*DIES_WITH_US, *self.under, sys.executable, "-m", "deltaci.main", *self.words],
                 cwd=self._folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **self.env},
                 stdin=subprocess.DEVNULL,

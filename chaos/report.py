@@ -37,7 +37,7 @@ def read(folders: Iterable[Path]) -> list[Row]:
 
 def drawn(rows: Sequence[Row]) -> str:
     """The figures as Markdown: the same for the same rows, in whatever order they come."""
-    ranked = sorted(rows, key=lambda row: (row.fault, row.injected, row.invariant, row.note))
+    ranked = sorted(rows, key=lambda row: (row.fault.casefold(), row.injected, row.invariant, row.note))
     parts = [taken(ranked), summary(ranked)]
     for fault, found in groupby(ranked, key=lambda row: row.fault):
         parts.append(f"### {fault[:1].upper()}{fault[1:]}\n\n{HEAD}\n" + "\n".join(line(row) for row in found))
@@ -56,11 +56,13 @@ def taken(rows: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """How many promises, in one sentence."""
-    kept = sum(row.ok is True for row in rows)
+    kept = sum(row.ok is True and row.limit is not None for row in rows)
     missing = sum(row.ok is None for row in rows)
     broken = sum(row.ok is False for row in rows)
+    others = len(rows) - kept - missing - broken
     faults = len({row.fault for row in rows})
-    return f"{len(rows)} figures under {faults} faults: {kept} kept, {broken} broken, {missing} not run there."
+    told = f"{kept} promises kept, {broken} broken, {missing} not run there, under {faults} faults"
+    return f"{told}; and {others} figures of which nothing is promised."
 
 
 def line(row: Row) -> str:

@@ -64,8 +64,12 @@ def readable(value: float | None) -> str:
 
 
 def mark(row: Row) -> str:
-    """One word for people."""
-    return "not run" if row.ok is None else "yes" if row.ok else "BROKEN"
+    """One word for people; none for a figure of which nothing is promised."""
+    if row.ok is None:
+        return "not run"
+    if not row.ok:
+        return "BROKEN"
+    return "" if row.limit is None else "yes"
 
 
 def table(title: str, rows: Iterable[Row]) -> Table:

@@ -72,14 +72,14 @@ async def tracing(pid: int, point: int) -> AsyncIterator[None]:
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Point after point, in one deployment that goes on."""
     check_strace()
-    points = stage.size(72, 4)
+    points = stage.size(64, 4)
     wrong: list[str] = []
     died = 0
     async with deployed(stage, "points", servers=0, ttl_seconds=TTL_SECONDS) as place:
         server = place.add_server()
         await place.start(server)
         speakers = Speakers(place, 1)
-        with speakers.speaking():
+        async with speakers.speaking():
             await Speakers.give(place.work, 1, "first")
             await until(speakers.completed, "the first job is done")
             place.front.is_open = False
@@ -94,7 +94,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
             place.front.is_open = True
             found = await place.verdict(all_succeed=True)
         wrong += speakers.broken(found.records)
-        births = list(range(1, BIRTH_WRITES, stage.size(5, 20)))
+        births = list(range(1, BIRTH_WRITES, stage.size(9, 20)))
         wrong += await born_dead(stage, place, births)
     injected = f"SIGKILL at the N-th pwrite64, N = 1 … {points} (strace); one server, SQLite"
     heard = f"{len(speakers.heard)} answers to a runner acknowledged something"

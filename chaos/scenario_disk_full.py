@@ -84,8 +84,9 @@ async def by_others(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncI
     async with place.work.flowing(0.2, seconds=0.3):
         await place.begun(2)
         for number in range(times):
+            failures = len(place.work.failures)
             disk.fill()
-            await until(lambda: place.work.failures, "a write is refused", 30)
+            await until(lambda failures=failures: len(place.work.failures) > failures, "a write is refused", 30)  # type: ignore[misc]
             await asyncio.sleep(FULL_SECONDS)
             began, acknowledged = time.monotonic(), len(place.work.acknowledged)
             count = len(place.work.witness.marks())

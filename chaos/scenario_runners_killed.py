@@ -116,8 +116,10 @@ STATES: Final = (
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Those that are killed and those that sleep, side by side, each in a deployment of its own."""
     cases = (killed,) if stage.is_quick else (killed, asleep, frozen)
-    for found in await asyncio.gather(*(case(stage) for case in cases)):
-        for row in found:
+    async with asyncio.TaskGroup() as group:  # One that fails ends the others, in order.
+        playing = [group.create_task(case(stage)) for case in cases]
+    for task in playing:
+        for row in task.result():
             yield row
 
 

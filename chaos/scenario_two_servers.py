@@ -26,7 +26,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         store = database.create_database()
         async with deployed(stage, "race", store=store, servers=2, ttl_seconds=TTL_SECONDS) as place:
             speakers = Speakers(place, count, slots=3)
-            with speakers.speaking():
+            async with speakers.speaking():
                 began = time.monotonic()
                 for batch in range(0, jobs, 50):
                     await Speakers.give(place.work, min(50, jobs - batch), f"race{batch}")

@@ -1,14 +1,15 @@
 """A runner that only speaks: the real client and protocol, no jobs; it writes down every yes that it hears.
 
-Its jobs tell nothing to a witness, so give it jobs of its own: `Speaker.give`.
+Its jobs tell nothing to a witness, so give it jobs of its own: `Speakers.give`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -58,15 +59,15 @@ class Speakers:
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._live, args=(f"speaker{n}",), daemon=True) for n in range(count)]
 
-    @contextmanager
-    def speaking(self) -> Iterator[Speakers]:
+    @asynccontextmanager
+    async def speaking(self) -> AsyncIterator[Speakers]:
         """From now on, until the end."""
         for thread in self._threads:
             thread.start()
         try:
             yield self
         finally:
-            self.stop()
+            await asyncio.to_thread(self.stop)  # Not here: their way to the server is on this loop.
 
     def stop(self) -> None:
         """Let them finish what they are at."""

@@ -24,7 +24,8 @@ from deltaci.wire import subjects
 from deltaci.wire.examples import GIVEN
 from deltaci.wire.messages import CancelRequested, Dispatch
 from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
-from tests.e2e.pipes import told
+from tests.e2e.pipes import Pipe, told
+from tests.e2e.proxy import Exchange
 from tests.nats_server import NatsServer
 
 TENANT = "default"
@@ -266,3 +267,42 @@ async def test_nats_may_die_and_forget_everything(tmp_path: Path, nats_server: N
                 last = await place.enqueue("echo last")
                 assert (await place.outcome(last)).state == "SUCCEEDED"
             await done_with(client, 1)
+
+
+@on_loop
+async def test_what_a_runner_is_given_while_it_leaves_is_another_s_at_once(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """It hears of it after it was asked to leave: it says so, and nothing is counted against the job."""
+    with Pipe(tmp_path / "tell") as tell, Pipe(tmp_path / "hear") as hear:
+        async with with_nats(tmp_path, nats_server) as place:
+            way = await place.way()
+            runner = place.start_runner("r1", "--nats", nats_server.url, "--slots", "2", way=way)
+            await linked(place, "r1")
+            first = await place.enqueue(f"echo begun > {tell}; read -r word < {hear}")
+            await tell.hear()
+            came, let_go = asyncio.Event(), asyncio.Event()
+
+            async def hold(exchange: Exchange) -> bytes:
+                answer = await exchange.forward()
+                if b'"lease_id"' in answer:
+                    came.set()
+                    await let_go.wait()
+                return answer
+
+            way.on("lease", hold, times=1000)
+            second = await place.enqueue("true")
+            await came.wait()
+
+            runner.terminate()
+            while "leaving when the 1 that run" not in (tmp_path / "r1.log").read_text():
+                await moment()
+            let_go.set()
+            await place.until(second, lambda event: event.trigger == "requeued")
+            hear.say("go on")
+            assert await place.ended(runner) == 0
+            place.start_runner("r2", "--nats", nats_server.url)
+
+            assert (await place.outcome(first)).claims == 1
+            record = await place.outcome(second)
+            assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 0)

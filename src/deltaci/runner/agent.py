@@ -228,18 +228,8 @@ class Agent:
                 wait_seconds=0.0 if is_linked else UNLINKED_SECONDS if self._dispatches else self._wait_seconds,
                 attempts=list(told),
             )
-            asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
-            stopping = asyncio.create_task(self._is_stopping.wait())
-            try:
-                await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                asking.cancel()  # Nobody will look at what comes of it.
-                raise
-            finally:
-                stopping.cancel()
+            asking = await self._said(asked)
             if not asking.done():
-                # What it may still be given is never acknowledged, and goes back to others.
-                self._asking.abort()
                 await asyncio.gather(asking, return_exceptions=True)
                 await self._settle(told, ())
                 return
@@ -255,6 +245,9 @@ class Agent:
             pauses.reset()
             granted = answer.leases
             await self._settle(told, answer.gone)
+            if self._is_stopping.is_set():
+                await self._return(granted)
+                return
             self._is_behind = bool(granted) and not told
             for each in granted:
                 if each.lease_id in self._held:
@@ -265,6 +258,31 @@ class Agent:
                 task.add_done_callback(self._ended)
             if granted and self._once:
                 return
+
+    async def _said(self, asked: wire.Lease) -> asyncio.Task[Granted]:
+        """Ask. The task is done, unless the runner shall leave while it waits for work: then it hung up."""
+        asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
+        stopping = asyncio.create_task(self._is_stopping.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and asked.wait_seconds:
+                # What it may still be given is never acknowledged, and goes back to others when the lease is over.
+                self._asking.abort()
+            else:
+                await asyncio.wait({asking})  # One that does not wait for work is answered soon.
+        except asyncio.CancelledError:
+            asking.cancel()  # Nobody will look at what comes of it.
+            raise
+        finally:
+            stopping.cancel()
+        return asking
+
+    async def _return(self, granted: Sequence[LeaseGranted]) -> None:
+        """What was given to one that leaves is another's at once; if that cannot be said, when the lease is over."""
+        for each in granted:
+            if each.lease_id not in self._held:
+                with suppress(Unreachable, Refused):
+                    await asyncio.to_thread(self._client.hand_back, each.lease_id)
 
     async def _told_of(self, most: int) -> dict[str, Any]:
         """Wait for dispatches, if they come. What they may have missed is asked for every now and then."""

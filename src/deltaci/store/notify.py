@@ -69,7 +69,13 @@ class Notifier:
             try:
                 await self._tell_and_hear()
                 is_told = False
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+                asyncpg.InternalClientError,
+            ) as error:
                 if not is_told:
                     LOGGER.warning("other servers cannot be woken: %s; they poll until it goes", error)
                 is_told = True

@@ -47,6 +47,18 @@ from deltaci.store.wake import Arrived, Wakers
 LANES: Final = 3
 READERS: Final = 4
 COMMAND_SECONDS: Final = 30.0
+
+# What the driver raises when the database is not there, goes, or has no room: a statement may also meet the farewell of
+# a server that is shut down, which the driver calls an error of its own.
+AWAY: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
 PLANS: Final = {
@@ -167,7 +179,7 @@ class PostgresStore:
                     await connection.execute(
                         "INSERT INTO migrations VALUES ($1, $2)", migration.number, migration.checksum
                     )
-        except (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
+        except AWAY as error:
             raise Unavailable(f"PostgreSQL cannot be reached: {error}") from error
         self._notifier.start()
 
@@ -187,9 +199,7 @@ class PostgresStore:
         try:
             async with self._connected().acquire() as connection:
                 result, ready = await self._drive(connection, work())
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
-            raise Unavailable(f"PostgreSQL: {error}") from error
-        except (asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError) as error:
+        except AWAY as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
             raise Conflict(()) from error
@@ -325,7 +335,7 @@ class PostgresStore:
     async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         try:
             rows: list[Any] = await self._connected().fetch(sql, *values)
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+        except AWAY as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return rows
 
