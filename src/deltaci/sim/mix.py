@@ -137,14 +137,19 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         runners=runners,
         slots=random.choice((1, 1, 2, 3)),
         ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
-        poll_seconds=random.choice((60.0, 300.0, 600.0)),
-        wait_seconds=random.choice((60.0, 600.0, 600.0)),
-        credential_seconds=random.choice((900, 6 * 3600)),
+        poll_seconds=60.0 if _seldom(random) else 600.0,
+        wait_seconds=60.0 if _seldom(random) else 600.0,
+        credential_seconds=900 if _seldom(random) else 6 * 3600,
         wishes=wishes,
         habits={name: most * random.uniform(0.3, 1.0) * random.choice((0, 1)) for name, most in HABITS.items()},
         faults=faults,
         has_jumps=any("store clock" in fault.kind for fault in faults),
     )
+
+
+def _seldom(random: Random) -> bool:
+    """Whether this seed does a thing often that shows little and takes long."""
+    return random.random() < 0.15
 
 
 def _faults(
