@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from deltaci.sim import checker as checking
 from deltaci.sim.checker import INVARIANTS, Violation
 from deltaci.sim.mix import drawn
-from deltaci.sim.world import World
+from deltaci.sim.world import LOGGER, World
 from tests.simulation import illegal_leases, illegal_runs
 from tests.simulation.handmade import CASES, Case, Log
 from tests.simulation.planted import TABLE
@@ -57,18 +58,43 @@ def test_every_promise_can_be_broken() -> None:
     """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
     assert {illegal_leases.__name__, illegal_runs.__name__} == {case.__module__ for _, case in CASES}
-    shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "log", "record"}
+    shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
 
     assert set(INVARIANTS) == shown
 
 
 def test_an_attempt_that_runs_twice_is_found() -> None:
     """Two runners that execute one attempt at the same time, whatever the log says."""
-    world = World(drawn(5, hours=0.1))
-    world.began("r/a.1", 1, "r0")
+    world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
+    world._executing["r/a.1"] = {(1, "r0")}
     world.began("r/a.1", 2, "r1")
 
     assert world.run().invariant == "overlap"
+
+
+def test_what_begins_without_a_lease_is_found() -> None:
+    """Nobody was given it, and somebody works on it."""
+    world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
+    world.began("r/a.1", 1, "r0")
+
+    assert world.run().invariant == "unowned"
+
+
+def test_an_end_that_nobody_hears_of_is_found() -> None:
+    """A job ended long ago, and its lease is still thought to be live."""
+    world = World(drawn(5, hours=0.1))
+    world._untold["r/a.1", 1] = "r0"
+    world._executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
+
+    assert world.run().invariant == "told"
+
+
+def test_an_error_that_was_only_written_down_is_found() -> None:
+    """Whoever catches an error of ours and goes on hides it from everybody who does not read the log."""
+    world = World(drawn(5, hours=0.1))
+    world._loop.outside(10.0, lambda: LOGGER.error("an error of ours"))
+
+    assert world.run().invariant == "error"
 
 
 def test_a_runner_that_did_not_stop_is_found() -> None:

@@ -90,7 +90,7 @@ def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
         ("Complete", "exit_code", 2**70, "at `$.exit_code`"),
         ("Complete", "signal", 256, "`int` <= 255 - at `$.signal`"),
         ("Lease", "slots", 0, "`int` >= 1 - at `$.slots`"),
-        ("Lease", "wait_seconds", 61, "`float` <= 60.0 - at `$.wait_seconds`"),
+        ("Lease", "wait_seconds", 601, "`float` <= 600.0 - at `$.wait_seconds`"),
         ("LeaseGranted", "lease_ttl_seconds", 2**31, "at `$.lease_ttl_seconds`"),
         ("AckLease", "accepted_at", "2026-01-04T08:00:00", "with a timezone component - at `$.accepted_at`"),
         ("Complete", "timings.started_at", "yesterday", "Invalid RFC3339 encoded datetime - at `$.timings.started_at`"),

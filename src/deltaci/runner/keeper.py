@@ -25,7 +25,7 @@ from deltaci.runner.client import Client
 from deltaci.runner.lastwords import Rest, opened, send_rests
 from deltaci.runner.reaper import Handle, kill_all
 from deltaci.runner.tls import Tls
-from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage
+from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage, decoder
 
 RETRY_SECONDS: Final = 1.0
 FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon: there may be time for another.
@@ -95,8 +95,8 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
 
 Order = Hold | Release | NewToken
 News = Ready | Cancel | Lost | Proved
-decode_order = msgspec.json.Decoder(Order).decode
-decode_news = msgspec.json.Decoder(News).decode
+decode_order: Callable[[bytes], Order] = decoder(Order)  # type: ignore[arg-type]
+decode_news: Callable[[bytes], News] = decoder(News)  # type: ignore[arg-type]
 
 
 def margin_of(ttl_seconds: float) -> float:

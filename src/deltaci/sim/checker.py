@@ -84,6 +84,11 @@ INVARIANTS: Final = {
     "truth": "what succeeded did run, to a good end",
     "overlap": "an attempt never runs twice at the same time",
     "stopped": "nothing runs that was said to have stopped",
+    "self-stop": "a runner has stopped its job before its lease runs out",
+    "unowned": "nothing begins without a live lease",
+    "told": "what ended is known in the end",
+    "log-bytes": "a log has the bytes that its job wrote",
+    "error": "no part meets an error that it did not expect",
     "liveness": "once nothing is wrong, everything comes to its end",
 }
 VERDICTS: Final = frozenset({"validation_passed", "validation_failed", "all_required_succeeded"})

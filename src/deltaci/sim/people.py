@@ -249,6 +249,9 @@ class People:
         elif event.to == "UNRESPONSIVE":
             wait = random.choice((100, 1000)) * random.random()
             self._orders.later(wait, partial(self._after_silence, id, event.rev, random))
+            # Its runner says meanwhile that it has become larger.
+            offer = worker.Offer(id=id, tenant=TENANT, places=self._mix.slots + 1, request_id=f"{id} more {event.rev}")
+            self._orders.later(wait / 2, partial(self._orders.do, "offer", offer, random))
         elif event.to == "SHUTDOWN":
             self._orders.later(300 * random.random(), partial(self._send_another, id))
 

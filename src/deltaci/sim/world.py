@@ -19,7 +19,7 @@ import msgspec
 from deltaci.core.events import Event
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Checker, Deployment, Violation
-from deltaci.sim.facts import AttemptFacts
+from deltaci.sim.facts import AttemptFacts, Lease
 from deltaci.sim.faults import Faults
 from deltaci.sim.law import LIVE, Edge
 from deltaci.sim.loop import Stuck, VirtualLoop
@@ -181,20 +181,29 @@ class World:
             self._violation = Violation(
                 "overlap", f"{attempt_id} begins as lease {number} on {who} while it runs as {sorted(here)}"
             )
-        it = self.checker.known.get(attempt_id)
-        held = it.lease if isinstance(it, AttemptFacts) else None
-        is_live = held is not None and held.number == number and held.state in LIVE
-        if not is_live and not self._mix.has_jumps:
-            self._blame(Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but it has {held}"))
+        held = self._held(attempt_id, number)
+        # That a lease was taken away, by a cancel or a timeout, its runner hears a little later.
+        is_owned = held is not None and (held.state in LIVE or held.state == "REVOKED")
+        if not is_owned and not self._mix.has_jumps:
+            self._blame(
+                Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but its lease is {held}")
+            )
         here.add((number, who))
         self._digest.update(f"began {attempt_id} {number} {who} {self._loop.now}".encode())
+
+    def _held(self, attempt_id: str, number: int) -> Lease | None:
+        """This lease, if it is the last one of the attempt."""
+        it = self.checker.known.get(attempt_id)
+        held = it.lease if isinstance(it, AttemptFacts) else None
+        return held if held is not None and held.number == number else None
 
     def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
         """It does not run any more."""
         self._executing.get(attempt_id, set()).discard((number, who))
         if exit_code is not None:
             self._results[attempt_id, number] = exit_code
-            if who in self.checker.pollers:  # Programs may take their time.
+            held = self._held(attempt_id, number)
+            if who in self.checker.pollers and held is not None and held.state in LIVE:  # Programs may take their time.
                 self._untold[attempt_id, number] = who
         self._digest.update(f"ended {attempt_id} {number} {exit_code} {self._loop.now}".encode())
 
