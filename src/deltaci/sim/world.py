@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -35,11 +36,13 @@ from deltaci.sim.server import KEY, Shelf, SimServer
 from deltaci.sim.store import Disk
 
 EPOCH: Final = 1_767_513_600
+WORLDS: Final = 32  # So many may come and go before they are cleared up.
 LOGGER: Final = logging.getLogger("deltaci")
 TELL_SECONDS: Final = 900.0
 SETTLE_HOURS: Final = 8.0  # Once nothing goes wrong any more, everything must be over within that.
 
 
+_worlds = count(1)
 _packed = msgspec.msgpack.Encoder().encode
 
 
@@ -245,6 +248,8 @@ class World:
         global_random.seed(self._mix.seed)
         was_collecting = gc.isenabled()
         gc.disable()
+        if next(_worlds) % WORLDS == 0:
+            gc.collect()  # What is left of the last ones.
         gc.freeze()  # So that only this world is looked through in its end.
         logging.disable(logging.WARNING)
         complaints = _Complaints(self._complain)
