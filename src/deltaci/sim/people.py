@@ -244,6 +244,9 @@ class People:
         if event.to == "BUSY" and self._orders.does("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
             self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
+        elif event.to == "BUSY" and event.from_ != "BUSY" and self._orders.does("grow", random):
+            more = worker.Offer(id=id, tenant=TENANT, places=self._mix.slots + 1, request_id=f"{id} grow {event.rev}")
+            self._orders.later(10 * random.random(), partial(self._orders.do, "offer", more, random))
         elif event.to == "BUSY" and self._orders.does("leave", random):
             self._orders.later(30 * random.random(), partial(self._leave, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":

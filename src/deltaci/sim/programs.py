@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt, Leased
-from deltaci.core.decide import Decision
+from deltaci.core.decide import CancelJob, Decision
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
@@ -32,7 +32,8 @@ PLACES: Final = 3
 KNOWN: Final = "p0"  # Registered, with so many places.
 UNKNOWN: Final = "q0"  # Never registered: the plain queue also serves those.
 
-DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back")
+DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back", "deaf")
+DEAF_SECONDS: Final = 3600.0  # One that hears no cancel goes on for long.
 FAILURES: Final = (
     Facts(exit_code=1),
     Facts(exit_code=127),
@@ -139,17 +140,26 @@ class Programs:
             return
         if death == "STARTING" or not await work.say(attempt.Start):
             return
+        if death == "deaf":
+            work.is_deaf, seconds = True, DEAF_SECONDS
+            self._cancel(claimed.attempt, random)
         self._truth.began(work.ref.attempt_id, work.ref.number, work.who)
         is_leaving = death in ("RUNNING", "hands back")
         is_done = await work.keep(seconds / 2 if is_leaving else seconds)
         exit_code = int(code) if is_done and not is_leaving else None
         self._truth.ended(work.ref.attempt_id, work.ref.number, work.who, exit_code)
-        if work.is_canceled:
+        if work.is_canceled and not work.is_deaf:
             await work.say(attempt.CancelAck)
         elif death == "hands back" and is_done:
             await self._orders.hand_back(work.who, claimed.lease_id, random)
         elif exit_code is not None:
             await self._finish(work, exit_code, death, random)
+
+    def _cancel(self, it: Attempt, random: Random) -> None:
+        """Somebody wants it to stop."""
+        if it.job_id:
+            cancel = CancelJob(id=it.job_id, actor="user:u", request_id=f"{it.id} deaf")
+            self._orders.later(300 * random.random(), partial(self._orders.do, "cancel", cancel, random))
 
     async def _finish(self, work: _Work, exit_code: int, death: str, random: Random) -> None:
         if random.random() < 0.7 or death:
@@ -188,7 +198,7 @@ class _Work:
         self._proved_until = said_at + ttl_seconds - self._margin
         self.ref: LeaseRef = ids.lease_ref(claimed.lease_id)
         self.who = who
-        self.is_canceled = False
+        self.is_canceled = self.is_deaf = False
 
     async def say(self, message: type[Leased], **fields: Any) -> bool:
         """Whether it was heard and stands. A renewed lease runs anew from when it was said."""
@@ -206,7 +216,7 @@ class _Work:
         if answer.events and answer.record.lease is not None:
             self._proved_until = said_at + self._ttl - self._margin
         self.is_canceled = answer.record.state == attempt.CANCEL_REQUESTED
-        return not self.is_canceled
+        return self.is_deaf or not self.is_canceled
 
     async def keep(self, seconds: float) -> bool:
         """Go on for so long, and prove the lease meanwhile. False: it has to stop, or cannot be proved."""

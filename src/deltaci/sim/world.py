@@ -78,6 +78,7 @@ class World:
         self._executing: dict[str, set[tuple[int, str]]] = {}
         self._results: dict[tuple[str, int], int | None] = {}
         self._lies: set[tuple[str, int]] = set()
+        self._taken: set[tuple[str, int]] = set()  # Leases that were acknowledged.
         self._untold: dict[tuple[str, int], str] = {}  # Jobs that ended, and whose end is not in the log yet.
         self._logs: dict[tuple[str, int], str] = {}
         self._disk = Disk(self._store_clock, self._see)
@@ -163,6 +164,8 @@ class World:
         it = self.checker.known[event.entity_id]
         if not isinstance(it, AttemptFacts) or it.lease is None:
             return
+        if it.lease.state == "ACTIVE":
+            self._taken.add((it.id, it.lease.number))
         if it.lease.state not in LIVE:
             self._untold.pop((it.id, it.lease.number), None)
         is_running = (it.lease.number, it.lease.worker_id) in self._executing.get(it.id, ())
@@ -186,7 +189,7 @@ class World:
             )
         held = self._held(attempt_id, number)
         # That a lease was taken away, by a cancel or a timeout, its runner hears a little later.
-        is_owned = held is not None and (held.state in LIVE or held.state == "REVOKED")
+        is_owned = held is not None and (attempt_id, number) in self._taken and held.state in (*LIVE, "REVOKED")
         if not is_owned and not self._mix.has_jumps:
             self._blame(
                 Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but its lease is {held}")
