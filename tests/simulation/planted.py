@@ -34,13 +34,14 @@ __all__ = [
 MODULE: Final = "tests.simulation.planted"
 TABLE: Final = Path(__file__).with_name("planted.jsonl")
 MOST_SEEDS: Final = 200
+RUNS_AN_HOUR: Final = 5.0  # More than usual: mistakes show where something is done.
 HOURS: Final = (1.0, 1.0, 1.0, 3.0)  # Most mistakes show soon; some need a longer history.
 
 
 def caught(fault: Fault, seed: int) -> tuple[str, str]:
     """The promise that is broken in this history with the mistake in it, and how; empty if none is."""
     with fault.planted():
-        history = World(drawn(seed, HOURS[seed % len(HOURS)])).run()
+        history = World(drawn(seed, HOURS[seed % len(HOURS)], RUNS_AN_HOUR)).run()
     return history.invariant, history.message
 
 

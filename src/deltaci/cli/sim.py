@@ -18,6 +18,7 @@ def sim_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many of them, one after the other.")] = 20,
     minutes: Annotated[float, typer.Option(min=0.0, help="Go on for so long instead.")] = 0.0,
     hours: Annotated[float, typer.Option(min=0.1, max=1000.0, help="How long each history is, in its own time.")] = 6.0,
+    runs: Annotated[float, typer.Option(min=0.0, max=100.0, help="How many runs people want in an hour.")] = 2.0,
     mix: Annotated[Path | None, typer.Option(help="Repeat the history of this file instead.", exists=True)] = None,
     shrinks: Annotated[
         bool, typer.Option("--shrink/--no-shrink", help="Look for a shorter history that breaks the same promise.")
@@ -42,7 +43,7 @@ def sim_command(
         typer.echo(f"deltaci sim: {missing.name} is not installed; run: pip install 'deltaci[sim]'", err=True)
         raise typer.Exit(2) from None
     try:
-        wanted = [read_mix(mix)] if mix is not None else mixes(seed, seeds, minutes, hours)
+        wanted = [read_mix(mix)] if mix is not None else mixes(seed, seeds, minutes, hours, runs)
     except BadMix as bad:
         typer.echo(f"deltaci sim: {bad}", err=True)
         raise typer.Exit(2) from None

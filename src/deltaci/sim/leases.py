@@ -26,10 +26,13 @@ STALE_REASONS: Final = REQUEUED_AT_ONCE | {"STALLED"}
 class Deployment:
     """What the checker is told of the world: terms of leases, and how long a thing may wait when all is well."""
 
-    def __init__(self, ttl_seconds: int = 0, poll_seconds: float = 0.0, *, has_jumps: bool = False) -> None:
+    def __init__(
+        self, ttl_seconds: int = 0, poll_seconds: float = 0.0, wait_seconds: float = 0.0, *, has_jumps: bool = False
+    ) -> None:
         self.ttl = ttl_seconds * SECOND
         self.late = int((2.5 * poll_seconds + 20) * SECOND)
-        self.unclaimed = int((2 * poll_seconds + 150) * SECOND)
+        # A runner whose request for work was lost notices that when its time to wait is over.
+        self.unclaimed = int((2 * poll_seconds + wait_seconds + 150) * SECOND)
         self.has_jumps = has_jumps
 
 

@@ -83,6 +83,7 @@ class SimMachine(Machine):
         self.keepers: list[SimKeeper] = []  # The last one is that of the runner that lives; others may still clear up.
         self.running: dict[str, SimCell] = {}  # What executes now, by its marker.
         self.leases: dict[str, tuple[str, int]] = {}  # Which lease a cell runs under, as the keeper was told.
+        self.given: dict[str, None] = {}  # Every lease that it worked under.
         self.heard: deque[Said] = deque(maxlen=MAX_HEARD)  # What was said from here; a liar says it again.
 
     def clock(self) -> float:
@@ -391,6 +392,7 @@ class SimKeeper:
         if isinstance(order, Hold):
             lease = self._machine.leases[order.handle.marker] = named(order.lease_id)
             self._machine.truth.writes(*lease, order.log_path)
+            self._machine.given[order.lease_id] = None
         self._soon(self._take, order)
 
     def hang_up(self) -> None:

@@ -244,17 +244,19 @@ class People:
         if event.to == "BUSY" and self._orders.does("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
             self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
-        elif event.to == "BUSY" and event.from_ != "BUSY" and self._orders.does("grow", random):
-            more = worker.Offer(id=id, tenant=TENANT, places=self._mix.slots + 1, request_id=f"{id} grow {event.rev}")
+        elif event.to == "BUSY" and id in self._checker.pollers and self._orders.does("grow", random):
+            more = worker.Offer(id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} grow {event.rev}")
             self._orders.later(10 * random.random(), partial(self._orders.do, "offer", more, random))
         elif event.to == "BUSY" and self._orders.does("leave", random):
             self._orders.later(30 * random.random(), partial(self._leave, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
             wait = random.choice((100, 1000)) * random.random()
             self._orders.later(wait, partial(self._after_silence, id, event.rev, random))
-            # Its runner says meanwhile that it has become larger.
-            offer = worker.Offer(id=id, tenant=TENANT, places=self._mix.slots + 1, request_id=f"{id} more {event.rev}")
-            self._orders.later(wait / 2, partial(self._orders.do, "offer", offer, random))
+            if id in self._checker.pollers:  # Its runner says meanwhile that it has something new.
+                offer = worker.Offer(
+                    id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
+                )
+                self._orders.later(wait / 2, partial(self._orders.do, "offer", offer, random))
         elif event.to == "SHUTDOWN":
             self._orders.later(300 * random.random(), partial(self._send_another, id))
 

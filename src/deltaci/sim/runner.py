@@ -17,10 +17,12 @@ from deltaci.runner.entrance import Entrance
 from deltaci.server.credentials import Signer
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.machine import CALL_SECONDS, KILLED, URL, SimMachine, named
+from deltaci.wire.messages import Complete, encode
 
 TENANT: Final = "default"
 RESTART_SECONDS: Final = 30.0  # What starts runners starts one again that ended.
 TOKEN_SECONDS: Final = 3600
+MAX_GIVEN: Final = 10
 
 
 class SimRunner:
@@ -91,6 +93,9 @@ class SimRunner:
     def lie(self, others: Sequence[SimMachine]) -> None:
         """Say once more what was said before, here or by others; as if it had gone well; or after the time for it."""
         random = self._random
+        if random.random() < 0.5:
+            self._claim_success(random)
+            return
         said = [each for machine in (self.machine, *others) for each in machine.heard]
         mine = [each for each in self.machine.heard if each.headers]
         if not said or not mine:
@@ -103,6 +108,16 @@ class SimRunner:
             body = msgspec.json.encode(found)
             self.machine.truth.lied(*named(found["lease_id"]))
         self.machine.ask(chosen._replace(who=self.name, headers=mine[-1].headers, body=body), CALL_SECONDS)
+
+    def _claim_success(self, random: Random) -> None:
+        """Say of something that it was given at some time that it went well."""
+        mine = [each for each in self.machine.heard if each.headers]
+        if not mine or not self.machine.given:
+            return
+        lease_id = random.choice(list(self.machine.given)[-MAX_GIVEN:])
+        said = Complete(lease_id=lease_id, runner_id=self.name, status="SUCCEEDED", exit_code=0)
+        self.machine.truth.lied(*named(lease_id))
+        self.machine.ask(mine[-1]._replace(body=encode(said)), CALL_SECONDS)
 
     # -- what happens to it
 

@@ -47,12 +47,12 @@ def read_mix(file: Path) -> Mix:
         raise BadMix(f"{file} is no mix: {error}; 'deltaci sim' writes one to {FOLDER} when a seed fails") from None
 
 
-def mixes(seed: int, seeds: int, minutes: float, hours: float) -> Iterator[Mix]:
+def mixes(seed: int, seeds: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Mix]:
     """Of so many seeds, or for so long."""
     until = time.monotonic() + minutes * 60
     number = seed
     while (time.monotonic() < until) if minutes else (number < seed + seeds):
-        yield drawn(number, hours)
+        yield drawn(number, hours, runs_an_hour)
         number += 1
 
 

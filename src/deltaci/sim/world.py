@@ -71,7 +71,7 @@ class World:
         self._loop = VirtualLoop()  # type: ignore[abstract]  # Of what a loop can do, this world needs little.
         self._random = Random(mix.seed * 7919 + 1)
         self._jump = 0.0
-        self.checker = Checker(Deployment(mix.ttl_seconds, mix.poll_seconds, has_jumps=mix.has_jumps))
+        self.checker = Checker(Deployment(mix.ttl_seconds, mix.poll_seconds, mix.wait_seconds, has_jumps=mix.has_jumps))
         self.log: list[Event] = []
         promises = Promises(self.checker)
         self._digest = blake2b(digest_size=16)
@@ -175,7 +175,9 @@ class World:
         if not event.actor.startswith("worker:") or event.to not in ("SUCCEEDED", "FAILED", "CANCELED"):
             return
         found = self._results.get((it.id, it.lease.number))
-        if event.to == "SUCCEEDED" and found != 0 and (it.id, it.lease.number) not in self._lies:
+        if (it.id, it.lease.number) in self._lies:
+            return
+        if event.to == "SUCCEEDED" and found != 0:
             raise Violation("truth", f"{it.id} succeeded, but what ran ended with {found}")
         if is_running:
             raise Violation("stopped", f"{it.id} is {event.to} by the word of {it.lease.worker_id}, and still runs")
