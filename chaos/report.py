@@ -46,11 +46,8 @@ def drawn(rows: Sequence[Row]) -> str:
 
 def taken(rows: Sequence[Row]) -> str:
     """When, of what and on what machine."""
-    places = sorted({(row.at, row.commit, row.machine) for row in rows})
-    told = [
-        f"{at or 'some day'}, commit {commit or 'unknown'}, {machine or 'unknown machine'}"
-        for at, commit, machine in places
-    ]
+    places = sorted({(row.at, row.commit, row.machine) for row in rows if row.at})
+    told = [f"{at}, commit {commit or 'unknown'}, {machine or 'unknown machine'}" for at, commit, machine in places]
     return f"Taken: {'; '.join(told) or 'nothing yet'}. Run `make chaos` for your own."
 
 

@@ -48,8 +48,8 @@ class Tally:
         """For the page about reliability."""
         return [
             {
-                "fault": f"hostile input: {name}",
-                "injected": self.examples[name],
+                "fault": "hostile input",
+                "injected": f"{name}: {self.examples[name]:,} inputs",
                 "invariant": INVARIANT,
                 "figure": self.failures[name],
                 "unit": "failures",
@@ -110,12 +110,12 @@ def main() -> int:
     rows = tally.rows()
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    width = max((len(row["fault"]) for row in rows), default=0)
-    print(f"\n{'target':<{width}}  {'examples':>9}  {'failures':>8}")
+    width = max((len(row["injected"]) for row in rows), default=0)
+    print(f"\n{'target':<{width}}  {'failures':>8}")
     for row in rows:
-        print(f"{row['fault']:<{width}}  {row['injected']:>9,}  {row['figure']:>8}  {row['note']}")
+        print(f"{row['injected']:<{width}}  {row['figure']:>8}  {row['note']}")
     failures = sum(row["figure"] for row in rows)
-    inputs = sum(row["injected"] for row in rows)
+    inputs = sum(tally.examples.values())
     print(f"\n{inputs:,} inputs to {len(rows)} targets in {number} rounds: {failures} failures")
     return 1 if failures else 0
 
