@@ -169,7 +169,8 @@ class World:
         if it.lease.state not in LIVE:
             self._untold.pop((it.id, it.lease.number), None)
         is_running = (it.lease.number, it.lease.worker_id) in self._executing.get(it.id, ())
-        if it.lease.state == "EXPIRED" and is_running and not self._mix.has_jumps:
+        is_runners = it.lease.worker_id in self.checker.pollers  # Programs promise nothing of that kind.
+        if it.lease.state == "EXPIRED" and is_running and is_runners and not self._mix.has_jumps:
             of = f"lease {it.lease.number} of {it.id}"
             raise Violation("self-stop", f"{of} has run out, and its job still runs on {it.lease.worker_id}")
         if not event.actor.startswith("worker:") or event.to not in ("SUCCEEDED", "FAILED", "CANCELED"):
