@@ -193,7 +193,7 @@ class World:
         held = self._held(attempt_id, number)
         # That a lease was taken away, by a cancel or a timeout, its runner hears a little later.
         is_owned = held is not None and (attempt_id, number) in self._taken and held.state in (*LIVE, "REVOKED")
-        if not is_owned and not self._mix.has_jumps:
+        if not is_owned and not self._mix.has_jumps and (attempt_id, number) not in self._lies:
             self._blame(
                 Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but its lease is {held}")
             )
@@ -362,7 +362,7 @@ class World:
         self._is_healed = True
         self._wrong.heal()
         self.checker.quiet(self._store_clock())
-        self._loop.outside(TELL_SECONDS, self._check_told, dict(self._untold))
+        self._loop.outside(TELL_SECONDS + 2 * self._mix.poll_seconds, self._check_told, dict(self._untold))
 
     def _check_told(self, were: dict[tuple[str, int], str]) -> None:
         """What ended while things went wrong is known by now, in whatever way."""
