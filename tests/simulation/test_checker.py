@@ -66,8 +66,8 @@ def test_every_promise_can_be_broken() -> None:
 def test_an_attempt_that_runs_twice_is_found() -> None:
     """Two runners that execute one attempt at the same time, whatever the log says."""
     world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
-    world._executing["r/a.1"] = {(1, "r0")}
-    world.began("r/a.1", 2, "r1")
+    world.truth.executing["r/a.1"] = {(1, "r0")}
+    world.truth.began("r/a.1", 2, "r1")
 
     assert world.run().invariant == "overlap"
 
@@ -75,7 +75,7 @@ def test_an_attempt_that_runs_twice_is_found() -> None:
 def test_what_begins_without_a_lease_is_found() -> None:
     """Nobody was given it, and somebody works on it."""
     world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
-    world.began("r/a.1", 1, "r0")
+    world.truth.began("r/a.1", 1, "r0")
 
     assert world.run().invariant == "unowned"
 
@@ -83,8 +83,8 @@ def test_what_begins_without_a_lease_is_found() -> None:
 def test_an_end_that_nobody_hears_of_is_found() -> None:
     """A job ended long ago, and its lease is still thought to be live."""
     world = World(drawn(5, hours=0.1))
-    world._untold["r/a.1", 1] = "r0"
-    world._executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
+    world.truth.untold["r/a.1", 1] = "r0"
+    world.truth.executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
 
     assert world.run().invariant == "told"
 
@@ -102,9 +102,10 @@ def test_a_runner_that_did_not_stop_is_found() -> None:
     world = World(drawn(5, hours=1.0))
 
     def ended(attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
-        world._results[attempt_id, number] = exit_code
+        if exit_code is not None:
+            world.truth.results[attempt_id, number] = exit_code
 
-    world.ended = ended  # type: ignore[method-assign]
+    world.truth.ended = ended  # type: ignore[method-assign]
 
     assert world.run().invariant == "stopped"
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.beats import Answers
@@ -26,6 +26,7 @@ from deltaci.runner.reaper import Handle
 from deltaci.sim.loop import HERE, Node, VirtualLoop, failed
 from deltaci.sim.network import Network, Said, Unreached
 from deltaci.sim.server import SimServer
+from deltaci.sim.truth import Truth
 from deltaci.wire.messages import Heartbeat, Limits
 
 URL: Final = "http://simulated"
@@ -42,25 +43,6 @@ def named(lease_id: str) -> tuple[str, int]:
     """Whose lease it is, and which."""
     attempt_id, number, _ = lease_id.rsplit(".", 2)
     return attempt_id, int(number)
-
-
-class Truth(Protocol):
-    """What the world writes down."""
-
-    def began(self, attempt_id: str, number: int, who: str) -> None:
-        """A process of the job runs now."""
-
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
-        """None of them does any more. Without an exit code it was killed."""
-
-    def writes(self, attempt_id: str, number: int, path: str) -> None:
-        """What the job says stands in this file."""
-
-    def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
-        """It stands still with its whole machine, or goes on with it."""
-
-    def lied(self, attempt_id: str, number: int) -> None:
-        """What is said of this lease from now on need not be true."""
 
 
 class SimMachine(Machine):

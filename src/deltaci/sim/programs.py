@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt, Leased
@@ -26,6 +26,7 @@ from deltaci.sim.loop import VirtualLoop
 from deltaci.sim.mix import Mix
 from deltaci.sim.orders import Orders
 from deltaci.sim.runner import TENANT
+from deltaci.sim.truth import Truth
 
 LABEL: Final = "gpu"
 PLACES: Final = 3
@@ -42,16 +43,6 @@ FAILURES: Final = (
     Facts(exit_code=1, failed_tests=("a",), flaky_tests=("a",)),
     Facts(signal=9),
 )
-
-
-class Truth(Protocol):
-    """What the world writes down."""
-
-    def began(self, attempt_id: str, number: int, who: str) -> None:
-        """It runs now."""
-
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
-        """It does not run any more. Without an exit code it was killed."""
 
 
 class Programs:

@@ -20,9 +20,8 @@ import msgspec
 from deltaci.core.events import Event
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Checker, Deployment, Violation
-from deltaci.sim.facts import AttemptFacts, Lease
 from deltaci.sim.faults import Faults
-from deltaci.sim.law import LIVE, Edge
+from deltaci.sim.law import Edge
 from deltaci.sim.loop import Stuck, VirtualLoop
 from deltaci.sim.machine import SimMachine
 from deltaci.sim.mix import HOUR, Fault, Mix
@@ -34,11 +33,12 @@ from deltaci.sim.promises import Promises
 from deltaci.sim.runner import SimRunner
 from deltaci.sim.server import KEY, Shelf, SimServer
 from deltaci.sim.store import Disk
+from deltaci.sim.truth import Truth
 
 EPOCH: Final = 1_767_513_600
 WORLDS: Final = 32  # So many may come and go before they are cleared up.
 LOGGER: Final = logging.getLogger("deltaci")
-TELL_SECONDS: Final = 900.0
+TELL_SECONDS: Final = 900.0  # Once nothing goes wrong any more, what ended is known within that and two polls.
 SETTLE_HOURS: Final = 8.0  # Once nothing goes wrong any more, everything must be over within that.
 
 
@@ -75,16 +75,11 @@ class World:
         self.log: list[Event] = []
         promises = Promises(self.checker)
         self._digest = blake2b(digest_size=16)
-        self._executing: dict[str, set[tuple[int, str]]] = {}
-        self._results: dict[tuple[str, int], int | None] = {}
-        self._lies: set[tuple[str, int]] = set()
-        self._taken: set[tuple[str, int]] = set()  # Leases that were acknowledged.
-        self._untold: dict[tuple[str, int], str] = {}  # Jobs that ended, and whose end is not in the log yet.
-        self._logs: dict[tuple[str, int], str] = {}
+        self.truth = Truth(self.checker, self._note, self._blame, has_jumps=mix.has_jumps)
         self._disk = Disk(self._store_clock, self._see)
         self._network = Network(self._loop, self._random)
         self._folder = tempfile.TemporaryDirectory(prefix="deltaci-sim-", dir=_memory(), ignore_cleanup_errors=True)
-        shelf = Shelf(Path(self._folder.name), self._compare_log)
+        shelf = Shelf(Path(self._folder.name), self.truth.see_log)
         self._servers = [
             SimServer(f"s{n}", self._loop, self._disk, shelf, self._random, self._wall) for n in range(mix.servers)
         ]
@@ -93,7 +88,7 @@ class World:
         self._runners = [self._made(f"r{n}") for n in range(mix.runners)]
         self._promises = promises
         orders = Orders(self._loop, self._servers, promises, mix.habits, Signer(KEY, self._wall), self._blame)
-        programs = Programs(mix, self._loop, orders, self.checker, self)
+        programs = Programs(mix, self._loop, orders, self.checker, self.truth)
         self._wrong = Faults(self._loop, self._network, self._servers, self._runners, self._random, self._leap)
         self._people = People(mix, orders, self.checker, programs, self._replace)
         self._troubles = 0
@@ -103,7 +98,7 @@ class World:
 
     def _made(self, name: str) -> SimRunner:
         mix = self._mix
-        machine = SimMachine(name, self._loop, self._network, self._servers, self._random, self)
+        machine = SimMachine(name, self._loop, self._network, self._servers, self._random, self.truth)
         machine.pace = 1 + self._random.uniform(-1e-3, 1e-3)
         folder, signer = Path(self._folder.name), Signer(KEY, self._wall)
         runner = SimRunner(machine, self._loop, self._random, signer, folder, mix.slots, mix.wait_seconds)
@@ -141,13 +136,17 @@ class World:
                 self._digest.update(_packed(event))
                 self.checker.see(event, now)
                 if event.entity == "attempt":
-                    self._compare(event)
+                    self.truth.see(event)
             self.checker.settle(now)
         except Violation as violation:
             self._blame(violation)
         else:
             for event in events:
                 self._people.see(event)
+
+    def _note(self, what: str) -> None:
+        """It is part of the history."""
+        self._digest.update(f"{what} {self._loop.now}".encode())
 
     def _blame(self, violation: Violation) -> None:
         self._violation = self._violation or violation
@@ -158,88 +157,6 @@ class World:
             self._promises.answered(path, body, status, answer)
         except Violation as violation:
             self._blame(violation)
-
-    def _compare(self, event: Event) -> None:
-        """What is written of an attempt, with what really runs."""
-        it = self.checker.known[event.entity_id]
-        if not isinstance(it, AttemptFacts) or it.lease is None:
-            return
-        if it.lease.state == "ACTIVE":
-            self._taken.add((it.id, it.lease.number))
-        if it.lease.state not in LIVE:
-            self._untold.pop((it.id, it.lease.number), None)
-        is_running = (it.lease.number, it.lease.worker_id) in self._executing.get(it.id, ())
-        is_runners = it.lease.worker_id in self.checker.pollers  # Programs promise nothing of that kind.
-        if it.lease.state == "EXPIRED" and is_running and is_runners and not self._mix.has_jumps:
-            of = f"lease {it.lease.number} of {it.id}"
-            raise Violation("self-stop", f"{of} has run out, and its job still runs on {it.lease.worker_id}")
-        if not event.actor.startswith("worker:") or event.to not in ("SUCCEEDED", "FAILED", "CANCELED"):
-            return
-        found = self._results.get((it.id, it.lease.number))
-        if (it.id, it.lease.number) in self._lies:
-            return
-        if event.to == "SUCCEEDED" and found != 0:
-            raise Violation("truth", f"{it.id} succeeded, but what ran ended with {found}")
-        if is_running:
-            raise Violation("stopped", f"{it.id} is {event.to} by the word of {it.lease.worker_id}, and still runs")
-
-    def began(self, attempt_id: str, number: int, who: str) -> None:
-        """A job runs on a runner now."""
-        here = self._executing.setdefault(attempt_id, set())
-        if here and not self._mix.has_jumps and self._violation is None:
-            self._violation = Violation(
-                "overlap", f"{attempt_id} begins as lease {number} on {who} while it runs as {sorted(here)}"
-            )
-        held = self._held(attempt_id, number)
-        # That a lease was taken away, by a cancel or a timeout, its runner hears a little later.
-        is_owned = held is not None and (attempt_id, number) in self._taken and held.state in (*LIVE, "REVOKED")
-        if not is_owned and not self._mix.has_jumps and (attempt_id, number) not in self._lies:
-            self._blame(
-                Violation("unowned", f"{attempt_id} begins on {who} as lease {number}, but its lease is {held}")
-            )
-        here.add((number, who))
-        self._digest.update(f"began {attempt_id} {number} {who} {self._loop.now}".encode())
-
-    def _held(self, attempt_id: str, number: int) -> Lease | None:
-        """This lease, if it is the last one of the attempt."""
-        it = self.checker.known.get(attempt_id)
-        held = it.lease if isinstance(it, AttemptFacts) else None
-        return held if held is not None and held.number == number else None
-
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
-        """It does not run any more."""
-        self._executing.get(attempt_id, set()).discard((number, who))
-        if exit_code is not None:
-            self._results[attempt_id, number] = exit_code
-            held = self._held(attempt_id, number)
-            if who in self.checker.pollers and held is not None and held.state in LIVE:  # Programs may take their time.
-                self._untold[attempt_id, number] = who
-        self._digest.update(f"ended {attempt_id} {number} {exit_code} {self._loop.now}".encode())
-
-    def writes(self, attempt_id: str, number: int, path: str) -> None:
-        """What a job says stands in this file."""
-        self._logs[attempt_id, number] = path
-
-    def _compare_log(self, attempt_id: str, number: int, offset: int, data: bytes) -> None:
-        """What arrives of a log is what the job said, at that place; a file that is gone tells nothing."""
-        path = self._logs.get((attempt_id, number), "")
-        if path and os.path.exists(path):
-            with open(path, "rb") as file:
-                file.seek(offset)
-                if file.read(len(data)) != data:
-                    of = f"the log of {attempt_id} under lease {number}"
-                    self._blame(Violation("log-bytes", f"{of} has other bytes at {offset} than the job wrote"))
-
-    def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
-        """What stands still does nothing that another could do too."""
-        if is_paused:
-            self._executing.get(attempt_id, set()).discard((number, who))
-        else:
-            self.began(attempt_id, number, who)
-
-    def lied(self, attempt_id: str, number: int) -> None:
-        """What is said of this lease from now on need not be true."""
-        self._lies.add((attempt_id, number))
 
     def _complain(self, what: str) -> None:
         """Something in here met an error that it did not expect."""
@@ -310,8 +227,8 @@ class World:
         except Stuck as stuck:
             raise Violation("liveness", str(stuck)) from stuck
         self.checker.check_end()
-        if any(self._executing.values()):
-            raise Violation("liveness", f"something still runs: {self._executing}")
+        if not self.truth.is_idle():
+            raise Violation("liveness", f"something still runs: {self.truth.executing}")
         self._check_disk()
 
     def _check_disk(self) -> None:
@@ -337,7 +254,7 @@ class World:
             if not self.checker.is_over(first := next(iter(wanted))):
                 return False
             del wanted[first]
-        return not any(each.held for each in self.checker.workers.values()) and not any(self._executing.values())
+        return not any(each.held for each in self.checker.workers.values()) and self.truth.is_idle()
 
     # -- what goes wrong
 
@@ -345,7 +262,7 @@ class World:
         if self._is_healed:
             return
         self._faults += 1
-        self._digest.update(f"{fault.kind} {self._loop.now}".encode())
+        self._note(fault.kind)
         undo = self._wrong.make(fault)
         self._troubles += 1
         self.checker.quiet(None)
@@ -362,13 +279,8 @@ class World:
         self._is_healed = True
         self._wrong.heal()
         self.checker.quiet(self._store_clock())
-        self._loop.outside(TELL_SECONDS + 2 * self._mix.poll_seconds, self._check_told, dict(self._untold))
-
-    def _check_told(self, were: dict[tuple[str, int], str]) -> None:
-        """What ended while things went wrong is known by now, in whatever way."""
-        for lease, who in were.items():
-            if lease in self._untold:
-                self._blame(Violation("told", f"{lease[0]} ended on {who} as lease {lease[1]}, and nobody knows it"))
+        wait = TELL_SECONDS + 2 * self._mix.poll_seconds
+        self._loop.outside(wait, self.truth.check_told, dict(self.truth.untold))
 
 
 class _Complaints(logging.Handler):
