@@ -48,13 +48,11 @@ class Way:
         self.delay_seconds = 0.0
         self.jitter_seconds = 0.0  # More than the time between two packets puts them in another order.
         self.bytes_per_second = 0.0  # 0: as fast as it goes.
-        self.packets = 0
         self.lost = 0
         self._free_at = 0.0
 
     def due(self, size: int, now: float, draw: random.Random) -> list[float]:
         """When each copy of a packet of this size arrives; none: it is lost."""
-        self.packets += 1
         if self.is_cut or draw.random() < self.loss:
             self.lost += 1
             return []

@@ -22,7 +22,6 @@ READERS: Final = "slow reader"
 TTL_SECONDS: Final = 11
 BOUND_MEGABYTES: Final = 128.0  # More than before; what is said or read is many times that.
 BEAT_SECONDS: Final = 1.0
-SLACK_BYTES: Final = MEGABYTE
 
 
 async def run(stage: Stage) -> AsyncIterator[Row]:

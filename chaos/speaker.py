@@ -52,7 +52,6 @@ class Speakers:
         self.heard: list[Yes] = []
         self.granted: dict[str, list[str]] = {}
         self.stale = 0
-        self.unreachable = 0
         self._place = place
         self._slots = slots
         self._is_over = threading.Event()
@@ -150,7 +149,7 @@ class Speakers:
             try:
                 return ask()
             except Unreachable:
-                self.unreachable += 1
+                pass
             except Refused as refused:
                 if refused.code not in ("expired_credential", "overloaded", "unavailable"):
                     raise

@@ -51,7 +51,6 @@ class Verdict(msgspec.Struct, kw_only=True):
     lost: int = 0
     doubled: int = 0
     stuck: int = 0
-    settled_seconds: float = 0.0
     failed: list[str] = []
     wrong: list[str] = []
     log: list[Event] = []
@@ -77,11 +76,9 @@ async def verdict(
     """
     work, found = place.work, Verdict()
     found.acknowledged = len(work.acknowledged)
-    began = time.monotonic()
     left = await unfinished(work, seconds)
     found.stuck = len(left)
     found.wrong += [f"{id} is not over after {seconds:.0f} s" for id in left]
-    found.settled_seconds = time.monotonic() - began
     await _left(place, found)
     found.log = await work.insist(lambda: feed.read(work.store, 0, MAX_EVENTS))
     found.events = len(found.log)

@@ -15,9 +15,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
+
+from tests.listener import Listener
 
 ROOT: Final = "/runner/v1/"
 DRIP_SECONDS: Final = 0.2
@@ -156,10 +158,11 @@ class Rule:
         self.times = times
 
 
-class Proxy:
+class Proxy(Listener):
     """Listens on a port of its own. `said` is everything that came by, in order."""
 
     def __init__(self, ports: Callable[[], Sequence[int]]) -> None:
+        super().__init__()
         self.ports = ports
         self.said: list[Exchange] = []
         self.drips = False  # Whether answers come byte by byte.
@@ -169,22 +172,6 @@ class Proxy:
         self.answers.set()
         self._rules: list[Rule] = []
         self._news = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self.url = ""
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
 
     def on(self, kind: str, act: A, times: int = 1) -> A:
         """Do this to the next messages of this kind. Rules are tried in the order in which they were made."""
@@ -208,17 +195,12 @@ class Proxy:
         """Wait for so many more of this kind, from now on."""
         return await self.until(kind, count, len(self.came(kind)), is_answered=is_answered)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand over one request after the other."""
+        with suppress(Cut):
             while True:
                 head, body = await _message(reader)
                 await self._pass_on(head + body, body, reader, writer)
-        except (Cut, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            writer.transport.abort()
 
     async def _pass_on(
         self, raw: bytes, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -102,7 +102,6 @@ class AttemptFacts(Known):
         "error",
         "fence",
         "index",
-        "is_forced",
         "job_id",
         "labels",
         "lease",
@@ -126,7 +125,6 @@ class AttemptFacts(Known):
         self.max_lost = self.lost = self.claims = 0
         self.lease: Lease | None = None
         self.stale_reason = ""
-        self.is_forced = False
         self.error: dict[str, Any] = {}
 
 

@@ -99,7 +99,6 @@ LEASE_STEPS: Final[dict[str | None, frozenset[str]]] = {
 JOB_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELED"})
 ATTEMPT_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELED"})
 OUTCOMES: Final = frozenset({"SUCCESS", "FAILED", "CANCELED", "TIMEOUT"})
-RUN_ENDS: Final = OUTCOMES | {"REPORTED"}
 GOING: Final = frozenset({"QUEUED", "RUNNING", "WAITING_APPROVAL"})  # A run whose jobs may still begin.
 ACTIVE: Final = frozenset({"QUEUED", "RUNNING", "VALIDATING", "RETRYING"})  # A job that goes on by itself.
 LIVE: Final = frozenset({"GRANTED", "ACTIVE"})

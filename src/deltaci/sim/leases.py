@@ -231,7 +231,6 @@ class Leases:
     def _canceled(self, name: str, it: AttemptFacts, event: Fact, before: Lease | None) -> None:
         if event.actor.startswith("worker:") or before is None or before.state not in LIVE:
             return
-        it.is_forced = True
         due = min(it.cancel_by, _ends_at(before))
         if event.at < due:
             early = (due - event.at) / SECOND

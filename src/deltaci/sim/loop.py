@@ -217,12 +217,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # -- how it runs
 
-    def run_until_complete(self, future: Any) -> Any:
-        """Let things happen until this is done."""
-        task = asyncio.ensure_future(future, loop=self)
-        self.run(task.done)
-        return task.result()
-
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
         """Let things happen, one by one, until it is over or so late."""
         ready, later, steps, since = self._ready, self._later, 0, 0
