@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import pytest
 
+from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
@@ -158,6 +159,13 @@ class Server:
     async def say(self, message: type[Any], lease: Lease, **fields: Any) -> Attempt:
         """One of a runner's messages."""
         return as_attempt((await self.do(saying(message, lease, **fields))).record)
+
+    async def running(self, id: str = "a", by: str = "w1", **fields: Any) -> Lease:
+        """An attempt that its runner has started."""
+        await self.enqueue(id, **fields)
+        held = await self.take(by)
+        await self.say(attempt.Start, held)
+        return held
 
     async def tick(self) -> int:
         """Carry out everything that is due; how much that was."""

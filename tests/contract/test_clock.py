@@ -147,9 +147,7 @@ async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elaps
 async def test_a_jump_back_does_not_revive_a_lease(place: Place, elapsed: Elapsed) -> None:
     """A runner that was told to stop must not be told to go on."""
     async with place.server() as server:
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
         place.after(121)
         assert (await server.refused(saying(attempt.Extend, held))).code == "stale_lease"
 
@@ -165,9 +163,7 @@ async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) ->
     """An hour that the clock repeats must not be an hour in which nothing expires."""
     async with place.server() as server:
         await server.tick()  # The timers run, as they always do.
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        await server.running()
         place.after(-HOUR)
 
         elapsed.after(115)
@@ -185,9 +181,7 @@ async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) ->
 async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Place, elapsed: Elapsed) -> None:
     """A restart forgets what its clock once said; the records remember."""
     async with place.server() as server:
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
     place.after(-HOUR)
 
     async with place.server() as server:
@@ -205,9 +199,7 @@ async def test_a_jump_ahead_ends_no_lease(place: Place, strict: Elapsed) -> None
     """Whoever sets a clock right must not stop every job there is; who is silent still loses its lease."""
     async with place.server() as server:
         await server.tick()
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
         place.after(HOUR)
 
         await server.tick()
@@ -242,9 +234,7 @@ async def test_work_is_claimed_after_a_jump_back(place: Place, elapsed: Elapsed)
 async def test_timers_go_on_after_a_jump_back_and_a_restart(place: Place, elapsed: Elapsed) -> None:
     """The records tell a new server how late it is: a runner that dies now is found out in time."""
     async with place.server() as server:
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
     place.after(-HOUR)
 
     async with place.server() as server:

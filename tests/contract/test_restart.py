@@ -18,9 +18,7 @@ from tests.lab import TENANT, gate, task
 async def test_a_lease_within_its_ttl_outlives_a_restart(place: Place) -> None:
     """A runner must not notice that the orchestrator was gone for a while."""
     async with place.server() as server:
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
     place.after(100)
 
     async with place.server() as server:
@@ -38,9 +36,7 @@ async def test_a_lease_within_its_ttl_outlives_a_restart(place: Place) -> None:
 async def test_a_lease_that_ran_out_during_a_restart_expires_as_usual(place: Place) -> None:
     """The time in which nobody was there counts like any other."""
     async with place.server() as server:
-        await server.enqueue("a")
-        held = await server.take()
-        await server.say(attempt.Start, held)
+        held = await server.running()
     place.after(121)
 
     async with place.server() as server:

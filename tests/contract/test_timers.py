@@ -16,7 +16,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.store.port import Held, Load
 from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying
-from tests.lab import TENANT, Lease, gate, task
+from tests.lab import TENANT, gate, task
 
 MANY: Final = 1000
 
@@ -26,14 +26,6 @@ async def planned(server: Server, *specs: JobSpec, **fields: Any) -> None:
     await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT, **fields)))
     await server.do(run.BeginPlanning(id="r1"))
     await server.do(Plan(id="r1", jobs=specs))
-
-
-async def running(server: Server, id: str = "a", by: str = "w1", **fields: Any) -> Lease:
-    """An attempt that its runner has started."""
-    await server.enqueue(id, **fields)
-    held = await server.take(by)
-    await server.say(attempt.Start, held)
-    return held
 
 
 async def due_at(server: Server, id: str) -> int | None:
@@ -80,7 +72,7 @@ async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_wind
 async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_again(place: Place) -> None:
     """A crash of a runner costs one lease, not the job."""
     async with place.server() as server:
-        held = await running(server)
+        held = await server.running()
         place.after(115)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
@@ -99,7 +91,7 @@ async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_agai
 async def test_a_message_after_the_end_of_the_lease_is_stale_even_if_no_timer_ran(place: Place) -> None:
     """The lease ends by the clock, not by the loop that notices it."""
     async with place.server() as server:
-        held = await running(server)
+        held = await server.running()
         place.after(121)
 
         refusal = await server.refused(saying(attempt.Extend, held))
@@ -129,7 +121,7 @@ async def test_a_lease_that_is_lost_too_often_is_given_up(place: Place) -> None:
 async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends_on_time(place: Place) -> None:
     """The commonest write must not touch an index; the timer looks too early, once, and sets itself right."""
     async with place.server() as server:
-        held = await running(server)
+        held = await server.running()
         first = await due_at(server, "a")
         for _ in range(3):
             place.after(60)
@@ -156,7 +148,7 @@ async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends
 async def test_an_earlier_deadline_is_written_at_once(place: Place) -> None:
     """A later deadline may be found later; an earlier one may not."""
     async with place.server() as server:
-        held = await running(server)
+        held = await server.running()
         await server.say(attempt.Extend, held)
         before = await due_at(server, "a")
 
@@ -172,7 +164,7 @@ async def test_an_earlier_deadline_is_written_at_once(place: Place) -> None:
 async def test_a_job_times_out_however_often_its_runner_beats(place: Place) -> None:
     """A heartbeat proves that the runner lives, not that its job will ever end."""
     async with place.server() as server:
-        held = await running(server, timeout_seconds=100)
+        held = await server.running(timeout_seconds=100)
         place.after(60)
         await server.say(attempt.Heartbeat, held)
         place.after(35)
@@ -217,7 +209,7 @@ async def test_a_retry_waits_for_its_backoff(place: Place) -> None:
 async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(place: Place) -> None:
     """People who press cancel want it to end, with or without the runner's help."""
     async with place.server() as server:
-        held = await running(server)
+        held = await server.running()
         await server.do(attempt.Cancel(id="a", reason="CANCELED"))
         place.after(25)
         await server.say(attempt.Heartbeat, held)
