@@ -51,6 +51,23 @@ class Tally(msgspec.Struct, frozen=True):
     first_doomed: str = ""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a run comes from, for people: it is looked up by this, and nothing is decided by it.
+
+    A run keeps the version of the template that it started with.
+    """
+
+    project: str = ""
+    branch: str = ""
+    repository: str = ""
+    commit: str = ""
+    title: str = ""
+    labels: tuple[str, ...] = ()
+    template: str = ""
+    template_version: int = 0
+    inputs: dict[str, str] = {}
+
+
 class Run(Record, frozen=True, kw_only=True):
     """`conclusion` keeps the outcome once the run is REPORTED."""
 
@@ -67,6 +84,7 @@ class Run(Record, frozen=True, kw_only=True):
     tally: Tally = Tally()
     rerun_of: str = ""
     started_by: str = ""
+    origin: Origin = Origin()
 
     @property
     def times_out_at(self) -> int:

@@ -1,0 +1,106 @@
+"""Under which names a record is listed, so that people find it without a walk through everything.
+
+A list belongs to a tenant and has a name such as `run/branch=main`. What is listed where follows from the record alone;
+a record moves between lists only when its state changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deltaci.core import run, worker
+from deltaci.core.machine import Record
+from deltaci.core.run import Run
+from deltaci.core.views.steps import RUN_VIEW, run_status
+from deltaci.core.worker import Worker
+
+RUNS: Final = "run"
+WORKERS: Final = "worker"
+GONE_WORKERS: Final = "worker/gone"
+UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
+EVERYBODY: Final = ""  # The tenant of lists that are nobody's own.
+
+Listed = tuple[str, str]  # The tenant and the name of a list.
+
+
+def state_is(state: str) -> str:
+    """The list of runs in this state."""
+    return f"run/state={state}"
+
+
+def status_is(status: str) -> str:
+    """The list of runs of this status."""
+    return f"run/status={status}"
+
+
+def project_is(project: str) -> str:
+    """The list of a project's runs."""
+    return f"run/project={project}"
+
+
+def branch_is(branch: str) -> str:
+    """The list of a branch's runs."""
+    return f"run/branch={branch}"
+
+
+def label_is(label: str) -> str:
+    """The list of runs with this label."""
+    return f"run/label={label}"
+
+
+def person_is(person: str) -> str:
+    """The list of runs that this person started."""
+    return f"run/person={person}"
+
+
+def template_is(name: str) -> str:
+    """The list of runs made from this template, of whatever version."""
+    return f"run/template={name}"
+
+
+def lists(record: Record) -> frozenset[Listed]:
+    """Every list that the record is on as it is now."""
+    if isinstance(record, Run):
+        return frozenset({*_always(record), *_moving(record)})
+    if isinstance(record, Worker):
+        return frozenset({(record.tenant, GONE_WORKERS if record.state in worker.TERMINAL else WORKERS)})
+    return frozenset()
+
+
+def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Listed]]:
+    """Which lists it joined and which it left when it came here from the state `before`; a birth is the empty one."""
+    now = lists(record)
+    if not before:
+        return now, frozenset()
+    if isinstance(record, Run):
+        then = _lists_by_state(record.tenant, before, RUN_VIEW.shows[before])
+        moving = _moving(record)
+        return moving - then, then - moving
+    if isinstance(record, Worker):
+        then = frozenset({(record.tenant, GONE_WORKERS if before in worker.TERMINAL else WORKERS)})
+        return now - then, then - now
+    return frozenset(), frozenset()
+
+
+def _always(record: Run) -> frozenset[Listed]:
+    origin = record.origin
+    names = [RUNS, *(label_is(label) for label in origin.labels)]
+    named = (
+        (project_is, origin.project),
+        (branch_is, origin.branch),
+        (person_is, record.started_by),
+        (template_is, origin.template),
+    )
+    names += [name(value) for name, value in named if value]
+    return frozenset((record.tenant, name) for name in names)
+
+
+def _moving(record: Run) -> frozenset[Listed]:
+    return _lists_by_state(record.tenant, record.state, run_status(record))
+
+
+def _lists_by_state(tenant: str, state: str, status: str) -> frozenset[Listed]:
+    found = {(tenant, state_is(state)), (tenant, status_is(status))}
+    if state in run.OVER:
+        found.add((EVERYBODY, UNREPORTED))
+    return frozenset(found)
