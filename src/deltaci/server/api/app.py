@@ -25,7 +25,7 @@ from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
-from deltaci.wire.api import Problem
+from deltaci.wire.api import ApiProblem
 from deltaci.wire.api_input import MAX_BODY_BYTES, Asked
 from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
 
@@ -235,7 +235,7 @@ def _refusal(error: Exception, request: Request, request_id: str) -> tuple[Refus
 
 async def _send_problem(send: Send, refused: Refused, request_id: str, more: dict[str, str]) -> None:
     known = REFUSALS.get(refused.code) or REFUSALS["wrong_state"]
-    problem = Problem(
+    problem = ApiProblem(
         type=f"urn:deltaci:problem:{refused.code}",
         title=known.title,
         status=known.status,
