@@ -11,7 +11,7 @@ from deltaci.core.events import ORCHESTRATOR, Event
 from deltaci.core.explain import faults
 from deltaci.core.explain.answer import Clause
 from deltaci.core.explain.story import Story
-from deltaci.core.explain.words import count, duration, moment, person, saying, shown, times
+from deltaci.core.explain.words import count, duration, listed, moment, person, saying, shown, times
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run
@@ -152,7 +152,10 @@ def job_end(story: Story, of: Job) -> Clause:
         said = saying(event.metadata.get("comment")) if event is not None else ""
         return Clause("rejected", f"was rejected{by}{said}", of.id, event)
     if of.reason == "APPROVAL_EXPIRED":
-        return Clause("approval_expired", f"failed, because nobody decided by {moment(of.approve_by)}", of.id, event)
+        done = f"only {len(of.approvals)} of {of.spec.gate.approvers} people" if of.approvals else "nobody"
+        return Clause(
+            "approval_expired", f"failed, because {done} approved it by {moment(of.approve_by)}", of.id, event
+        )
     if of.reason == "VALIDATION_FAILED":
         said = saying(of.last_error.line) if of.last_error is not None else ""
         return Clause(
@@ -164,7 +167,8 @@ def job_end(story: Story, of: Job) -> Clause:
 def _job_succeeded(of: Job, event: Event | None) -> Clause:
     if of.spec.kind != job.APPROVAL:
         return Clause("succeeded", f"succeeded with attempt {of.attempts}", of.id, event)
-    by = f" by {person(event.actor)}" if event is not None else ""
+    people = [each.person for each in of.approvals if each.person]
+    by = f" by {listed(people, 8)}" if people else f" by {person(event.actor)}" if event is not None else ""
     said = saying(event.metadata.get("comment")) if event is not None else ""
     return Clause("approved", f"was approved{by}{said}", of.id, event)
 

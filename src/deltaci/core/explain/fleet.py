@@ -76,7 +76,7 @@ def _busy(taking: Sequence[Worker], fitting: int, wanted: str) -> Clause:
     if len(taking) > MAX_LISTED:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
     who = _all(len(taking)) if len(taking) == fitting else f"{len(taking)} of the {fitting} that fit"
-    verb = "is" if len(taking) == 1 else "are"
+    verb = "is" if len(taking) in (1, fitting) else "are"
     rest = "" if len(taking) == fitting else ", and the rest cannot take it"
     text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
     return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")

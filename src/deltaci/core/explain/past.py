@@ -186,6 +186,13 @@ def _approval_opened(story: Story, event: Event) -> Told:
     return "approval_opened", f"{_job_name(story, event)} asked for an approval{by}."
 
 
+def _approval_given(story: Story, event: Event) -> Told:
+    done, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
+    text = f"{person(event.actor, is_first=True)} approved {story.job_name(event.entity_id)}"
+    text += f"{saying(event.metadata.get('comment'))}. That was approval {done} of {needed}."
+    return "approval_given", text
+
+
 def _executed(story: Story, event: Event) -> Told | None:
     known = story.jobs.get(event.entity_id)
     if known is None or not known.spec.has_validation:
@@ -323,6 +330,7 @@ _OF_RUN: Final[dict[tuple[str, str], Teller]] = {
 }
 _OF_JOB_ALWAYS: Final[dict[tuple[str, str], Teller]] = {
     (JOB, "approval_opened"): _approval_opened,
+    (JOB, "approval_given"): _approval_given,
     (JOB, "execution_failed"): _execution_failed,
     (JOB, "approved"): _job_ended,
     (JOB, "rejected"): _job_ended,

@@ -144,9 +144,20 @@ def _retrying(story: Story, of: Job) -> Clause:
 
 
 def _approval(story: Story, of: Job) -> Clause:
-    until = f", until {when(of.approve_by, story.now)}" if of.approve_by else ""
-    advice = "If nobody does, it fails then." if of.approve_by else "It waits for as long as that takes."
-    return Clause("waiting_for_approval", f"waits for a person to approve it{until}", of.id, story.last(of.id), advice)
+    gate = of.spec.gate
+    role = f" with the role {shown(gate.role)}" if gate.role else ""
+    who = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
+    if gate.not_by_starter and of.started_by:
+        who += f", but not {shown(of.started_by)}, who started the run,"
+    text = f"waits for {who} to approve it"
+    if of.approve_by:
+        text += f", until {when(of.approve_by, story.now)}"
+    if gate.approvers > 1:
+        done = len(of.approvals)
+        names = f" ({listed([each.person for each in of.approvals], 8)})" if done else ""
+        text += f"; {done} of {gate.approvers} {'has' if done == 1 else 'have'} done so{names}"
+    advice = "If that does not happen, it fails then." if of.approve_by else "It waits for as long as that takes."
+    return Clause("waiting_for_approval", text, of.id, story.last(of.id), advice)
 
 
 def _validating(story: Story, of: Job) -> Clause:
