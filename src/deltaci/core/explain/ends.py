@@ -18,27 +18,6 @@ from deltaci.core.run import Run
 
 MAX_LINKS: Final = 5
 
-# The codes of reasons that say how something ended.
-ENDS: Final = frozenset(
-    {
-        "succeeded",
-        "approved",
-        "failed",
-        "not_retried",
-        "timed_out",
-        "lost_too_often",
-        "validation_failed",
-        "rejected",
-        "approval_expired",
-        "canceled",
-        "forced",
-        "blocked",
-        "not_needed",
-        "plan_failed",
-        "plan_timed_out",
-    }
-)
-
 # Reasons of a cancel that are no news beside who cancelled what.
 _PLAIN: Final = frozenset({"", job.RUN_CANCELED, job.JOB_CANCELED, "CANCELED"})
 _SUPERSEDED: Final = "SUPERSEDED"
@@ -70,7 +49,9 @@ def attempt_end(story: Story, of: Attempt) -> Clause:
         text = f"was ended{on}, because it ran for longer than the {limit} that it may"
         return Clause("timed_out", text, of.id, event, "Give it more time with timeout_seconds, or make it faster.")
     if failure is not None and failure.code == "LEASE_LOST":
-        text = f"was given up, because workers lost it {times(of.lost_leases)}, where {of.max_lost_leases} may be"
+        most = of.max_lost_leases
+        allowed = f"only {count(most, 'loss')} {'is' if most == 1 else 'are'} allowed" if most else "none is allowed"
+        text = f"was given up, because workers lost it {times(of.lost_leases)} and {allowed}"
         return Clause("lost_too_often", text, of.id, event)
     exit_code = event.metadata.get("exit_code") if event is not None else None
     if failure is None:

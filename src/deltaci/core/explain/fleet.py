@@ -33,8 +33,8 @@ def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
 
 def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     required = required_labels(queue_key)
-    alive = [each for each in story.around.workers if each.state not in worker.TERMINAL]
-    fitting = [each for each in alive if required <= set(each.labels)]
+    alive = story.workers
+    fitting = [each for each, labels in alive if required <= labels]
     wanted = f"a worker{_with(sorted(required))}"
     if is_plain and not fitting:
         # The plain queue also serves workers that never registered: that none is known says nothing.
@@ -58,9 +58,9 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     return Clause(TURN, text, free[0].id)
 
 
-def _lacking(alive: Sequence[Worker], required: set[str], wanted: str) -> Clause:
-    nearest = min(alive, key=lambda each: len(required - set(each.labels)))
-    missing = sorted(required - set(nearest.labels))
+def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wanted: str) -> Clause:
+    nearest, labels = min(alive, key=lambda pair: len(required - pair[1]))
+    missing = sorted(required - labels)
     if len(alive) == 1:
         said = f"the only one, {shown(nearest.id)}, lacks {listed(missing, 8)}"
     elif len(required) == 1:
