@@ -16,7 +16,7 @@ from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import ROOT
-from tests.contract.places import legal
+from tests.contract.places import Place, legal
 
 WAIT_SECONDS: Final = 30.0
 TIME: Final = "2026-01-04T08:00:00Z"
@@ -145,7 +145,8 @@ class Player:
 class ApiSite:
     """One server that runs."""
 
-    def __init__(self, service: Service, url: str, folder: Path, http: httpx.AsyncClient) -> None:
+    def __init__(self, place: Place, service: Service, url: str, folder: Path, http: httpx.AsyncClient) -> None:
+        self.place = place
         self.service = service
         self.url = url
         self.folder = folder
@@ -199,16 +200,16 @@ class ApiSite:
 
 
 @asynccontextmanager
-async def opened(store: Store, folder: Path) -> AsyncIterator[ApiSite]:
+async def opened(place: Place, folder: Path) -> AsyncIterator[ApiSite]:
     """The server, listening. When it closes its log must be legal."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(store, folder) as service:
+    async with Service(place.store(), folder) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         limits = httpx.Limits(max_connections=100)
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, limits=limits) as http:
-                site = ApiSite(service, listener.url, folder, http)
+                site = ApiSite(place, service, listener.url, folder, http)
                 yield site
                 legal(await site.log())
         finally:

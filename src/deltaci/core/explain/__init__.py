@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.explain import ends, past, waits
 from deltaci.core.explain.answer import Clause, Explanation, Reason, Surroundings
-from deltaci.core.explain.ends import ENDS
+from deltaci.core.explain.codes import CODES, ENDS
 from deltaci.core.explain.story import Story
 from deltaci.core.explain.words import capital, count, moment, shown
 from deltaci.core.job import Job
@@ -24,6 +24,7 @@ from deltaci.core.views.queue import job_status
 from deltaci.core.views.steps import run_status, step_status
 
 __all__ = [
+    "CODES",
     "ENDS",
     "Explanation",
     "Reason",
@@ -41,7 +42,6 @@ def explain_run(
     """Why the run stands as it does."""
     story = Story(run, jobs, attempts, events, surroundings)
     said = waits.run_waits(story, run)
-    history = tuple(past.told(story, events, is_run=True))
     return Explanation(
         id=run.id,
         entity=RUN,
@@ -49,7 +49,7 @@ def explain_run(
         status=run_status(run),
         summary=_run_summary(story, run, said),
         waiting=tuple(clause.of(subject) for subject, clause in said),
-        history=history,
+        history=past.run_history(story),
     )
 
 
@@ -65,7 +65,6 @@ def explain_job(
     story = Story(run, jobs, attempts, events, surroundings)
     name = f"Job {shown(job.spec.name)}"
     clauses = waits.job_waits(story, job)
-    own = {job.id, *(each.id for each in story.attempts.values() if each.job_id == job.id)}
     if job.state in jobs_.TERMINAL:
         summary = _sentence(name, ends.job_end(story, job))
     elif clauses:
@@ -79,7 +78,7 @@ def explain_job(
         status=step_status(job),
         summary=summary,
         waiting=tuple(each.of(name) for each in clauses),
-        history=tuple(past.told(story, [each for each in events if each.entity_id in own])),
+        history=past.job_history(story, job),
     )
 
 
@@ -106,7 +105,7 @@ def explain_attempt(
         status=job_status(attempt),
         summary=summary,
         waiting=tuple(each.of(name) for each in clauses),
-        history=tuple(past.told(story, story.of.get(attempt.id, ()), is_attempt=True)),
+        history=past.attempt_history(story, attempt),
     )
 
 

@@ -11,33 +11,12 @@ from deltaci.core.events import ORCHESTRATOR, Event
 from deltaci.core.explain import faults
 from deltaci.core.explain.answer import Clause
 from deltaci.core.explain.story import Story
-from deltaci.core.explain.words import count, duration, moment, person, saying, shown, times
+from deltaci.core.explain.words import count, duration, listed, moment, person, saying, shown, times
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 
 MAX_LINKS: Final = 5
-
-# The codes of reasons that say how something ended.
-ENDS: Final = frozenset(
-    {
-        "succeeded",
-        "approved",
-        "failed",
-        "not_retried",
-        "timed_out",
-        "lost_too_often",
-        "validation_failed",
-        "rejected",
-        "approval_expired",
-        "canceled",
-        "forced",
-        "blocked",
-        "not_needed",
-        "plan_failed",
-        "plan_timed_out",
-    }
-)
 
 # Reasons of a cancel that are no news beside who cancelled what.
 _PLAIN: Final = frozenset({"", job.RUN_CANCELED, job.JOB_CANCELED, "CANCELED"})
@@ -70,7 +49,9 @@ def attempt_end(story: Story, of: Attempt) -> Clause:
         text = f"was ended{on}, because it ran for longer than the {limit} that it may"
         return Clause("timed_out", text, of.id, event, "Give it more time with timeout_seconds, or make it faster.")
     if failure is not None and failure.code == "LEASE_LOST":
-        text = f"was given up, because workers lost it {times(of.lost_leases)}, where {of.max_lost_leases} may be"
+        most = of.max_lost_leases
+        allowed = f"only {count(most, 'loss')} {'is' if most == 1 else 'are'} allowed" if most else "none is allowed"
+        text = f"was given up, because workers lost it {times(of.lost_leases)} and {allowed}"
         return Clause("lost_too_often", text, of.id, event)
     exit_code = event.metadata.get("exit_code") if event is not None else None
     if failure is None:
@@ -152,7 +133,10 @@ def job_end(story: Story, of: Job) -> Clause:
         said = saying(event.metadata.get("comment")) if event is not None else ""
         return Clause("rejected", f"was rejected{by}{said}", of.id, event)
     if of.reason == "APPROVAL_EXPIRED":
-        return Clause("approval_expired", f"failed, because nobody decided by {moment(of.approve_by)}", of.id, event)
+        done = f"only {len(of.approvals)} of {of.spec.gate.approvers} people" if of.approvals else "nobody"
+        return Clause(
+            "approval_expired", f"failed, because {done} approved it by {moment(of.approve_by)}", of.id, event
+        )
     if of.reason == "VALIDATION_FAILED":
         said = saying(of.last_error.line) if of.last_error is not None else ""
         return Clause(
@@ -164,7 +148,8 @@ def job_end(story: Story, of: Job) -> Clause:
 def _job_succeeded(of: Job, event: Event | None) -> Clause:
     if of.spec.kind != job.APPROVAL:
         return Clause("succeeded", f"succeeded with attempt {of.attempts}", of.id, event)
-    by = f" by {person(event.actor)}" if event is not None else ""
+    people = [each.person for each in of.approvals if each.person]
+    by = f" by {listed(people, 8)}" if people else f" by {person(event.actor)}" if event is not None else ""
     said = saying(event.metadata.get("comment")) if event is not None else ""
     return Clause("approved", f"was approved{by}{said}", of.id, event)
 

@@ -33,8 +33,8 @@ def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
 
 def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     required = required_labels(queue_key)
-    alive = [each for each in story.around.workers if each.state not in worker.TERMINAL]
-    fitting = [each for each in alive if required <= set(each.labels)]
+    alive = story.workers
+    fitting = [each for each, labels in alive if required <= labels]
     wanted = f"a worker{_with(sorted(required))}"
     if is_plain and not fitting:
         # The plain queue also serves workers that never registered: that none is known says nothing.
@@ -58,9 +58,9 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     return Clause(TURN, text, free[0].id)
 
 
-def _lacking(alive: Sequence[Worker], required: set[str], wanted: str) -> Clause:
-    nearest = min(alive, key=lambda each: len(required - set(each.labels)))
-    missing = sorted(required - set(nearest.labels))
+def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wanted: str) -> Clause:
+    nearest, labels = min(alive, key=lambda pair: len(required - pair[1]))
+    missing = sorted(required - labels)
     if len(alive) == 1:
         said = f"the only one, {shown(nearest.id)}, lacks {listed(missing, 8)}"
     elif len(required) == 1:
@@ -76,7 +76,7 @@ def _busy(taking: Sequence[Worker], fitting: int, wanted: str) -> Clause:
     if len(taking) > MAX_LISTED:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
     who = _all(len(taking)) if len(taking) == fitting else f"{len(taking)} of the {fitting} that fit"
-    verb = "is" if len(taking) == 1 else "are"
+    verb = "is" if len(taking) in (1, fitting) else "are"
     rest = "" if len(taking) == fitting else ", and the rest cannot take it"
     text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
     return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")

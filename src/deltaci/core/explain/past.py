@@ -2,52 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from deltaci.core import attempt, failures, ids, job, run
+from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RUN, Event
 from deltaci.core.explain import ends, faults
 from deltaci.core.explain.answer import Reason, reason
 from deltaci.core.explain.story import Story
 from deltaci.core.explain.words import capital, count, listed, moment, person, saying, shown
+from deltaci.core.job import Job
 
-MAX_ALIKE: Final = 10  # So many reasons of one kind about the jobs of a run are told one by one.
+MAX_ALIKE: Final = 10  # So many reasons of one kind are told one by one in the history of a run.
 
 _KINDS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED, job.RUN_CANCELED, job.RUN_TIMEOUT})
 
 Told = tuple[str, str]  # The code and the text.
 Teller = Callable[[Story, Event], Told | None]
+Tellers = Mapping[tuple[str, str], Teller]  # By the kind of record and the word of the event.
 
 
-def told(story: Story, events: Iterable[Event], *, is_run: bool = False, is_attempt: bool = False) -> Iterator[Reason]:
-    """The reasons that these events give, in their order. Of a run's jobs only what went another way than planned."""
-    tellers = _FOR_RUN if is_run else _FOR_ATTEMPT if is_attempt else _FOR_JOB
-    alike: dict[tuple[str, str, str], int] = {}
-    for event in events:
-        teller = tellers.get((event.entity, event.trigger))
+def run_history(story: Story) -> tuple[Reason, ...]:
+    """What happened to the run, and what of its jobs went another way than planned."""
+    found: list[Reason] = []
+    alike: dict[tuple[str, str, str, str], int] = {}
+    for event in story.events:
+        teller = _FOR_RUN.get((event.entity, event.trigger))
         if teller is None:
             continue
         # What there is too much of is counted, not told.
         why = event.metadata.get("reason", "")
-        kind = (event.trigger, event.to, why if why in _KINDS else "")
-        if is_run and event.entity != RUN and alike.get(kind, 0) >= MAX_ALIKE:
-            alike[kind] += 1
-            continue
-        said = teller(story, event)
-        if said is None:
-            continue
-        alike[kind] = alike.get(kind, 0) + 1
-        yield reason(said[0], said[1], event.entity_id, event)
-    if is_run:
-        yield from _more(alike)
-
-
-def _more(alike: dict[tuple[str, str, str], int]) -> Iterator[Reason]:
-    left = sum(number - MAX_ALIKE for number in alike.values() if number > MAX_ALIKE)
+        kind = (event.entity, event.trigger, event.to, why if why in _KINDS else "")
+        known = alike.get(kind, 0)
+        said = teller(story, event) if known < MAX_ALIKE else None
+        if said is not None:
+            found.append(reason(*said, event.entity_id, event))
+        if said is not None or known >= MAX_ALIKE:
+            alike[kind] = known + 1
+    left = sum(max(0, number - MAX_ALIKE) for number in alike.values())
     if left:
         text = f"{count(left, 'more event')} of these kinds left out here; ask for a job to see all of its own."
-        yield reason("more", text, "", None)
+        found.append(reason("more", text, story.run.id if story.run is not None else "", None))
+    return tuple(found)
+
+
+def job_history(story: Story, of: Job) -> tuple[Reason, ...]:
+    """What happened to the job and its attempts."""
+    own = {of.id, *(ids.attempt_id(of.id, index) for index in range(1, of.attempts + 1))}
+    return _history(story, (event for event in story.events if event.entity_id in own), _FOR_JOB)
+
+
+def attempt_history(story: Story, of: Attempt) -> tuple[Reason, ...]:
+    """What happened to the attempt."""
+    return _history(story, story.of.get(of.id, ()), _FOR_ATTEMPT)
+
+
+def _history(story: Story, events: Iterable[Event], tellers: Tellers) -> tuple[Reason, ...]:
+    found: list[Reason] = []
+    for event in events:
+        teller = tellers.get((event.entity, event.trigger))
+        said = teller(story, event) if teller is not None else None
+        if said is not None:
+            found.append(reason(*said, event.entity_id, event))
+    return tuple(found)
 
 
 # -- attempts
@@ -152,11 +170,14 @@ def _attempt_ended(story: Story, event: Event) -> Told | None:
 
 def _attempt_ended_badly(story: Story, event: Event) -> Told | None:
     """For the history of a run: only what its job's own event does not say."""
-    said = _attempt_ended(story, event)
-    if said is not None and said[0] == "forced":
+    if event.to == attempt.CANCELED:
+        if not event.metadata.get("is_forced") or not event.metadata.get("lease"):
+            return None
         worker_id, _ = _lease(event)
         return "forced", f"Worker {worker_id} did not stop {_lower(story, event)} in time: it was ended without it."
-    return said if said is not None and said[0] in ("timed_out", "lost_too_often") else None
+    if event.to == attempt.TIMED_OUT or faults.told(event.metadata).code == "LEASE_LOST":
+        return _attempt_ended(story, event)
+    return None
 
 
 # -- jobs
@@ -184,6 +205,13 @@ def _approval_opened(story: Story, event: Event) -> Told:
     until = event.metadata.get("approve_by", 0)
     by = f", to be given by {moment(until)}" if isinstance(until, int) and until else ""
     return "approval_opened", f"{_job_name(story, event)} asked for an approval{by}."
+
+
+def _approval_given(story: Story, event: Event) -> Told:
+    done, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
+    text = f"{person(event.actor, is_first=True)} approved {story.job_name(event.entity_id)}"
+    text += f"{saying(event.metadata.get('comment'))}. That was approval {done} of {needed}."
+    return "approval_given", text
 
 
 def _executed(story: Story, event: Event) -> Told | None:
@@ -266,10 +294,6 @@ def _planned(story: Story, event: Event) -> Told:
     return "planned", f"The plan was there: {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
-def _plan_failed(story: Story, event: Event) -> Told:
-    return "planning", f"The planning failed{saying(event.metadata.get('error'))}."
-
-
 def _first_active(story: Story, event: Event) -> Told:
     id = str(event.metadata.get("job_id", ""))
     if id:
@@ -311,7 +335,6 @@ def _reported(story: Story, event: Event) -> Told:
 _OF_RUN: Final[dict[tuple[str, str], Teller]] = {
     (RUN, "created"): _run_created,
     (RUN, "plan_returned"): _planned,
-    (RUN, "plan_failed"): _plan_failed,
     (RUN, "first_attempt_active"): _first_active,
     (RUN, "approval_gate_reached"): _gate_reached,
     (RUN, "approval_resolved"): _gate_passed,
@@ -323,6 +346,7 @@ _OF_RUN: Final[dict[tuple[str, str], Teller]] = {
 }
 _OF_JOB_ALWAYS: Final[dict[tuple[str, str], Teller]] = {
     (JOB, "approval_opened"): _approval_opened,
+    (JOB, "approval_given"): _approval_given,
     (JOB, "execution_failed"): _execution_failed,
     (JOB, "approved"): _job_ended,
     (JOB, "rejected"): _job_ended,
@@ -357,4 +381,4 @@ _FOR_ATTEMPT: Final[dict[tuple[str, str], Teller]] = {
 }
 # fmt: on
 
-__all__ = ["told"]
+__all__ = ["attempt_history", "job_history", "run_history"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from deltaci.core import worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.explain.answer import Clause, Surroundings
@@ -38,7 +39,7 @@ class Story:
             else:
                 known.append(event)
         self.by_worker: dict[str, Clause] = {}  # Why no worker takes what needs these labels: the same for all of them.
-        self.chain: dict[str, str] = {}  # For a job that waits for others, the one whose wait is the most serious.
+        self.workers = [(each, set(each.labels)) for each in around.workers if each.state not in worker.TERMINAL]
 
     def last(self, id: str, *triggers: str) -> Event | None:
         """The newest event that changed its state, or the newest with one of these words."""

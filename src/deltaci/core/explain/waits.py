@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import msgspec
+
 from deltaci.core import attempt, job, run, timers
 from deltaci.core.attempt import Attempt
 from deltaci.core.explain import ends, faults, fleet
@@ -144,9 +146,20 @@ def _retrying(story: Story, of: Job) -> Clause:
 
 
 def _approval(story: Story, of: Job) -> Clause:
-    until = f", until {when(of.approve_by, story.now)}" if of.approve_by else ""
-    advice = "If nobody does, it fails then." if of.approve_by else "It waits for as long as that takes."
-    return Clause("waiting_for_approval", f"waits for a person to approve it{until}", of.id, story.last(of.id), advice)
+    gate = of.spec.gate
+    role = f" with the role {shown(gate.role)}" if gate.role else ""
+    who = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
+    if gate.not_by_starter and of.started_by:
+        who += f", but not {shown(of.started_by)}, who started the run,"
+    text = f"waits for {who} to approve it"
+    if of.approve_by:
+        text += f", until {when(of.approve_by, story.now)}"
+    if gate.approvers > 1:
+        done = len(of.approvals)
+        names = f" ({listed([each.person for each in of.approvals], 8)})" if done else ""
+        text += f"; {done} of {gate.approvers} {'has' if done == 1 else 'have'} done so{names}"
+    advice = "If that does not happen, it fails then." if of.approve_by else "It waits for as long as that takes."
+    return Clause("waiting_for_approval", text, of.id, story.last(of.id), advice)
 
 
 def _validating(story: Story, of: Job) -> Clause:
@@ -158,11 +171,6 @@ _JOB: Final[dict[str, Callable[[Story, Job], Clause]]] = {
     job.WAITING_APPROVAL: _approval,
     job.VALIDATING: _validating,
 }
-
-
-def _open_needs(story: Story, of: Job) -> list[Job]:
-    needed = (story.jobs.get(id) for id in of.needs)
-    return [each for each in needed if each is not None and not satisfies(each)]
 
 
 def at_root(story: Story, of: Job) -> Clause:
@@ -185,45 +193,59 @@ def under_way(story: Story, of: Attempt) -> Clause:
     return Clause(RUNNING, text, of.id, story.last(of.id))
 
 
-def _weigh(story: Story, of: Job) -> dict[str, int]:
-    """For every job that this one waits for, how serious its wait is; and in `story.chain`, whom that comes from."""
-    weights: dict[str, int] = {}
+# -- jobs that wait for others
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """Where the most serious wait behind a job begins: by way of which need, at which job, how many links away."""
+
+    weight: int
+    root: str
+    need: str = ""
+    length: int = 0
+
+
+def _open_needs(story: Story, of: Job) -> list[Job]:
+    needed = (story.jobs.get(id) for id in of.needs)
+    return [each for each in needed if each is not None and not satisfies(each)]
+
+
+def _links(story: Story, of: Job) -> dict[str, _Link]:
+    """For every job that this one waits for, where its wait begins. Linear in the plan, without recursion."""
+    found: dict[str, _Link] = {}
+    needs: dict[str, list[Job]] = {}
     stack = [(of, False)]
     while stack:
         at, is_leaving = stack.pop()
-        if at.state != job.PENDING:
-            weights[at.id] = _WEIGHT.get(at_root(story, at).code, 1)
-        elif is_leaving:
-            known = [(weights.get(each.id, -1), each.id) for each in _open_needs(story, at)]
+        if is_leaving:
             # The first of equals, in the order of the plan.
-            weight, worst = max(known, key=lambda pair: pair[0], default=(-1, ""))
-            weights[at.id], story.chain[at.id] = weight, worst
-        elif at.id not in weights:
-            weights[at.id] = -1  # On its way; a plan has no cycles, but bad input must end too.
+            worst = max(needs[at.id], key=lambda each: found[each.id].weight, default=None)
+            if worst is not None:
+                behind = found[worst.id]
+                found[at.id] = _Link(behind.weight, behind.root, worst.id, behind.length + 1)
+        elif at.id in found:
+            continue
+        elif at.state != job.PENDING:
+            found[at.id] = _Link(_WEIGHT.get(at_root(story, at).code, 1), at.id)
+        else:
+            found[at.id] = _Link(-1, at.id)  # On its way; a plan has no cycles, but bad input must end too.
+            needs[at.id] = _open_needs(story, at)
             stack.append((at, True))
-            stack.extend((each, False) for each in _open_needs(story, at) if each.id not in weights)
-    return weights
+            stack.extend((each, False) for each in needs[at.id] if each.id not in found)
+    return found
 
 
 def _needs(story: Story, of: Job) -> list[Clause]:
-    weights = _weigh(story, of)
-    needs = sorted(_open_needs(story, of), key=lambda each: -weights.get(each.id, -1))
-    found: dict[str, list[Clause]] = {}
-    for need in needs:
-        path = [need]
-        while path[-1].state == job.PENDING and len(path) <= len(story.jobs):
-            following = story.jobs.get(story.chain.get(path[-1].id, ""))
-            if following is None:
-                break
-            path.append(following)
-        found.setdefault(path[-1].id, []).append(_chained(story, path))
+    links = _links(story, of)
+    alike: dict[str, list[Job]] = {}  # By the job at which their wait begins.
+    for need in sorted(_open_needs(story, of), key=lambda each: -links[each.id].weight):
+        alike.setdefault(links[need.id].root, []).append(need)
     clauses: list[Clause] = []
-    for same in list(found.values())[:MAX_REASONS]:
-        clause, others = same[0], len(same) - 1
+    for needs in list(alike.values())[:MAX_REASONS]:
+        clause, others = _chained(story, links, needs[0]), len(needs) - 1
         if others:
             verb = "waits" if others == 1 else "wait"
-            also = f"{count(others, 'other job')} that it needs {verb} for the same."
-            clause = clause.adding(also)
+            clause = clause.adding(f"{count(others, 'other job')} that it needs {verb} for the same.")
         clauses.append(clause)
     if clauses:
         return clauses
@@ -231,15 +253,18 @@ def _needs(story: Story, of: Job) -> list[Clause]:
     return [Clause("waiting_for_jobs", text, of.id, story.last(of.id))]
 
 
-def _chained(story: Story, path: list[Job]) -> Clause:
-    root = path[-1]
-    names = [shown(each.spec.name) for each in path]
-    if len(names) > MAX_LINKS:
-        between = count(len(names) - MAX_LINKS, "other job")
-        names = [*names[: MAX_LINKS - 1], f"{between} in a row, of which the last waits for {names[-1]}"]
-    end = at_root(story, root)
+def _chained(story: Story, links: dict[str, _Link], need: Job) -> Clause:
+    first = links[need.id]
+    names, id = [story.job_name(need.id)], need.id
+    while links[id].need and len(names) < MAX_LINKS:
+        id = links[id].need
+        names.append(story.job_name(id))
+    if first.length >= MAX_LINKS:
+        between = count(first.length + 1 - MAX_LINKS, "other job")
+        names[-1] = f"{between} in a row, of which the last waits for {story.job_name(first.root)}"
+    end = at_root(story, story.jobs[first.root])
     text = f"waits for {', which waits for '.join(names)}, which {end.text}"
-    return Clause("waiting_for_jobs", text, root.id, end.event, end.advice)
+    return Clause("waiting_for_jobs", text, first.root, end.event, end.advice)
 
 
 # -- runs

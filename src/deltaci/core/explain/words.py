@@ -70,7 +70,7 @@ def when(at: int, now: int) -> str:
 
 def count(number: int, thing: str) -> str:
     """So many of a thing: `1 job`, `2 jobs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def times(number: int) -> str:
