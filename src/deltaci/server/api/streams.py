@@ -137,24 +137,24 @@ class Streams:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._channels: dict[tuple[str, str], Channel] = {}
+        self.channels: dict[tuple[str, str], Channel] = {}
         self._seen: int | None = None
         self._remembered: deque[tuple[Channel, int]] = deque()
         self._bytes = 0
         self._counts: dict[str, int] = {}
-        self._count = 0
+        self.count = 0
         self._turns = asyncio.Semaphore(READERS)
         self.is_closed = False
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, as the log has it: a page that follows on the one before."""
         if self._seen is not None and events[0].seq != self._seen + 1:
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 channel.forget(events[0].seq - 1)  # Who knows what came in between? The store does.
         changed: dict[Channel, None] = {}
         for event in events:
-            of_run = self._channels.get((event.tenant, event.run_id)) if event.run_id else None
-            of_tenant = self._channels.get((event.tenant, ""))
+            of_run = self.channels.get((event.tenant, event.run_id)) if event.run_id else None
+            of_tenant = self.channels.get((event.tenant, ""))
             if of_run is None and of_tenant is None:
                 continue
             frame = Frame(event)
@@ -170,7 +170,7 @@ class Streams:
     def close(self) -> None:
         """The server is about to end: every stream ends now, and whoever follows goes on at another server."""
         self.is_closed = True
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             for waker in channel.wakers:
                 waker.hint()
 
@@ -178,32 +178,32 @@ class Streams:
     def subscribed(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
         """Follow a run, or all that the tenant has, from behind this seq on."""
         key = (tenant, run_id)
-        channel = self._channels.get(key)
+        channel = self.channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(key, self._seen)
+            channel = self.channels[key] = Channel(key, self._seen)
         subscription = Subscription(self, channel, after)
         channel.wakers.add(subscription.waker)
-        self._count += 1
+        self.count += 1
         self._counts[tenant] = self._counts.get(tenant, 0) + 1
         try:
             yield subscription
         finally:
-            self._count -= 1
+            self.count -= 1
             self._counts[tenant] -= 1
             if not self._counts[tenant]:
                 del self._counts[tenant]
             channel.wakers.discard(subscription.waker)
             if not channel.wakers:
-                del self._channels[key]
+                del self.channels[key]
                 channel.forget(0)
 
     def check_room(self, tenant: str) -> None:
         """Refuse one stream more than this server serves."""
         if self.is_closed:
             raise Overloaded("the server is about to stop; connect again")
-        if self._count >= MAX_STREAMS or self._counts.get(tenant, 0) >= MAX_OF_TENANT:
+        if self.count >= MAX_STREAMS or self._counts.get(tenant, 0) >= MAX_OF_TENANT:
             raise Overloaded(
-                f"{self._count} streams are open here, {self._counts.get(tenant, 0)} of them of this tenant; "
+                f"{self.count} streams are open here, {self._counts.get(tenant, 0)} of them of this tenant; "
                 "close one, or try again later"
             )
 
