@@ -19,15 +19,18 @@ Row = tuple[str, str, int, str]  # Of the table: tenant, list, at, id.
 # What was found on the driving list, and whether it is on the others too.
 Walked = tuple[int, str, bool]
 
-# One walk along the key, backwards, with a probe of the same key for every other list.
+# One walk along the key, backwards, with a probe of the same key for every other list. No EXISTS: that might be answered
+# by a look at all of the other list.
 WALK: Final = (
     "SELECT d.at, d.id, {0} FROM listed d WHERE d.tenant = {m}1 AND d.list = {m}2 AND (d.at, d.id) < ({m}3, {m}4) "
     "AND d.at >= {m}5 ORDER BY d.at DESC, d.id DESC LIMIT {m}6"
 )
 PROBE: Final = (
-    "EXISTS (SELECT 1 FROM listed o WHERE o.tenant = {m}1 AND o.list = {m}{n} AND o.at = d.at AND o.id = d.id)"
+    "(SELECT 1 FROM listed o WHERE o.tenant = {m}1 AND o.list = {m}{n} AND o.at = d.at AND o.id = d.id) IS NOT NULL"
 )
-COUNT: Final = "SELECT count(*) FROM (SELECT 1 FROM listed WHERE tenant = {m}1 AND list = {m}2 LIMIT {m}3) AS found"
+COUNT: Final = (
+    "SELECT count(*) FROM (SELECT 1 FROM listed WHERE tenant = {m}1 AND list = {m}2 ORDER BY at LIMIT {m}3) AS found"
+)
 
 
 def walk(mark: str, others: int) -> str:

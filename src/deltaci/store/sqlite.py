@@ -75,7 +75,7 @@ _JOIN: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _LEAVE: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
 _COUNT_HELD: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = ? AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
-    "LIMIT ?)"
+    "ORDER BY priority LIMIT ?)"
 )
 _NEW_DOCUMENT: Final = "INSERT INTO documents VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING"
 _OLD_DOCUMENT: Final = (
