@@ -19,8 +19,8 @@ Row = tuple[str, str, int, str]  # Of the table: tenant, list, at, id.
 # What was found on the driving list, and whether it is on the others too.
 Walked = tuple[int, str, bool]
 
-# One walk along the key, backwards, with a probe of the same key for every other list. No EXISTS: that might be answered
-# by a look at all of the other list.
+# One walk along the key, backwards, with a probe of the same key for every other list. Not with EXISTS: a database may
+# answer that by reading all of the other list.
 WALK: Final = (
     "SELECT d.at, d.id, {0} FROM listed d WHERE d.tenant = {m}1 AND d.list = {m}2 AND (d.at, d.id) < ({m}3, {m}4) "
     "AND d.at >= {m}5 ORDER BY d.at DESC, d.id DESC LIMIT {m}6"
