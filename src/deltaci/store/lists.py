@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Record
-from deltaci.store.port import Entry, Page, Place, Unreadable
+from deltaci.store.port import Entry, Page, Place, Unreadable, storable
 
 START: Final = Place(2**63 - 1, "")  # Later than everything: where a list begins.
 STEP: Final = 4  # How many times as much is looked at in the next step, when one was not enough.
@@ -56,8 +56,9 @@ def dropped(records: Iterable[Record]) -> list[Entry]:
 
 
 def start(before: Place | None, until: int) -> Place:
-    """Where a page begins: behind this place."""
-    return min(before or START, Place(until, "") if until else START)
+    """Where a page begins: behind this place. A place that no page gave is as good as any, if a store can name it."""
+    given = START if before is None else Place(before.at, before.id if storable(before.id) else "")
+    return max(Place(0, ""), min(given, Place(until, "") if until else START))
 
 
 class Pages:
@@ -78,6 +79,7 @@ class Pages:
         if not lists:
             raise ValueError("a page is of one list at least; name one")
         place, found = start(before, until), list[str]()
+        since = min(max(since, 0), START.at)
         size = limit + 1 if len(lists) == 1 else max(limit + 1, FIRST_STEP)
         while budget > 0:
             rows = await self._walk(tenant, lists, place, since, min(size, budget))
