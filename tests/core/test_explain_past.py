@@ -396,6 +396,16 @@ def test_little_knowledge_makes_a_short_answer_and_no_error() -> None:
         assert explain_attempt(lab.attempt("build", run_id=id), None, [], [], [], around).summary
 
 
+def test_a_time_beyond_all_calendars_is_no_error() -> None:
+    """Who asks for a hundred million years gets them, and an answer."""
+    forever = 10**15
+    lab = Lab().plan(task("build", timeout_seconds=forever), gate("ok", "build"), timeout_seconds=forever)
+    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+
+    assert "until 9999-12-31 23:59:59 UTC (in 11574074074 d" in why(lab, lab.job("ok")).summary
+    assert why(lab, lab.attempt("build")).summary.startswith("Attempt 1 of build is running on worker w1 since")
+
+
 def test_words_for_times_and_names() -> None:
     """Two units are enough, and a list ends."""
     spans = (0, 1, 59 * SECOND, 60 * SECOND, 61 * SECOND, 3600 * SECOND, 3601 * SECOND, 90061 * SECOND)

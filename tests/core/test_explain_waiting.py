@@ -154,6 +154,23 @@ def test_workers_that_are_about_to_leave_are_named() -> None:
     assert "w1" in only(why(lab, lab.job("b")), "workers_leaving").text
 
 
+def test_what_each_of_the_workers_keeps_is_said() -> None:
+    """Some are busy, some are silent, some leave: who counts is who may still come free."""
+    lab = Lab().plan(*(task(name) for name in ("a", "b", "c", "d")))
+    for name, by in (("a", "w1"), ("b", "w2"), ("c", "w3")):
+        lab.register(by)
+        lab.claim(lab.attempt(name), by=by)
+    lab.do(worker.MissHealthChecks(id="w1"))
+    lab.do(worker.Shutdown(id="w2"))
+
+    busy = only(why(lab, lab.job("d")), "workers_busy").text
+    lab.do(worker.Shutdown(id="w3"))
+    leaving = only(why(lab, lab.job("d")), "workers_leaving").text
+
+    assert "1 of the 3 that fit is busy (w3 with r1/c.1), and the rest stopped answering or will leave" in busy
+    assert "2 of the 3 workers that fit (w2 and w3) will leave and take no new work, and the rest stopped" in leaving
+
+
 def test_with_a_free_worker_it_is_a_matter_of_turns() -> None:
     """It will go on by itself; how many are before it is said where it is known."""
     lab = Lab().plan(task("build"))

@@ -62,7 +62,7 @@ def explain_job(
     surroundings: Surroundings,
 ) -> Explanation:
     """Why the job stands as it does. `jobs` and `attempts` are those of its run."""
-    story = Story(run, jobs, attempts, events, surroundings)
+    story = Story(run, [*jobs, job], attempts, events, surroundings)
     name = f"Job {shown(job.spec.name)}"
     clauses = waits.job_waits(story, job)
     if job.state in jobs_.TERMINAL:
@@ -111,9 +111,12 @@ def explain_attempt(
 
 def lines(explanation: Explanation) -> list[str]:
     """The explanation as people read it on a terminal."""
-    found = [explanation.summary]
-    if explanation.waiting:
-        found += ["", "What it waits for:", *(f"- {each.text}" for each in explanation.waiting)]
+    found, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
+    if waiting and waiting[0].text.startswith(explanation.summary):
+        # The whole reason, with what can be done, in place of its first sentence.
+        found, waiting, title = [waiting[0].text], waiting[1:], "What else it waits for:"
+    if waiting:
+        found += ["", title, *(f"- {each.text}" for each in waiting)]
     if explanation.history:
         found += ["", "What happened:"]
         found += [f"- {moment(each.at)}: {each.text}" if each.at else f"- {each.text}" for each in explanation.history]

@@ -53,6 +53,8 @@ def whose(failure: Failure) -> str:
 
 def why_not_again(failure: Failure, index: int, allowed: int) -> str:
     """Why there is no attempt after this one: a sentence of its own."""
+    if failure.failure_class == USER and allowed == 1:
+        return "Another attempt would end in the same way."
     if failure.failure_class == USER:
         return f"Another attempt would end in the same way, so attempt {index} of {allowed} was the last one."
     if not failure.is_retryable:

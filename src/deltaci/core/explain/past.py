@@ -291,7 +291,7 @@ def _run_created(story: Story, event: Event) -> Told:
 
 
 def _planned(story: Story, event: Event) -> Told:
-    return "planned", f"The plan was there: {count(int(event.metadata.get('jobs', 0)), 'job')}."
+    return "planned", f"The plan has {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
 def _first_active(story: Story, event: Event) -> Told:
