@@ -380,6 +380,34 @@ def test_texts_of_others_stay_on_one_line_and_hide_nothing() -> None:
     assert told(why(lab, lab.job("ok")), "rejected").text.startswith("Job ok was rejected by bob: “ab c d e xxx")
 
 
+@pytest.mark.parametrize(
+    "word", ["REJECTED", "APPROVAL_EXPIRED", "VALIDATION_FAILED", "LEASE_LOST", "BLOCKED", "CANCELED"]
+)
+def test_a_runner_that_uses_our_words_is_not_believed(word: str) -> None:
+    """What a runner calls its failure is free; what happened is not."""
+    lab = Lab().plan(task("build"), task("test", "build"))
+    lab.fail(lab.claim(lab.attempt("build")), word)
+
+    failed = why(lab, lab.job("build"))
+
+    assert failed.history[-1].code == "not_retried"
+    assert f"({word})" in failed.summary
+    assert why(lab, lab.attempt("build")).history[-1].code == "failed"
+    assert "it needs build, which failed: " in why(lab, lab.job("test")).summary
+
+
+@pytest.mark.parametrize("word", ["BLOCKED", "NOT_NEEDED", "RUN_TIMEOUT"])
+def test_a_person_who_uses_our_words_is_quoted(word: str) -> None:
+    """Nothing but a person stopped it."""
+    lab = Lab().plan(task("build"), task("docs"), gate("ok"))
+    lab.claim(lab.attempt("docs"))
+    for name in ("build", "ok"):
+        lab.do(CancelJob(id=f"r1/{name}", actor="user:ada", reason=word))
+
+        assert why(lab, lab.job(name)).summary == f"Job {name} was cancelled by ada: “{word}”."
+        assert why(lab, lab.job(name)).history[-1].code == "canceled"
+
+
 def test_little_knowledge_makes_a_short_answer_and_no_error() -> None:
     """Old events may be gone; the records still say something."""
     lab = Lab().plan(task("build"), task("test", "build"), gate("ok"))
@@ -403,7 +431,7 @@ def test_a_time_beyond_all_calendars_is_no_error() -> None:
     lab.say(attempt.Start, lab.claim(lab.attempt("build")))
 
     assert "until 9999-12-31 23:59:59 UTC (in 11574074074 d" in why(lab, lab.job("ok")).summary
-    assert why(lab, lab.attempt("build")).summary.startswith("Attempt 1 of build is running on worker w1 since")
+    assert why(lab, lab.attempt("build")).summary.startswith("Attempt 1 of build has been running on worker w1 since")
 
 
 def test_words_for_times_and_names() -> None:

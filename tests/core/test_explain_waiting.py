@@ -46,7 +46,7 @@ def test_a_job_that_waits_for_one_that_runs_says_where_and_until_when() -> None:
 
     told = only(why(lab.after(60), lab.job("test")), "waiting_for_jobs")
 
-    assert "which is running on worker w1 since 2026-01-04 08:00:00 UTC" in told.text
+    assert "which has been running on worker w1 since 2026-01-04 08:00:00 UTC" in told.text
     assert "until 2026-01-04 08:10:00 UTC (in 9 min)" in told.text
     assert not why(lab, lab.job("build")).waiting
 
@@ -262,6 +262,7 @@ def test_after_a_lost_lease_nobody_may_begin_before_the_last_worker_has_surely_e
 
     assert "may not be taken before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in told.text
     assert "worker w1, which lost it, may still be at work on it" in told.text
+    assert why(lab, lab.run()).summary.startswith("Run r1 waits, with 0 of 1 job over: job build may not be taken")
 
 
 def test_what_was_asked_for_later_says_for_when() -> None:
@@ -271,7 +272,7 @@ def test_what_was_asked_for_later_says_for_when() -> None:
 
     told = only(why(lab, lab.queued()), "not_before")
 
-    assert told.text == "Job q1 was asked for 2026-01-04 09:00:00 UTC (in 1 h), not earlier."
+    assert told.text == "Job q1 is meant for 2026-01-04 09:00:00 UTC (in 1 h) and waits until then."
 
 
 # -- for a stop, a plan, a validation

@@ -133,13 +133,13 @@ def _run_summary(story: Story, run: Run, said: Sequence[waits.Said]) -> str:
         return _sentence(name, ends.run_end(story, run))
     if said and said[0][0] == name:
         return _sentence(*said[0])
-    states = [each.state for each in story.jobs.values()]
-    over = sum(1 for each in states if each in jobs_.TERMINAL)
-    running = sum(1 for each in states if each == jobs_.RUNNING)
-    stand = f"{over} of {count(len(states), 'job')}"
+    jobs = story.jobs.values()
+    over = sum(1 for each in jobs if each.state in jobs_.TERMINAL)
+    running = sum(1 for each in jobs if waits.is_under_way(story, each))
+    stand = f"{over} of {count(len(jobs), 'job')}"
     verb = "is" if over == 1 else "are"
     if run.state == runs_.CANCEL_REQUESTED:
-        return f"{name} was{ends.run_cancel(story)}; {stand} {verb} over, and {running} must still stop."
+        return f"{name} was{ends.run_cancel(story)}; {stand} {verb} over, and {len(jobs) - over} must still stop."
     if said and not running:
         subject, clause = said[0]
         return f"{name} waits, with {stand} over: {_sentence(_lower(subject), clause)}"

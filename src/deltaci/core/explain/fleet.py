@@ -20,8 +20,6 @@ TURN: Final = "waiting_for_worker"
 
 TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING})  # It will not pass by itself.
 
-_START: Final = "Start one with `deltaci runner`"
-
 
 def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     """What the workers of the tenant say to an attempt that needs these labels. Found once for each set of labels."""
@@ -51,7 +49,7 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     if not taking:
         rest = ", and the rest stopped answering" if len(working) < len(fitting) else ""
         text = f"waits for {wanted}: {_part(working, fitting)} will leave and take no new work{rest}"
-        return Clause(LEAVING, text, working[0].id, None, f"{_START}.")
+        return Clause(LEAVING, text, working[0].id, None, _advice(required))
     free = [each for each in taking if len(each.tasks) < each.max_concurrent_tasks]
     if not free:
         return _busy(taking, len(fitting), wanted)
@@ -91,9 +89,9 @@ def _with(labels: Sequence[str]) -> str:
 
 def _advice(required: set[str]) -> str:
     if not required:
-        return f"{_START}."
+        return "Start one with `deltaci runner`."
     labels = shown(",".join(sorted(required)))
-    return f"{_START} --labels {labels}`, or change the labels that the job asks for.".replace("runner` ", "runner ")
+    return f"Start one with `deltaci runner --labels {labels}`, or change the labels that the job asks for."
 
 
 def _all(number: int) -> str:

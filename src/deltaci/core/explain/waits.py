@@ -55,7 +55,8 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
         text = f"may not be taken before {when(of.fence_until, story.now)}: until then {by}, which lost it, may still"
         found.append(Clause("fence", f"{text} be at work on it", of.id, event))
     elif of.run_at > story.now:
-        found.append(Clause("not_before", f"was asked for {when(of.run_at, story.now)}, not earlier", of.id, event))
+        text = f"is meant for {when(of.run_at, story.now)} and waits until then"
+        found.append(Clause("not_before", text, of.id, event))
     around = story.around
     if around.running_quota and around.running >= around.running_quota and not found:
         text = f"waits for the quota: {around.running} of {around.running_quota} jobs that may run at once do run"
@@ -186,11 +187,18 @@ def at_root(story: Story, of: Job) -> Clause:
 
 def under_way(story: Story, of: Attempt) -> Clause:
     """What is said of an attempt that a runner has."""
-    text = "is being started" if of.state in (attempt.LEASED, attempt.STARTING) else "is running"
-    text += f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
+    on = f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
+    text = f"is being started{on}"
     if of.started_at:
-        text += f" since {moment(of.started_at)} and may do so until {when(of.times_out_at, story.now)}"
+        text = f"has been running{on} since {moment(of.started_at)}"
+        text += f" and may do so until {when(of.times_out_at, story.now)}"
     return Clause(RUNNING, text, of.id, story.last(of.id))
+
+
+def is_under_way(story: Story, of: Job) -> bool:
+    """Whether a runner is at work on the job now."""
+    current = story.attempt_of(of) if of.state == job.RUNNING else None
+    return current is not None and current.state not in _ATTEMPT
 
 
 # -- jobs that wait for others
@@ -318,7 +326,8 @@ def _jobs_of(story: Story) -> Iterator[Said]:
         yield f"Job {shown(who[0].spec.name)}", clause
     left = sum(len(alike[key]) for key in keys[MAX_REASONS:])
     if left:
-        yield f"{left} more", Clause("more", f"{'waits' if left == 1 else 'wait'}; ask for a job to see why", "")
+        verb = "waits" if left == 1 else "wait"
+        yield f"{left} more", Clause("more", f"{verb}; ask for a job to see why", story.run.id if story.run else "")
 
 
-__all__ = ["at_root", "attempt_waits", "job_waits", "run_waits", "under_way"]
+__all__ = ["at_root", "attempt_waits", "is_under_way", "job_waits", "run_waits", "under_way"]
