@@ -340,7 +340,7 @@ def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by:
     """The jobs of a plan that makes sense."""
     waiting = plan.dependents(specs)
     found: list[Birth] = []
-    for spec in specs:
+    for position, spec in enumerate(specs):
         id, is_gate = job_id(of.id, spec.name), spec.kind == job.APPROVAL
         record = Job(
             id=id,
@@ -352,6 +352,7 @@ def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by:
             unmet=len(spec.needs),
             plan_hash=plan_hash if is_gate else "",
             started_by=started_by if is_gate else "",
+            position=position,
         )
         found.append(Birth(id=id, record=record))
     return found

@@ -105,6 +105,7 @@ class Job(Record, frozen=True, kw_only=True):
     plan_hash: str = ""
     started_by: str = ""
     approvals: tuple[Approval, ...] = ()
+    position: int = 0  # In the plan, from 0 on.
 
 
 class Create(Command, frozen=True, kw_only=True):

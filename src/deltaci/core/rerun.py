@@ -24,7 +24,7 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
         raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
     if of.reason in _UNPLANNED:
         raise Refused("wrong_state", f"run {of.id} never had a plan ({of.reason}); start a new run")
-    known = {each.spec.name: each for each in jobs}
+    known = {each.spec.name: each for each in sorted(jobs, key=lambda each: each.position)}
     specs = [each.spec for each in known.values()]
     if not failed_only:
         return tuple(specs)

@@ -1,0 +1,233 @@
+"""What programs and people send to `/api/v1`, as types.
+
+All of it is strict: a field that is not known or a value out of its range is refused with the place where it was found.
+`docs/openapi.json` is drawn from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from deltaci.wire.messages import JobSpec, Labels, Line, Moment, says
+
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # Of a plan; a thousand jobs are about one.
+MAX_PAGE: Final = 200
+PAGE: Final = 50
+MAX_EVENTS: Final = 1000
+MAX_FOLLOW_SECONDS: Final = 3600
+MAX_SECONDS: Final = 10 * 365 * 24 * 3600
+
+RUN_STATES: Final = (
+    *("CREATED", "PLANNING", "PLAN_FAILED", "QUEUED", "RUNNING", "WAITING_APPROVAL", "VALIDATING", "SUCCESS"),
+    *("FAILED", "TIMEOUT", "CANCEL_REQUESTED", "CANCELED", "REPORTED"),
+)
+STATUSES: Final = ("PENDING", "RUNNING", "WAITING_APPROVAL", "SUCCEEDED", "FAILED", "CANCELED")
+Scope = Literal["read", "run", "approve", "admin", "runner"]
+SCOPES: Final[tuple[Scope, ...]] = ("read", "run", "approve", "admin", "runner")
+
+# One segment of an address, so without a slash; `$` alone would let a newline through at the end.
+JobName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_(][A-Za-z0-9_.,:=@+() \-]*$(?!\n)")]
+TemplateName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$(?!\n)")]
+Person = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+\-]*$(?!\n)")]
+Word = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")]
+Tag = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[!-~]+$(?!\n)")]
+Comment = Annotated[str, Meta(max_length=2000)]
+InputName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")]
+InputText = Annotated[str, Meta(max_length=10_000)]
+Duration = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
+Quantity = Annotated[int, Meta(ge=0, le=2**53)]
+RunnerName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[ -.0-~]+$(?!\n)")]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Nothing but the fields that are named."""
+
+
+# -- what a run should do
+
+
+class GateInput(Asked, frozen=True, kw_only=True):
+    """Who must say yes before what depends on this job goes on."""
+
+    role: Annotated[Word, says("the role that an approver's key must have; empty: any")] = ""
+    approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], says("how many different people")] = 1
+    not_by_starter: Annotated[bool, says("whether who started the run may not be one of them")] = False
+    expires_seconds: Annotated[Duration, says("how long it waits until it fails; 0: for ever")] = 0
+
+
+class RetryInput(Asked, frozen=True, kw_only=True):
+    """How often and when a job is tried again, should its failure be worth it."""
+
+    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], says("attempts in all")] = 1
+    base_delay_seconds: Annotated[Duration, says("the wait is 2^attempts times this")] = 10
+    max_delay_seconds: Annotated[Duration, says("and never more than this")] = 600
+    jitter: Annotated[Annotated[float, Meta(ge=0, le=1)], says("up to this fraction is added")] = 0.0
+
+
+class JobInput(Asked, frozen=True, kw_only=True):
+    """One job of a plan."""
+
+    name: Annotated[JobName, says("its name in the run")]
+    kind: Annotated[Literal["task", "approval"], says("a task is for a worker, an approval for people")] = "task"
+    needs: Annotated[
+        Annotated[list[JobName], Meta(max_length=1000)] | None,
+        says("what must succeed before; if no job of the plan has it, they run in the order given, one by one"),
+    ] = None
+    work: Annotated[JobSpec | None, says("what a worker does; see docs/jobs.md")] = None
+    runs_on: Annotated[Labels, says("labels that its worker must have")] = []
+    allow_failure: Annotated[bool, says("whether the run succeeds without it")] = False
+    timeout_seconds: Annotated[Positive, says("how long an attempt may take")] = 3600
+    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
+    retry: Annotated[RetryInput, says("when to try again")] = RetryInput()
+    approval: Annotated[GateInput | None, says("for an approval: who must say yes")] = None
+
+
+class PlanInput(Asked, frozen=True, kw_only=True):
+    """What a run does."""
+
+    jobs: Annotated[Annotated[list[JobInput], Meta(min_length=1, max_length=10_000)], says("its jobs")]
+    fail_fast: Annotated[bool, says("whether the first failure of a required job ends the others")] = False
+    timeout_seconds: Annotated[Positive, says("how long the run may take")] = 6 * 3600
+
+
+class InputRule(Asked, frozen=True, kw_only=True):
+    """What a template asks whoever starts it."""
+
+    description: Annotated[Line, says("for people")] = ""
+    required: Annotated[bool, says("whether it must be given")] = False
+    default: Annotated[InputText, says("what it is when it is not given")] = ""
+    choices: Annotated[Annotated[list[InputText], Meta(max_length=100)], says("what it may be; empty: any")] = []
+
+
+class TemplateInput(Asked, frozen=True, kw_only=True):
+    """A plan to be used again. An input `env` reaches every task as the variable `INPUT_ENV`."""
+
+    plan: Annotated[PlanInput, says("what its runs do")]
+    description: Annotated[Line, says("for people")] = ""
+    inputs: Annotated[
+        Annotated[dict[InputName, InputRule], Meta(max_length=100)], says("what it asks whoever starts it")
+    ] = {}
+    expected_version: Annotated[
+        Quantity | None, says("the version that this one replaces, 0 for none; another one is refused")
+    ] = None
+
+
+class RunInput(Asked, frozen=True, kw_only=True):
+    """A run to be started: from a template or from a plan. Exactly one of them."""
+
+    template: Annotated[TemplateName | None, says("the template's name")] = None
+    version: Annotated[Positive | None, says("which version of it; absent: the newest")] = None
+    inputs: Annotated[Annotated[dict[InputName, InputText], Meta(max_length=100)], says("what the template asks")] = {}
+    plan: Annotated[PlanInput | None, says("the plan itself")] = None
+    project: Annotated[Word, says("what it belongs to")] = ""
+    branch: Annotated[Word, says("the branch that it is about")] = ""
+    repository: Annotated[Line, says("the repository that it is about")] = ""
+    commit: Annotated[Word, says("the commit that it is about")] = ""
+    title: Annotated[Word, says("one line for people")] = ""
+    labels: Annotated[Annotated[list[Tag], Meta(max_length=32)], says("to find it by")] = []
+
+
+class CancelInput(Asked, frozen=True, kw_only=True):
+    """Why it should stop."""
+
+    reason: Annotated[Comment, says("for people; it becomes part of the event")] = ""
+
+
+class DecisionInput(Asked, frozen=True, kw_only=True):
+    """A person's yes or no."""
+
+    job: Annotated[JobName | None, says("which approval; absent: every one that waits")] = None
+    comment: Annotated[Comment, says("why; it becomes part of the event")] = ""
+    plan_hash: Annotated[Word, says("the plan that was looked at; if the run has another one, it is refused")] = ""
+
+
+class RerunInput(Asked, frozen=True, kw_only=True):
+    """How much of a run to do again."""
+
+    failed_only: Annotated[bool, says("only what failed or was cancelled, and the approvals on the way to it")] = False
+
+
+class KeyInput(Asked, frozen=True, kw_only=True):
+    """An API key to be made."""
+
+    person: Annotated[Person, says("who uses it; approvals and events carry this name")]
+    scopes: Annotated[
+        Annotated[list[Scope], Meta(min_length=1, max_length=len(SCOPES))],
+        says("what it may do: `run` and `approve` include `read`, `admin` includes all"),
+    ]
+    roles: Annotated[Annotated[list[Tag], Meta(max_length=32)], says("the roles of this person, for approvals")] = []
+    description: Annotated[Line, says("for people")] = ""
+    expires_seconds: Annotated[Duration, says("how long it is good; 0: until it is revoked")] = 0
+
+
+class WorkerTokenInput(Asked, frozen=True, kw_only=True):
+    """A runner to be let in."""
+
+    name: Annotated[RunnerName, says("the runner's name")]
+    again: Annotated[bool, says("for a runner that is registered and has lost its credential")] = False
+    expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], says("how long the token is good")] = 86400
+
+
+class Quotas(Asked, frozen=True, kw_only=True):
+    """What a tenant may use at most; 0: as much as it likes."""
+
+    running_jobs: Annotated[Quantity, says("jobs that workers hold at the same time")] = 0
+    queued_runs: Annotated[Quantity, says("runs that have not begun")] = 0
+    storage_bytes: Annotated[Quantity, says("bytes of artifacts and caches")] = 0
+    requests_per_second: Annotated[Quantity, says("requests to each server; ten seconds' worth may come at once")] = 0
+
+
+# -- what to look for
+
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+Cursor = Annotated[str, Meta(max_length=400)]
+
+
+class RunQuery(Asked, frozen=True, kw_only=True):
+    """Which runs; all that is given must hold."""
+
+    state: Annotated[Literal[RUN_STATES] | None, says("the exact state")] = None  # type: ignore[valid-type]
+    status: Annotated[Literal[STATUSES] | None, says("the coarse status")] = None  # type: ignore[valid-type]
+    project: Annotated[Word | None, says("of this project")] = None
+    branch: Annotated[Word | None, says("of this branch")] = None
+    label: Annotated[Annotated[list[Tag], Meta(max_length=8)], says("with this label; may be given again")] = []
+    person: Annotated[Word | None, says("started by this person")] = None
+    template: Annotated[TemplateName | None, says("made from this template")] = None
+    since: Annotated[Moment | None, says("created then or later")] = None
+    until: Annotated[Moment | None, says("created before then")] = None
+    limit: Annotated[Limit, says("how many at most")] = PAGE
+    cursor: Annotated[Cursor, says("`next` of the page before")] = ""
+
+
+class PageQuery(Asked, frozen=True, kw_only=True):
+    """Which page of a list."""
+
+    limit: Annotated[Limit, says("how many at most")] = PAGE
+    cursor: Annotated[Cursor, says("`next` of the page before")] = ""
+
+
+class WorkerQuery(PageQuery, frozen=True, kw_only=True):
+    """Which workers."""
+
+    gone: Annotated[bool, says("those that were shut down, instead of those that are there")] = False
+
+
+class EventQuery(Asked, frozen=True, kw_only=True):
+    """Which events."""
+
+    after: Annotated[Quantity, says("only what comes after this seq")] = 0
+    limit: Annotated[Annotated[int, Meta(ge=1, le=MAX_EVENTS)], says("how many at most, as JSON")] = 100
+
+
+class LogQuery(Asked, frozen=True, kw_only=True):
+    """Which log, and whether to wait for more of it."""
+
+    lease: Annotated[Quantity, says("of which lease of the attempt; 0: the last one")] = 0
+    follow: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_FOLLOW_SECONDS)],
+        says("for so many seconds what is added is sent too, until that lease ends"),
+    ] = 0
