@@ -213,12 +213,16 @@ class _Link(msgspec.Struct, frozen=True):
     length: int = 0
 
 
-def _open_needs(story: Story, of: Job) -> list[Job]:
-    needed = (story.jobs.get(id) for id in of.needs)
-    return [each for each in needed if each is not None and not satisfies(each)]
+def _unmet(story: Story) -> dict[str, Job]:
+    """The jobs that keep whoever needs them waiting."""
+    return {id: each for id, each in story.jobs.items() if not satisfies(each)}
 
 
-def _links(story: Story, of: Job) -> dict[str, _Link]:
+def _open_needs(unmet: dict[str, Job], of: Job) -> list[Job]:
+    return [unmet[id] for id in of.needs if id in unmet]
+
+
+def _links(story: Story, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
     """For every job that this one waits for, where its wait begins. Linear in the plan, without recursion."""
     found: dict[str, _Link] = {}
     needs: dict[str, list[Job]] = {}
@@ -237,16 +241,17 @@ def _links(story: Story, of: Job) -> dict[str, _Link]:
             found[at.id] = _Link(_WEIGHT.get(at_root(story, at).code, 1), at.id)
         else:
             found[at.id] = _Link(-1, at.id)  # On its way; a plan has no cycles, but bad input must end too.
-            needs[at.id] = _open_needs(story, at)
+            needs[at.id] = _open_needs(unmet, at)
             stack.append((at, True))
             stack.extend((each, False) for each in needs[at.id] if each.id not in found)
     return found
 
 
 def _needs(story: Story, of: Job) -> list[Clause]:
-    links = _links(story, of)
+    unmet = _unmet(story)
+    links = _links(story, unmet, of)
     alike: dict[str, list[Job]] = {}  # By the job at which their wait begins.
-    for need in sorted(_open_needs(story, of), key=lambda each: -links[each.id].weight):
+    for need in sorted(_open_needs(unmet, of), key=lambda each: -links[each.id].weight):
         alike.setdefault(links[need.id].root, []).append(need)
     clauses: list[Clause] = []
     for needs in list(alike.values())[:MAX_REASONS]:
