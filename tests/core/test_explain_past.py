@@ -11,6 +11,7 @@ from deltaci.core.explain.words import duration, listed, shown
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Gate
+from deltaci.core.run import Origin
 from tests.core.explaining import why
 from tests.lab import Lab, gate, task
 
@@ -346,6 +347,16 @@ def test_a_plan_that_failed_or_never_came_says_so() -> None:
 
     assert why(lab, lab.run()).summary == "Run r1 failed, because it could not be planned: “no file .ci/run”."
     assert why(lab, lab.run("r2")).summary == "Run r2 failed, because there was no plan within 1 min."
+
+
+def test_a_run_says_where_it_comes_from() -> None:
+    """The first sentence of every history."""
+    origin = Origin(template="nightly", template_version=4)
+    lab = Lab().plan(task("build"), started_by="ada", rerun_of="r0", origin=origin)
+
+    assert told(why(lab, lab.run()), "created").text == (
+        "Run r1 was created by ada, as run r0 once more, from template nightly version 4."
+    )
 
 
 # -- the plain queue, hostile texts, little known
