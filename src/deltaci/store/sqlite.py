@@ -217,12 +217,9 @@ class SqliteStore:
 
     def _load(self, ids: Iterable[str]) -> list[Held]:
         wanted, found = list(ids), list[Held]()
-        for table in (_SELECT, _SELECT_OVER):
-            known = {held.record.id for held in found}
-            wanted = [id for id in wanted if id not in known]
-            for start in range(0, len(wanted), MAX_VARIABLES):
-                some = wanted[start : start + MAX_VARIABLES]
-                found += self._held(f"{table} WHERE id IN ({', '.join('?' * len(some))})", some)
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            some = wanted[start : start + MAX_VARIABLES]
+            found += self._held(_these(len(some)), some)
         return found
 
     def _find_ready(self, request: FindReady) -> list[Held]:
@@ -303,20 +300,17 @@ class SqliteStore:
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
-        for table in (_SELECT, _SELECT_OVER):
-            for _, kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
-                return decode_record(id, kind, body)
+        for _, kind, _, _, body in await self._read(_THIS, id):
+            return decode_record(id, kind, body)
         return None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """These records."""
         wanted, found = list(dict.fromkeys(ids)), dict[str, Record]()
-        for table in (_SELECT, _SELECT_OVER):
-            missing = [id for id in wanted if id not in found]
-            for start in range(0, len(missing), MAX_VARIABLES):
-                some = missing[start : start + MAX_VARIABLES]
-                rows = await self._read(f"{table} WHERE id IN ({', '.join('?' * len(some))})", *some)
-                found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            some = wanted[start : start + MAX_VARIABLES]
+            rows = await self._read(_these(len(some)), *some)
+            found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [found[id] for id in wanted if id in found]
 
     async def jobs_of(self, run_id: str) -> list[Record]:
@@ -411,6 +405,15 @@ _ONLY: Final = (
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
+
+
+def _these(count: int) -> str:
+    """So many records by their ids, whether they go on or are over: what is nowhere takes no longer to be missed."""
+    ids = ", ".join(f"?{n}" for n in range(1, count + 1))
+    return f"{_SELECT} WHERE id IN ({ids}) UNION ALL {_SELECT_OVER} WHERE id IN ({ids})"
+
+
+_THIS: Final = _these(1)
 # The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
 _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
 _JOBS_OF: Final = (
