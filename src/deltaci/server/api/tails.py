@@ -110,7 +110,7 @@ class Tail:
         self._number = number
         self._at = start
         self._is_over = False
-        self._is_appended = True
+        self._is_appended = False
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + call.query.follow
         self._stay = Stay(call)
@@ -187,7 +187,7 @@ class Tail:
         attempt = next((each for each in records if isinstance(each, Attempt)), None)
         job = next((each for each in records if isinstance(each, Job)), None)
         if not self._number and attempt is not None and (first := last_lease(attempt)) is not None:
-            self._number, self._is_appended = first.number, True
+            self._number = first.number
         if self._number:
             held = attempt.lease if attempt is not None else None
             self._is_over = held is None or held.number != self._number
