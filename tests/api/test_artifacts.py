@@ -76,7 +76,7 @@ async def test_files_are_listed_by_attempt_and_by_run(site: Opened) -> None:
     """Of every attempt those of its last lease: what a lost one left counts no more."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
-        id = await ada.start(task("build"), task("test"), task("never", needs=["test"]))
+        id = await ada.start(task("build"), task("test"), task("never"))
         first = await player.take()
         await player.keep(first, "lost.txt", b"lost")
         await player.hand_back(first)
