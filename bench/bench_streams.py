@@ -25,8 +25,7 @@ from bench.watching import Watch
 from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, numbered
-from deltaci.server.api.live import WRITE_BYTES
-from deltaci.server.api.streams import Frame
+from deltaci.server.api.streams import PIECE_BYTES, Frame
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
 
@@ -141,7 +140,7 @@ def _parts(count: int) -> list[str]:
     parts, part = [], b""
     for seq, event in enumerate(events, 10_000):
         part += Frame(numbered(event, seq)).text
-        if len(part) >= WRITE_BYTES:
+        if len(part) >= PIECE_BYTES:
             parts.append(part.decode())
             part = b""
     return [*parts, part.decode()] if part else parts

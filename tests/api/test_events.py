@@ -228,6 +228,7 @@ async def test_a_stream_without_news_shows_that_it_lives(
 ) -> None:
     """Nobody on the way takes it for dead, and whoever reads sees that the server is there."""
     monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "TICK_SECONDS", 0.05)
     async with opened(place, tmp_path / "data") as here:
         ada = await here.key()
         async with stream(here.url, "/events", ada.token) as answer:

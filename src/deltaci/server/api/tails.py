@@ -122,7 +122,7 @@ class Tail:
         async with sending(send, call.request) as out:
             with of as subscription:
                 await subscription.skip()
-                out.when_gone(subscription.waker.hint)
+                out.when_gone(subscription.ring)
                 await self._look()
                 while not self._number and not self._is_over and not await self._is_time_up(subscription):
                     await self._wait(out, subscription)
@@ -160,7 +160,7 @@ class Tail:
 
     def _hear(self, subscription: Subscription) -> None:
         self._is_appended = True
-        subscription.waker.hint()
+        subscription.ring()
 
     async def _wait(self, out: Outlet, subscription: Subscription) -> None:
         """Until there may be something new in the log, or the attempt changed, or it is time to look anyway."""
@@ -172,10 +172,10 @@ class Tail:
                 if frame.entity_id in self._ids and frame.is_change:
                     await self._look()
                     return
-            left = until - self._clock()
-            if left <= 0:
+            if self._clock() >= until:
                 return
-            await subscription.waker.wait(left)
+            subscription.due_at = until
+            await subscription.wait()
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
         is_late = self._clock() >= self._until
