@@ -91,6 +91,17 @@ def remove_lost(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> int:
     return removed
 
 
+def bytes_of(blobs: Blobs, tenant: str) -> int:
+    """How much a tenant keeps: artifacts and caches."""
+    size = 0
+    for prefix in (f"artifacts/{safe_name(tenant)}/", f"caches/{safe_name(tenant)}/"):
+        after = ""
+        while page := blobs.list(prefix, after):
+            after = page[-1].key
+            size += sum(each.bytes for each in page)
+    return size
+
+
 def read_all(blobs: Blobs, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
     """A blob, part by part."""
     at = 0

@@ -17,7 +17,7 @@ from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.server.registry import Issuer
-from deltaci.server.service import BLOBS_FOLDER, Listener, Service, collect_seldom, registration_token
+from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
 from deltaci.server.tls import server_context
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
@@ -80,7 +80,7 @@ def server_command(
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
         service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer)
-        loops.run(_serve(service, host, port, tls))
+        loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
@@ -104,14 +104,18 @@ def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: P
     return OidcIssuer(url, audience, tenant_claim=tenant_claim, runner_claim=runner_claim, ca=ca)
 
 
-async def _serve(service: Service, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+async def _serve(service: Service, data: Path, host: str, port: int, tls: ssl.SSLContext | None) -> None:
     async with service:
         listener = Listener(service, host, port, tls)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
         collect_seldom()
+        address = announced(data, listener.url)
         print(f"deltaci server: listening on {listener.url}", flush=True)
-        await listener.serve()
+        try:
+            await listener.serve()
+        finally:
+            address.unlink(missing_ok=True)
 
 
 @app.command("token")

@@ -27,7 +27,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.views.steps import run_status
 from deltaci.core.views.transitions import Transitions
 from deltaci.engine import feed, loops
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.server.service import Listener, Service, announced, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
@@ -80,11 +80,8 @@ class FirstRun:
                 await self._service.applier.do(
                     Approve(id=event.entity_id, actor="user:you", comment="the first run approves itself")
                 )
-            if event.entity == "run":
-                if run.MACHINE.changes(event.to, run.Report):
-                    await self._service.applier.do(run.Report(id=self.id, actor="reporter"))
-                elif event.to in run.TERMINAL:
-                    break
+            if event.entity == "run" and event.to in run.TERMINAL:
+                break
         record = await self._service.store.find(self.id)
         assert isinstance(record, Run)
         return record
@@ -129,6 +126,7 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stopped.set)
         console.print(f"server on {listener.url}, data in {folder}/, log of the runner in {folder}/runner.log")
+        address = announced(folder, listener.url)
         runner = await _start_runner(listener.url, folder)
         try:
             code = await _first_run(service, console, folder, stopped)
@@ -143,6 +141,7 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
             if runner.returncode is None:
                 runner.kill()
                 await runner.wait()
+            address.unlink(missing_ok=True)
             listener.stop()
             await serving
     return code

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, graph, job, lease, run, worker
+from deltaci.core import attempt, gates, job, lease, plan, run, worker
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
+from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.machine import Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
+from deltaci.core.machine import BIRTH, Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
 from deltaci.core.reactions import REACTIONS, BearAll, Birth, Follow, cancel_job
 from deltaci.core.world import World
 
@@ -27,6 +28,19 @@ class Plan(Command, frozen=True, kw_only=True):
 
     jobs: tuple[JobSpec, ...]
     plan_hash: str = ""
+
+
+class StartRun(Command, frozen=True, kw_only=True):
+    """A run with its plan: born, planned and set going in one decision. `record` is the run as it is to be born.
+
+    Refused as a whole when the plan makes no sense. With a request_id it may be repeated for ever.
+    """
+
+    by = frozenset({ORCHESTRATOR, USER})
+
+    record: run.Run
+    jobs: tuple[JobSpec, ...]
+    plan_hash: str
 
 
 class CancelJob(Command, frozen=True, kw_only=True):
@@ -141,7 +155,9 @@ def _bear_alone(world: World, birth: Birth, at: int) -> Decision:
 
 def _carry_out(world: World, command: Command, at: int) -> Record:
     # An order that was asked for may be refused; one that follows may not, unless its reaction says so.
-    orders: deque[tuple[Command, bool, bool]] = deque((each, True, True) for each in _expand(world, command))
+    # What a start is made of is not asked for one by one: the request is the whole, and is remembered once.
+    is_whole = type(command) is StartRun
+    orders: deque[tuple[Command, bool, bool]] = deque((each, not is_whole, True) for each in _expand(world, command))
     touched: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
         while orders:
@@ -286,35 +302,60 @@ def _expand_births(world: World, command: BearAll) -> Iterable[Command]:
     return found
 
 
-def _expand_plan(world: World, plan: Plan) -> Iterable[Command]:
-    check_actor(plan)
-    planned = world.run(plan.id)
-    if run.MACHINE.rule(planned.state, run.PlanReady) is None:
-        raise run.MACHINE.refusal(planned, run.PlanReady)
-    if len(plan.jobs) > run.MAX_JOBS:
-        raise Refused("bad_request", f"the plan has {len(plan.jobs)} jobs; a run takes at most {run.MAX_JOBS}")
-    needs = {spec.name: spec.needs for spec in plan.jobs}
-    if len(needs) != len(plan.jobs):
-        raise Refused("bad_request", "two jobs of the plan have the same name; name each once")
-    waiting = graph.dependents(needs)
-    graph.check_acyclic(needs)
-    world.need([job_id(plan.id, name) for name in needs])
-    births = [
-        Birth(
-            id=job_id(plan.id, spec.name),
-            record=Job(
-                id=job_id(plan.id, spec.name),
-                tenant=planned.tenant,
-                run_id=plan.id,
-                spec=spec,
-                needs=tuple(job_id(plan.id, name) for name in spec.needs),
-                dependents=tuple(job_id(plan.id, name) for name in waiting[spec.name]),
-                unmet=len(spec.needs),
-            ),
+def _expand_plan(world: World, planned: Plan) -> Iterable[Command]:
+    check_actor(planned)
+    of = world.run(planned.id)
+    if run.MACHINE.rule(of.state, run.PlanReady) is None:
+        raise run.MACHINE.refusal(of, run.PlanReady)
+    births = _births(of, planned.jobs, planned.plan_hash, of.started_by)
+    world.need([birth.id for birth in births])
+    return [*births, run.PlanReady(id=of.id, jobs=len(births), plan_hash=planned.plan_hash)]
+
+
+def _expand_start(world: World, start: StartRun) -> Iterable[Command]:
+    check_actor(start)
+    known, record = world.find(start.id), start.record
+    if known is not None:
+        if start.request_id:
+            check_unused(known, start)
+        raise Refused("bad_request", f"{start.id!r} exists already; choose another id")
+    if (record.id, record.run_id, record.state) != (start.id, start.id, BIRTH):
+        raise Refused(
+            "bad_request",
+            f"the record of the run to start is {record.id!r} of run {record.run_id!r}, {record.state or 'new'}; "
+            f"send a new one with the id {start.id!r}",
         )
-        for spec in plan.jobs
+    births = _births(record, start.jobs, start.plan_hash, record.started_by or gates.person(start.actor))
+    # Whatever is named after a run that is not there is not there either.
+    world.expect_none(id for birth in births for id in (birth.id, attempt_id(birth.id, 1)))
+    return [
+        Birth(id=start.id, record=record, actor=start.actor),
+        run.BeginPlanning(id=start.id),
+        *births,
+        run.PlanReady(id=start.id, jobs=len(births), plan_hash=start.plan_hash),
     ]
-    return [*births, run.PlanReady(id=plan.id, jobs=len(births), plan_hash=plan.plan_hash)]
+
+
+def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[Birth]:
+    """The jobs of a plan that makes sense."""
+    waiting = plan.dependents(specs)
+    found: list[Birth] = []
+    for position, spec in enumerate(specs):
+        id, is_gate = job_id(of.id, spec.name), spec.kind == job.APPROVAL
+        record = Job(
+            id=id,
+            tenant=of.tenant,
+            run_id=of.id,
+            spec=spec,
+            needs=tuple(job_id(of.id, name) for name in spec.needs),
+            dependents=tuple(job_id(of.id, name) for name in waiting[spec.name]),
+            unmet=len(spec.needs),
+            plan_hash=plan_hash if is_gate else "",
+            started_by=started_by if is_gate else "",
+            position=position,
+        )
+        found.append(Birth(id=id, record=record))
+    return found
 
 
 def _expand_cancel_job(world: World, command: CancelJob) -> Iterable[Command]:
@@ -330,5 +371,6 @@ _ORDERS: Final[dict[type[Command], Callable[[World, Any], Iterable[Command]]]] =
     Birth: _expand_birth,
     BearAll: _expand_births,
     Plan: _expand_plan,
+    StartRun: _expand_start,
     CancelJob: _expand_cancel_job,
 }

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from deltaci.core import failures
+from deltaci.core import failures, gates
 from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
@@ -37,6 +37,22 @@ RUN_TIMEOUT: Final = "RUN_TIMEOUT"
 JOB_CANCELED: Final = "JOB_CANCELED"
 
 
+class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who must approve: so many different people, with this role, and not the one who started the run."""
+
+    role: str = ""
+    approvers: int = 1
+    not_by_starter: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any one person will do."""
+        return self == PLAIN_GATE
+
+
+PLAIN_GATE: Final = Gate()
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the plan says about one job. It does not change once the job exists."""
 
@@ -55,10 +71,22 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     queue_key: str = ""
     priority: int = 0
     work: Any = None
+    gate: Gate = PLAIN_GATE
+
+
+class Approval(msgspec.Struct, frozen=True, array_like=True):
+    """One person's word for a gate."""
+
+    person: str
+    at: int
+    comment: str = ""
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """`unmet` counts the open dependencies, `attempts` the attempts made, `claimed` those that a worker took."""
+    """`unmet` counts the open dependencies, `attempts` the attempts made, `claimed` those that a worker took.
+
+    An approval knows its plan and who started its run: an approval is given for one plan, perhaps not by everybody.
+    """
 
     spec: JobSpec
     needs: tuple[str, ...] = ()
@@ -74,6 +102,10 @@ class Job(Record, frozen=True, kw_only=True):
     completed_at: int = 0
     reason: str = ""
     last_error: Failure | None = None
+    plan_hash: str = ""
+    started_by: str = ""
+    approvals: tuple[Approval, ...] = ()
+    position: int = 0  # In the plan, from 0 on.
 
 
 class Create(Command, frozen=True, kw_only=True):
@@ -119,19 +151,23 @@ class Validate(Command, frozen=True, kw_only=True):
 
 
 class Approve(Command, frozen=True, kw_only=True):
-    """A person lets the run go on."""
+    """A person with these roles lets the run go on, with the plan that they saw if they say which."""
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
     comment: str = ""
+    roles: tuple[str, ...] = ()
+    plan_hash: str = ""
 
 
 class Reject(Command, frozen=True, kw_only=True):
-    """A person says no."""
+    """A person with these roles says no."""
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
     comment: str = ""
+    roles: tuple[str, ...] = ()
+    plan_hash: str = ""
 
 
 class ExpireApproval(Command, frozen=True, kw_only=True):
@@ -162,6 +198,8 @@ def _create(job: Job, _command: Create, at: int) -> Move:
             jitter=spec.jitter,
             has_validation=spec.has_validation,
         )
+    else:
+        told.update(gates.born_with(spec.gate, job.started_by))
     return PENDING, {"created_at": at}, told
 
 
@@ -250,17 +288,29 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
     return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
 
 
-def _approve(_job: Job, command: Approve, at: int) -> Move:
-    return SUCCEEDED, {"completed_at": at}, {"comment": command.comment}
+def _approve(job: Job, command: Approve, at: int) -> Move | None:
+    gates.check_approver(job, command)
+    gate, person = job.spec.gate, gates.person(command.actor)
+    if any(given.person == person for given in job.approvals):
+        return None
+    approvals = (*job.approvals, Approval(person, at, command.comment))
+    told = gates.told(job, command, approvals)
+    if len(approvals) < gate.approvers:
+        told.update(approvals=len(approvals), needed=gate.approvers)
+        return WAITING_APPROVAL, {"approvals": approvals}, told
+    return SUCCEEDED, {"completed_at": at, "approvals": approvals}, told
 
 
-def _approve_again(job: Job, _command: Approve, _at: int) -> None:
+def _approve_again(job: Job, command: Approve, _at: int) -> None:
     if job.spec.kind != APPROVAL:
         raise Refused("wrong_state", f"job {job.id} is a {job.spec.kind}, not an approval; there is nothing to approve")
+    gates.check_plan(job, command.plan_hash)
 
 
-def _reject(_job: Job, command: Reject, at: int) -> Move:
-    return FAILED, {"completed_at": at, "reason": "REJECTED"}, {"reason": "REJECTED", "comment": command.comment}
+def _reject(job: Job, command: Reject, at: int) -> Move:
+    gates.check_decider(job, command)
+    told = {"reason": "REJECTED", **gates.told(job, command, job.approvals)}
+    return FAILED, {"completed_at": at, "reason": "REJECTED"}, told
 
 
 def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Move:
@@ -294,8 +344,8 @@ MACHINE: Final[Machine[Job]] = Machine(
          "the backoff is over", ("WST-T7", "ORC-A11")),
     Rule(VALIDATING, Validate, (To(SUCCEEDED, "validation_passed"), To(FAILED, "validation_failed", ERROR)), _validate,
          ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
-    Rule(WAITING_APPROVAL, Approve, (To(SUCCEEDED, "approved"),), _approve,
-         USER, "a person approved", ("STP-S6", "STP-P1")),
+    Rule(WAITING_APPROVAL, Approve, (To(SUCCEEDED, "approved"), To(WAITING_APPROVAL, "approval_given")), _approve,
+         USER, "enough people approved, or one of those who must", ("STP-S6", "STP-P1", "MOD-G2")),
     Rule(SUCCEEDED, Approve, (), _approve_again,
          USER, "approved already; a repeat is no error", ("STP-P2",)),
     Rule(WAITING_APPROVAL, Reject, (To(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),

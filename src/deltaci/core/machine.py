@@ -299,5 +299,7 @@ def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
 def _request(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
     plain = replace(command, expected_rev=None)
-    content = blake2b(msgspec.json.encode(plain), digest_size=8, person=command.__class__.__name__[:16].encode())
+    # Whoever sends the same again may write its dicts in another order.
+    text = msgspec.json.encode(plain, order="deterministic")
+    content = blake2b(text, digest_size=8, person=command.__class__.__name__[:16].encode())
     return f"{command.request_id} {content.hexdigest()}"

@@ -85,6 +85,7 @@ class Run(Record, frozen=True, kw_only=True):
     rerun_of: str = ""
     started_by: str = ""
     origin: Origin = Origin()
+    asked: str = ""  # A fingerprint of the request that it was made by, where a repeat of it is answered with this run.
 
     @property
     def times_out_at(self) -> int:

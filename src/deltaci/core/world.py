@@ -26,6 +26,7 @@ class World:
         self.latest = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
         self.draft: dict[str, Record] = {}
         self.draft_jobs: dict[str, list[str]] = {}
+        self.absent: set[str] = set()
         self.events: list[Event] = []
 
     def find(self, id: str) -> Record | None:
@@ -36,7 +37,7 @@ class World:
         try:
             return self.records[id]
         except KeyError:
-            if self.is_complete:
+            if self.is_complete or id in self.absent:
                 return None
             raise NotLoaded(ids=(id,)) from None
 
@@ -71,9 +72,18 @@ class World:
     def need(self, ids: Iterable[str]) -> None:
         """Ask for many records at once, so that a store can load them in one go."""
         if not self.is_complete:
-            missing = tuple(id for id in ids if id not in self.draft and id not in self.records)
+            missing = tuple(
+                id for id in ids if id not in self.draft and id not in self.records and id not in self.absent
+            )
             if missing:
                 raise NotLoaded(ids=missing)
+
+    def expect_none(self, ids: Iterable[str]) -> None:
+        """There can be no such records, for the decision under way: nobody needs to look for them.
+
+        Should there be one all the same, its birth conflicts with it when it is written.
+        """
+        self.absent.update(ids)
 
     def live_jobs(self, run_id: str) -> list[Job]:
         """The jobs of the run that are not over."""
@@ -111,4 +121,4 @@ class World:
 
     def drop(self) -> None:
         """The decision does not stand: forget the draft."""
-        self.draft, self.draft_jobs, self.events = {}, {}, []
+        self.draft, self.draft_jobs, self.absent, self.events = {}, {}, set(), []

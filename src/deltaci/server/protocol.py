@@ -7,7 +7,7 @@ same transaction in which it accepts the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -66,8 +66,15 @@ class Runner(msgspec.Struct, frozen=True):
 class Protocol:
     """The runner's side of the server."""
 
-    def __init__(self, store: Store, applier: Applier, ttl_seconds: int = lease.TTL_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        applier: Applier,
+        ttl_seconds: int = lease.TTL_SECONDS,
+        running_limit: Callable[[str], Awaitable[int]] | None = None,
+    ) -> None:
         self._store = store
+        self._running_limit = running_limit
         self._applier = applier
         self._ttl_seconds = ttl_seconds
         self._line = Line(applier, store.wakers)
@@ -90,6 +97,7 @@ class Protocol:
             ttl_seconds=self._ttl_seconds,
             accept_seconds=lease.ACCEPT_SECONDS,
             only=tuple(asked.attempts),
+            tenant_limit=await self._running_limit(who.tenant) if self._running_limit is not None else 0,
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + asked.wait_seconds

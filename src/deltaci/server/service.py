@@ -16,11 +16,17 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.reporter import Reporter
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
+from deltaci.server.api.app import ApiApp
+from deltaci.server.api.callers import Keys
+from deltaci.server.api.calls import Parts
+from deltaci.server.api.streams import Streams
+from deltaci.server.api.tenants import Tenants
 from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
@@ -33,9 +39,11 @@ from deltaci.server.registry import Issuer, Registry
 from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
+from deltaci.wire.api_routes import ROOT as API_ROOT
 from deltaci.wire.bus import BusAddress
 
 KEY_FILE: Final = "server.key"
+URL_FILE: Final = "server.url"
 BLOBS_FOLDER: Final = "blobs"
 KEEP_ALIVE_SECONDS: Final = 75
 UNFINISHED_SECONDS: Final = 24 * 3600  # Nobody writes one blob for so long.
@@ -61,6 +69,13 @@ def registration_token(
     return signer.sign("register", runner_id, tenant, seconds, again=again)
 
 
+def announced(folder: Path, url: str) -> Path:
+    """Leave the address where the command line on this machine looks for it."""
+    path = folder / URL_FILE
+    path.write_text(f"{url}\n", encoding="utf-8")
+    return path
+
+
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
@@ -81,7 +96,8 @@ class Service:
         self.logs = Logs(folder / "logs")
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         signer = Signer(key, steady_clock())
-        self.protocol = Protocol(store, self.applier, ttl_seconds)
+        tenants = Tenants(store, self.blobs, time.monotonic)
+        self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit)
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
         self._follower.tell(self.control.hear)
@@ -89,9 +105,27 @@ class Service:
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
-        self._uploads = Uploads(self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming")
+        self._uploads = Uploads(
+            self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming", storage=tenants
+        )
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
+        self._streams = Streams(store)
+        self._follower.tell(self._streams.hear)
+        self._reporter = Reporter(store, self.applier)
+        self._follower.tell(self._reporter.hear)
+        self._api = ApiApp(
+            Parts(
+                store=store,
+                applier=self.applier,
+                logs=self.logs,
+                blobs=self.blobs,
+                signer=signer,
+                keys=Keys(store, signer, time.monotonic),
+                tenants=tenants,
+                streams=self._streams,
+            )
+        )
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
@@ -101,6 +135,7 @@ class Service:
         await self.applier.start()
         await self._follower.start()
         self.control.start()
+        self._reporter.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -111,6 +146,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self._reporter.stop()
         await self._follower.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)
@@ -125,7 +161,14 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
-            await self._runners(scope, receive, send)
+            is_api = scope["path"].startswith(f"{API_ROOT}/")
+            await (self._api if is_api else self._runners)(scope, receive, send)
+
+    def stop_waiting(self) -> None:
+        """The server is about to end: whoever waits for something is answered now."""
+        self.protocol.stop_waiting()
+        self.control.stop_waiting()
+        self._streams.close()
 
 
 class _Server(uvicorn.Server):
@@ -168,6 +211,5 @@ class Listener:
 
     def stop(self) -> None:
         """Finish what is under way, and end."""
-        self._service.protocol.stop_waiting()
-        self._service.control.stop_waiting()
+        self._service.stop_waiting()
         self._server.should_exit = True

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import Protocol as Protocol_
 
 import msgspec
 
@@ -74,17 +75,36 @@ class Streamed:
         await send({"type": "http.response.body", "body": b""})
 
 
+class Storage(Protocol_):
+    """Who knows how much a tenant may keep."""
+
+    async def room(self, tenant: str) -> int | None:
+        """How many bytes more; None: as many as it likes."""
+        ...
+
+    def kept(self, tenant: str, size: int) -> None:
+        """So many were added."""
+        ...
+
+
 class Uploads:
     """What runners bring and fetch beside their messages."""
 
     def __init__(
-        self, protocol: Protocol, blobs: Blobs, secrets: Secrets, folder: Path, bounds: Bounds | None = None
+        self,
+        protocol: Protocol,
+        blobs: Blobs,
+        secrets: Secrets,
+        folder: Path,
+        bounds: Bounds | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self._protocol = protocol
         self._blobs = blobs
         self._secrets = secrets
         self._folder = folder
         self._bounds = bounds or Bounds()
+        self._storage = storage
         # Threads of their own: a slow store of blobs must not hold up those who write logs.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
         self._under_way = 0
@@ -129,10 +149,12 @@ class Uploads:
         number = ids.lease_ref(request.lease_id()).number
         key = keys.artifact_key(held.tenant, held.id, number, path)
         limit = await self._do(lambda: self._left(held, number, path))
+        limit = await self._within_quota(held.tenant, limit, request)
         async with self._body(request, limit) as (file, stored):
             await self._protocol.held(who, request.lease_id())
             await self._do(lambda: self._blobs.put(key, file))
         await self._check_still_held(who, request, key)
+        self._keep_count(held.tenant, stored.bytes)
         uri = keys.artifact_uri(held.id, number, path)
         return KeptArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
 
@@ -165,14 +187,30 @@ class Uploads:
             async for _ in request.parts(self._bounds.cache_bytes):
                 pass  # Whoever sends a body must be able to send all of it before it hears an answer.
             return KeptCache(stored=False, bytes=there.bytes, sha256=there.sha256)
-        async with self._body(request, self._bounds.cache_bytes) as (file, stored):
+        limit = await self._within_quota(held.tenant, self._bounds.cache_bytes, request)
+        async with self._body(request, limit) as (file, stored):
             await self._protocol.held(who, request.lease_id())
             is_first = await self._do(lambda: self._blobs.put_if_absent(key, file)) is not None
         if is_first:
             await self._check_still_held(who, request, key)
+            self._keep_count(held.tenant, stored.bytes)
         return KeptCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
 
     # -- what they share
+
+    async def _within_quota(self, tenant: str, limit: int, request: Request) -> int:
+        """How many bytes may come: no more than the tenant may still keep. One that is known to be too many is refused."""
+        room = await self._storage.room(tenant) if self._storage is not None else None
+        if room is None:
+            return limit
+        told = request.header(b"content-length")
+        if room == 0 or (told.isdecimal() and len(told) < 16 and room < int(told) <= limit):
+            raise Refused("too_large", f"the tenant may keep {room} bytes more of artifacts and caches; remove some")
+        return min(limit, room)
+
+    def _keep_count(self, tenant: str, size: int) -> None:
+        if self._storage is not None:
+            self._storage.kept(tenant, size)
 
     async def _check_still_held(self, who: Runner, request: Request, key: str) -> None:
         try:

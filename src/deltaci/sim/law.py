@@ -36,6 +36,7 @@ job RUNNING                                      FAILED           execution_fail
 job RETRYING                                     QUEUED           retry_delay_elapsed    orchestrator
 job VALIDATING                                   SUCCEEDED        validation_passed      orchestrator
 job VALIDATING                                   FAILED           validation_failed      orchestrator
+job WAITING_APPROVAL                             =                approval_given         user
 job WAITING_APPROVAL                             SUCCEEDED        approved               user
 job WAITING_APPROVAL                             FAILED           rejected               user,orchestrator
 job PENDING,QUEUED,RUNNING,VALIDATING            CANCELED         user_cancelled         orchestrator,user

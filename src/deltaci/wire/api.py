@@ -20,7 +20,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What is answered. A later version may add fields; clients ignore those that they do not know."""
 
 
-class Problem(Shown, frozen=True, kw_only=True):
+class ApiProblem(Shown, frozen=True, kw_only=True):
     """Why a request was refused, as RFC 9457 has it. Nothing was changed by it."""
 
     type: Annotated[str, says("a name for the kind of problem")]
@@ -237,7 +237,7 @@ class EventPage(Shown, frozen=True, kw_only=True):
     last: Annotated[int, says("ask for what comes after this")]
 
 
-class Artifact(Shown, frozen=True, kw_only=True):
+class RunArtifact(Shown, frozen=True, kw_only=True):
     """A file that an attempt left behind."""
 
     job: str
@@ -249,7 +249,7 @@ class Artifact(Shown, frozen=True, kw_only=True):
 class Artifacts(Shown, frozen=True, kw_only=True):
     """Files that were left behind."""
 
-    artifacts: list[Artifact]
+    artifacts: list[RunArtifact]
 
 
 class Outputs(Shown, frozen=True, kw_only=True):

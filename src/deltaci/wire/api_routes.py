@@ -73,6 +73,7 @@ REFUSALS: Final[dict[str, Refusal]] = {
         429, "the tenant has used up its quota", "wait until something ends, or ask for a larger one"
     ),
     "too_many_requests": Refusal(429, "the tenant asks too often", "wait as long as Retry-After says"),
+    "internal": Refusal(500, "an error of ours", "report it with the request_id"),
     "overloaded": Refusal(503, "too much waits already", "try again later"),
     "unavailable": Refusal(503, "the server cannot answer now", "say the same again; a repeat is safe with a key"),
     "unreadable": Refusal(503, "the record cannot be read by this version", "update the server, or try another one"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -33,59 +33,21 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     Address,
 )
-
-REFS: Final = "#/components/schemas/{name}"
-JSON: Final = "application/json"
-BYTES: Final = "application/octet-stream"
+from deltaci.wire.api_openapi import api_operations
+from deltaci.wire.operations import JSON, Family, Json, Operation, document
 
 # Names of at most 200 bytes each, none of them empty, `.` or `..`.
 PATH: Final = r"^(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200})*$"
 
-Json = dict[str, Any]
-
 CREDENTIAL: Final[tuple[Json, ...]] = ({"credential": []}, {"certificate": []})
-_ALWAYS: Final[Json] = {"Cache-Control": {"required": True, "schema": {"const": "no-store"}}}
-_RETRY: Final[Json] = {
-    "Retry-After": {
-        "required": True,
-        "description": "seconds after which to try again",
-        "schema": {"type": "integer", "minimum": 1},
-    }
-}
-_HEADERS: Final[dict[int, Json]] = {
-    401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
-    503: _RETRY,
-}
 _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}
-EVERYWHERE: Final = ("bad_request", "too_large", "too_slow")  # What is no request at all is refused at every address.
 
-
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one address. Bodies are types of ours, schemas, or `bytes`."""
-
-    method: str
-    path: str
-    id: str
-    does: str
-    part: str
-    parameters: tuple[Json, ...] = ()
-    body: Any = None
-    is_body_optional: bool = False
-    answer: Any
-    answer_headers: Json = {}
-    links: Json = {}
-    codes: tuple[str, ...] = ()
-    is_under_lease: bool = False
-    security: tuple[Json, ...] = CREDENTIAL
-
-
-# What types cannot say: how fields must fit each other.
-BETWEEN_FIELDS: Final[dict[str, Json]] = {
-    "Complete": {
-        "if": {"properties": {"status": {"const": "SUCCEEDED"}}},
-        "then": {"properties": {"exit_code": {"const": 0}}, "required": ["exit_code"]},
-    }
-}
+RUNNERS: Final = Family(
+    problem=wire.Problem,
+    media=JSON,
+    means={code: (each.status, each.means) for code, each in REFUSALS.items()},
+    everywhere=("bad_request", "too_large", "too_slow"),
+)
 
 
 # -- the runner protocol
@@ -202,6 +164,7 @@ def _runner_operations() -> Iterator[Operation]:
             codes=each.codes,
             is_under_lease=is_under_lease or each.name == "messages",
             security=() if each.name == "register" else CREDENTIAL,
+            family=RUNNERS,
         )
 
 
@@ -224,118 +187,50 @@ def _own_operations() -> Iterator[Operation]:
         does="read this document",
         part="about",
         answer={"type": "object", "required": ["openapi", "paths"]},
-        security=(),
+        family=RUNNERS,
     )
 
 
-PARTS: Final[tuple[Operation, ...]] = (*_runner_operations(), *_own_operations())
+PARTS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operations(), *_own_operations())
 
 
 # -- the document
 
+INFO: Final[Json] = {
+    "title": "Delta CI",
+    "version": str(wire.VERSION),
+    "description": "Generated from the types that are sent. docs/api.md explains the API for people and programs, "
+    "docs/protocol.md the runner protocol.",
+    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+}
+SECURITY: Final[Json] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "an API key: a secret"},
+    "credential": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "what `register` and `renew` answer: short-lived, a secret",
+    },
+    "certificate": {
+        "type": "mutualTLS",
+        "description": "a client certificate with the URI deltaci:TENANT/RUNNER",
+    },
+}
 
-def document(operations: Iterable[Operation] = PARTS) -> Json:
+
+def whole() -> Json:
     """All of it."""
-    types: dict[str, Any] = {"Problem": wire.Problem, "StaleLease": wire.StaleLease}
-    paths: Json = {}
-    for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, types)
-    _, schemas = msgspec.json.schema_components(types.values(), ref_template=REFS)
-    for name, rule in BETWEEN_FIELDS.items():
-        if name in schemas:
-            schemas[name] |= rule
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Delta CI",
-            "version": str(wire.VERSION),
-            "description": "Generated from the types that are sent. The runner protocol is explained in "
-            "docs/protocol.md, its rules are in docs/spec/runner-protocol.md.",
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/"}],
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {
-                "credential": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "what `register` and `renew` answer: short-lived, a secret",
-                },
-                "certificate": {
-                    "type": "mutualTLS",
-                    "description": "a client certificate with the URI deltaci:TENANT/RUNNER",
-                },
-            },
-        },
-    }
-
-
-def _operation(each: Operation, types: dict[str, Any]) -> Json:
-    shown: Json = {"operationId": each.id, "summary": each.does, "tags": [each.part], "security": list(each.security)}
-    if each.parameters:
-        shown["parameters"] = list(each.parameters)
-    if each.body is not None:
-        shown["requestBody"] = {"required": not each.is_body_optional, "content": _content(each.body, types)}
-    good: Json = {"description": "done", "headers": {**_ALWAYS, **each.answer_headers}}
-    good["content"] = _content(each.answer, types)
-    if each.links:
-        good["links"] = each.links
-    shown["responses"] = {"200": good, **_refusals(each, types)}
-    return shown
-
-
-def _refusals(each: Operation, types: dict[str, Any]) -> Json:
-    by_status: dict[int, list[str]] = {}
-    for code in dict.fromkeys((*EVERYWHERE, *each.codes)):
-        by_status.setdefault(REFUSALS[code].status, []).append(code)
-    if each.is_under_lease:
-        by_status.setdefault(409, [])
-    found: Json = {}
-    for status, codes in sorted(by_status.items()):
-        said = [f"`{code}`: {REFUSALS[code].means}" for code in codes]
-        kinds: list[Any] = [{"allOf": [wire.Problem], "properties": {"code": {"enum": codes}}}] if codes else []
-        if each.is_under_lease and status == 409:
-            said.insert(0, "`StaleLease`: the lease is no longer good")
-            kinds.insert(0, wire.StaleLease)
-        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        found[str(status)] = {
-            "description": "; ".join(said),
-            "headers": {**_ALWAYS, **_HEADERS.get(status, {})},
-            "content": _content(schema, types),
-        }
-    return found
-
-
-def _content(kind: Any, types: dict[str, Any]) -> Json:
-    if kind is bytes:
-        return {BYTES: {"schema": {"type": "string", "format": "binary"}}}
-    return {JSON: {"schema": _schema(kind, types)}}
-
-
-def _schema(kind: Any, types: dict[str, Any]) -> Any:
-    """A schema in which every type of ours is a reference, and is remembered in `types`."""
-    if isinstance(kind, dict):
-        return {name: _schema(value, types) for name, value in kind.items()}
-    if isinstance(kind, list | tuple):
-        return [_schema(value, types) for value in kind]
-    if kind is None or isinstance(kind, str | int | float):
-        return kind
-    types[str(kind)] = kind
-    [schema], _ = msgspec.json.schema_components([kind], ref_template=REFS)
-    return schema
+    return document(PARTS, INFO, SECURITY)
 
 
 def page() -> str:
     """The document as it is stored."""
-    return json.dumps(document(), indent=1, ensure_ascii=False)
+    return json.dumps(whole(), indent=1, ensure_ascii=False)
 
 
 @cache
 def described() -> bytes:
     """The document as it is served."""
-    return wire.encode(document())
+    return wire.encode(whole())
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,91 @@
+"""Who may decide an approval gate, and when enough people have. An approval is one person's, for one plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from deltaci.core.errors import Refused
+from deltaci.core.events import USER
+
+if TYPE_CHECKING:
+    from deltaci.core.job import Approval, Approve, Gate, Job, Reject
+
+MAX_APPROVERS: Final = 100
+
+
+def person(actor: str) -> str:
+    """The name of the person who acts: `user:ada` is `ada`. Empty for everybody else."""
+    kind, _, name = actor.partition(":")
+    return name if kind == USER else ""
+
+
+def check(name: str, gate: Gate) -> None:
+    """Refuse a gate that nobody could pass as it is written."""
+    if not 1 <= gate.approvers <= MAX_APPROVERS:
+        raise Refused(
+            "bad_request",
+            f"job {name!r} asks for {gate.approvers} approvers; a gate has 1 to {MAX_APPROVERS}",
+        )
+
+
+def born_with(gate: Gate, started_by: str) -> dict[str, Any]:
+    """What the birth of a gate tells beyond the ordinary, so that the log alone shows who may approve it."""
+    told: dict[str, Any] = {}
+    if gate.role:
+        told["role"] = gate.role
+    if gate.approvers != 1:
+        told["approvers"] = gate.approvers
+    if gate.not_by_starter:
+        told.update(not_by_starter=True, started_by=started_by)
+    return told
+
+
+def check_plan(job: Job, plan_hash: str) -> None:
+    """Refuse a decision about another plan than this gate's. Who names no plan means the one that is there."""
+    if plan_hash and plan_hash != job.plan_hash:
+        raise Refused(
+            "plan_changed",
+            f"job {job.id} belongs to plan {job.plan_hash or '(without a hash)'}, not to {plan_hash}; "
+            "read the run again and decide about the plan that it has",
+        )
+
+
+def check_decider(job: Job, command: Approve | Reject) -> None:
+    """Refuse whoever may not decide this gate, and who decides about another plan."""
+    gate = job.spec.gate
+    check_plan(job, command.plan_hash)
+    if not gate.is_plain and not person(command.actor):
+        raise Refused("not_allowed", f"job {job.id} is decided by people with a name, not by {command.actor!r}; log in")
+    if gate.role and gate.role not in command.roles:
+        found = f"only {', '.join(command.roles)}" if command.roles else "no role"
+        raise Refused(
+            "not_allowed",
+            f"job {job.id} is decided by people with the role {gate.role!r}, and {command.actor} has {found}; "
+            f"ask somebody with that role ({_given(job)})",
+        )
+
+
+def check_approver(job: Job, command: Approve) -> None:
+    """Refuse whoever may not approve this gate; a starter who may not approve may still reject."""
+    check_decider(job, command)
+    if job.spec.gate.not_by_starter and person(command.actor) == job.started_by:
+        raise Refused(
+            "not_allowed",
+            f"job {job.id} is approved by others than who started the run, and that was {command.actor}; "
+            f"ask somebody else ({_given(job)})",
+        )
+
+
+def told(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -> dict[str, Any]:
+    """What a decision tells: its comment, the plan that it is about, and for more than a plain gate who approved."""
+    about: dict[str, Any] = {"comment": command.comment}
+    is_plain = job.spec.gate.is_plain
+    if job.plan_hash and (command.plan_hash or not is_plain):
+        about["plan_hash"] = job.plan_hash
+    if not is_plain:
+        about["approvers"] = [each.person for each in approvals]
+    return about
+
+
+def _given(job: Job) -> str:
+    return f"{len(job.approvals)} of {job.spec.gate.approvers} approvals are given"

@@ -1,0 +1,65 @@
+"""The plan of a run that repeats another one, all of it or only what did not succeed. No approval is ever inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from deltaci.core import job, run
+from deltaci.core.errors import Refused
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.run import Run
+
+_UNPLANNED: Final = ("PLAN_FAILED", "PLAN_TIMEOUT")
+
+
+def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
+    """What the new run has to do, in the order of the old plan; `jobs` are all of the old run's.
+
+    Of what did not succeed, each job still waits for whatever of it is repeated, also where jobs between them are not.
+    """
+    if not run.is_over(of):
+        raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
+    if of.reason in _UNPLANNED:
+        raise Refused("wrong_state", f"run {of.id} never had a plan ({of.reason}); start a new run")
+    known = {each.spec.name: each for each in sorted(jobs, key=lambda each: each.position)}
+    specs = [each.spec for each in known.values()]
+    if not failed_only:
+        return tuple(specs)
+    lost = [name for name, each in known.items() if not job.satisfies(each)]
+    if not lost:
+        raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
+    needs = {spec.name: spec.needs for spec in specs}
+    before = _before(lost, needs)
+    kept = {*lost, *(name for name in before if known[name].spec.kind == job.APPROVAL)}
+    waits = _contracted(needs, kept)
+    return tuple(msgspec.structs.replace(spec, needs=waits[spec.name]) for spec in specs if spec.name in kept)
+
+
+def _before(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:
+    """Everything that these depend on, directly or not."""
+    found, stack = set[str](), list(names)
+    while stack:
+        new = [need for need in needs[stack.pop()] if need not in found]
+        found.update(new)
+        stack += new
+    return found
+
+
+def _contracted(needs: Mapping[str, Sequence[str]], kept: set[str]) -> dict[str, tuple[str, ...]]:
+    """What each job needs of those that are kept; in place of one that is not stands what that one needs."""
+    waits: dict[str, tuple[str, ...]] = {}
+    stack = [*needs]
+    while stack:
+        name = stack[-1]
+        open_ = [need for need in needs[name] if need not in waits] if name not in waits else []
+        if open_:
+            stack += open_
+            continue
+        stack.pop()
+        if name not in waits:
+            through = (each for need in needs[name] for each in ((need,) if need in kept else waits[need]))
+            waits[name] = tuple(dict.fromkeys(through))
+    return waits

@@ -1,0 +1,262 @@
+"""The API as an ASGI application: find the address, know the caller, read what was sent, answer or refuse.
+
+Every refusal has the same shape, whatever it is about (RFC 9457). An address, an id and a body that make no sense are
+refused before anything is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from math import ceil
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from deltaci.blobs.store import BlobsUnavailable
+from deltaci.core.errors import Refused
+from deltaci.engine.items import Overloaded
+from deltaci.server.api import files, jobs, keys, live, runs, templates, workers
+from deltaci.server.api.calls import Call, Handler, Made, Parts
+from deltaci.server.api.tenants import TooOften
+from deltaci.server.http import Receive, Request, Scope, Send
+from deltaci.store.port import Conflict, Unavailable
+from deltaci.wire import messages as wire
+from deltaci.wire.api import ApiProblem
+from deltaci.wire.api_input import MAX_BODY_BYTES, Asked
+from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
+
+LOGGER: Final = logging.getLogger(__name__)
+MAX_SHOWN: Final = 200
+RETRY_SECONDS: Final = 1
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    **runs.HANDLERS,
+    **jobs.HANDLERS,
+    **live.HANDLERS,
+    **files.HANDLERS,
+    **templates.HANDLERS,
+    **workers.HANDLERS,
+    **keys.HANDLERS,
+}
+
+
+class _Node:
+    """One part of an address: what it may be followed by, and what can be asked here."""
+
+    __slots__ = ("any", "named", "rest", "routes")
+
+    def __init__(self) -> None:
+        self.named: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.rest: dict[str, Route] = {}
+        self.routes: dict[str, Route] = {}
+
+
+def _tree() -> _Node:
+    root = _Node()
+    for route in ROUTES:
+        node = root
+        for part in route.path.strip("/").split("/"):
+            if part.endswith("*}"):
+                node.rest[route.method] = route
+                break
+            if part.startswith("{"):
+                node.any = node.any or _Node()
+                node = node.any
+            else:
+                node = node.named.setdefault(part, _Node())
+        else:
+            node.routes[route.method] = route
+    return root
+
+
+_TREE: Final = _tree()
+_DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
+_LISTS: Final = {
+    route.query: frozenset(
+        field.name
+        for field in msgspec.structs.fields(route.query)
+        if isinstance(field.default_factory, type) and issubclass(field.default_factory, list)
+    )
+    for route in ROUTES
+    if route.query is not None
+}
+
+
+def _found(path: str) -> dict[str, tuple[Route, list[str]]]:
+    """What can be asked at this address, by method, with the parts that the address leaves open."""
+    found: dict[str, tuple[Route, list[str]]] = {}
+    _collect(_TREE, path.strip("/").split("/") if path.startswith("/") else [], [], found)
+    return found
+
+
+def _collect(node: _Node, parts: list[str], open: list[str], found: dict[str, tuple[Route, list[str]]]) -> None:
+    """What is named goes before what is left open."""
+    if not parts:
+        for method, route in node.routes.items():
+            found.setdefault(method, (route, open))
+        return
+    if (named := node.named.get(parts[0])) is not None:
+        _collect(named, parts[1:], open, found)
+    if node.any is not None:
+        _collect(node.any, parts[1:], [*open, parts[0]], found)
+    for method, route in node.rest.items():
+        found.setdefault(method, (route, [*open, "/".join(parts)]))
+
+
+class ApiApp:
+    """The addresses under /api/v1."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        request_id = secrets.token_hex(8)
+        try:
+            answer = await self._answer(request, scope.get("query_string", b""))
+        except Exception as error:
+            refused, more = _refusal(error, request, request_id)
+            await _send_problem(send, refused, request_id, more)
+            return
+        if isinstance(answer, bytes):
+            return  # Cannot happen: handlers answer values.
+        if hasattr(answer, "send"):
+            await answer.send(send)
+            return
+        made: Made = answer
+        headers = {REQUEST_ID_HEADER: request_id, **made.headers}
+        await _send(send, made.status or 200, wire.encode(made.value), "application/json", headers)
+
+    async def _answer(self, request: Request, query: bytes) -> Any:
+        route, open = _route(request)
+        who = await self._parts.keys.caller(request.token())
+        await self._parts.tenants.admit(who.tenant)
+        who.check(route.needs)
+        call = Call(
+            route=route,
+            who=who,
+            params=_params(route, open),
+            query=_query(route, query),
+            body=await _body(route, request),
+            request=request,
+            parts=self._parts,
+        )
+        async with self._parts.tenants.turns.turn(who.tenant):
+            answer = await HANDLERS[route.id](call)
+        if hasattr(answer, "send"):
+            return answer
+        if not isinstance(answer, Made):
+            return Made(value=answer, status=route.status)
+        return answer if answer.status else msgspec.structs.replace(answer, status=route.status)
+
+
+def _route(request: Request) -> tuple[Route, list[str]]:
+    found = _found(request.path.removeprefix(ROOT))
+    if not found:
+        raise Refused("not_found", f"there is no address {request.path[:MAX_SHOWN]!r}; see /openapi.json")
+    if request.method not in found:
+        methods = " or ".join(found)
+        raise Refused("wrong_method", f"{request.path[:MAX_SHOWN]!r} takes {methods}, not {request.method[:MAX_SHOWN]}")
+    return found[request.method]
+
+
+def _params(route: Route, open: list[str]) -> dict[str, Any]:
+    """The parts of the address by name. One that cannot be an id names nothing, like one that is not there."""
+    found: dict[str, Any] = {}
+    for name, text in zip(route.names, open, strict=True):
+        try:
+            found[name] = msgspec.convert(text, PARAMETERS[name], strict=False)
+        except msgspec.ValidationError:
+            raise Refused("not_found", f"there is no {name} {text[:MAX_SHOWN]!r}") from None
+    return found
+
+
+def _query(route: Route, query: bytes) -> Asked | None:
+    if route.query is None:
+        return None
+    lists = _LISTS[route.query]
+    given: dict[str, Any] = {}
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise Refused("bad_request", f"the query cannot be read: {error}") from None
+    for name, value in pairs:
+        if name in lists:
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise Refused("bad_request", f"{name[:MAX_SHOWN]!r} is given twice in the query")
+        else:
+            given[name] = value
+    return msgspec.convert(given, route.query, strict=False)
+
+
+async def _body(route: Route, request: Request) -> Any:
+    if route.body is None:
+        return None
+    request.check_is_json()
+    data = await request.body(MAX_BODY_BYTES)
+    if not data and route.is_body_optional:
+        return route.body()
+    return _DECODERS[route.id](data)
+
+
+def _refusal(error: Exception, request: Request, request_id: str) -> tuple[Refused, dict[str, str]]:
+    """Every way to say no, with the headers that HTTP asks for with it."""
+    match error:
+        case Refused(code="wrong_method"):
+            return error, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
+        case Refused(code="bad_credential" | "expired_credential"):
+            return error, {"WWW-Authenticate": "Bearer"}
+        case Refused(code="too_slow"):
+            return error, {"Connection": "close"}
+        case Refused(code="over_quota" | "overloaded" | "unreadable"):
+            return error, {"Retry-After": str(RETRY_SECONDS)}
+        case Refused():
+            return error, {}
+        case TooOften():
+            return Refused("too_many_requests", str(error)), {"Retry-After": str(max(1, ceil(error.seconds)))}
+        case msgspec.ValidationError():
+            return Refused("bad_message", str(error)), {}
+        case msgspec.DecodeError():
+            return Refused("bad_json", f"the body is not JSON: {error}"), {}
+        case Overloaded():
+            return Refused("overloaded", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+        case Unavailable() | Conflict() | BlobsUnavailable():
+            return Refused("unavailable", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+    LOGGER.error("request %s: an error of ours", request_id, exc_info=error)
+    return Refused("internal", f"an error of ours; the server's log has it under {request_id}"), {}
+
+
+async def _send_problem(send: Send, refused: Refused, request_id: str, more: dict[str, str]) -> None:
+    known = REFUSALS.get(refused.code) or REFUSALS["wrong_state"]
+    problem = ApiProblem(
+        type=f"urn:deltaci:problem:{refused.code}",
+        title=known.title,
+        status=known.status,
+        code=refused.code,
+        message=refused.message,
+        hint=known.hint,
+        request_id=request_id,
+        detail=refused.message,
+    )
+    headers = {REQUEST_ID_HEADER: request_id, **more}
+    with suppress(ConnectionError):
+        await _send(send, known.status, wire.encode(problem), "application/problem+json", headers)
+
+
+async def _send(send: Send, status: int, body: bytes, kind: str, more: Mapping[str, str]) -> None:
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        *((name.lower().encode(), value.encode("latin-1", "replace")) for name, value in more.items()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,87 @@
+"""One request to the API as its handler sees it: who asks, for what, with which parts of the server at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from deltaci.blobs.logs import Logs
+from deltaci.blobs.store import Blobs
+from deltaci.core.errors import Refused
+from deltaci.core.events import USER
+from deltaci.core.machine import Record
+from deltaci.engine.applier import Applier
+from deltaci.engine.unreadable import refusal
+from deltaci.server.api.callers import Caller, Keys
+from deltaci.server.api.streams import Streams
+from deltaci.server.api.tenants import Tenants
+from deltaci.server.credentials import Signer
+from deltaci.server.http import Request
+from deltaci.store.port import Store
+from deltaci.wire.api_routes import Route
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What handlers work with."""
+
+    store: Store
+    applier: Applier
+    logs: Logs
+    blobs: Blobs
+    signer: Signer
+    keys: Keys
+    tenants: Tenants
+    streams: Streams
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `params`, `query` and `body` were read by the types that the route names."""
+
+    route: Route
+    who: Caller
+    params: dict[str, Any]
+    query: Any
+    body: Any
+    request: Request
+    parts: Parts
+
+    @property
+    def actor(self) -> str:
+        """Who acts, as events name it."""
+        return f"{USER}:{self.who.person}"
+
+
+class Sent(Protocol):
+    """An answer that sends itself, part by part."""
+
+    async def send(self, send: Send) -> None:
+        """All of it."""
+        ...
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer with headers of its own, or with another status than the route's."""
+
+    value: Any
+    status: int | None = None
+    headers: dict[str, str] = {}
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+def missing(what: str, id: str) -> Refused:
+    """The same words for what never was and for what is another tenant's."""
+    return Refused("not_found", f"there is no {what} {id[:200]!r}")
+
+
+def own(call: Call, record: Record | None, what: str, id: str) -> Record:
+    """The record, if it is there and the caller's. One way for both refusals, so that nothing tells them apart."""
+    if record is None or record.tenant != call.who.tenant:
+        unread = refusal(record)
+        raise unread if unread is not None else missing(what, id)
+    return record

@@ -1,0 +1,341 @@
+"""Runs: start, find, read, stop, decide, repeat."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from deltaci.core import job, listing, run
+from deltaci.core.decide import StartRun
+from deltaci.core.errors import Refused
+from deltaci.core.instants import instant
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.machine import Command
+from deltaci.core.plan import plan_hash
+from deltaci.core.rerun import rerun
+from deltaci.core.run import Origin, Run
+from deltaci.server.api import plans, shown
+from deltaci.server.api.calls import Call, Handler, Made
+from deltaci.server.api.cursors import cursor, place
+from deltaci.server.api.lookup import attempts_of, jobs_of, run_of
+from deltaci.server.api.templates import template_of
+from deltaci.wire import api
+from deltaci.wire.api_input import Asked, DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
+from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS, REPLAYED_HEADER, ROOT
+
+ID_BYTES: Final = 10
+_KEY: Final = IDEMPOTENCY_HEADER.lower().encode()
+
+
+# -- start and repeat
+
+
+async def start_run(call: Call) -> Made:
+    """From a template or a plan; one decision, one commit. With an idempotency key, once for all repeats."""
+    asked: RunInput = call.body
+    repeat = _Repeat(call, "start", asked)
+    if (known := await repeat.known()) is not None:
+        return known
+    plan, origin = await _wanted(call, asked)
+    specs = plans.specs(plan, plans.as_env(origin.inputs))
+    record = Run(
+        id=repeat.id,
+        run_id=repeat.id,
+        tenant=call.who.tenant,
+        is_fail_fast=plan.fail_fast,
+        timeout_seconds=plan.timeout_seconds,
+        started_by=call.who.person,
+        origin=origin,
+        asked=repeat.asked,
+    )
+    return await _start(call, repeat, record, specs)
+
+
+async def _wanted(call: Call, asked: RunInput) -> tuple[PlanInput, Origin]:
+    origin = Origin(
+        project=asked.project,
+        branch=asked.branch,
+        repository=asked.repository,
+        commit=asked.commit,
+        title=asked.title,
+        labels=tuple(dict.fromkeys(asked.labels)),
+    )
+    if (asked.template is None) == (asked.plan is None):
+        found = "neither" if asked.plan is None else "both"
+        raise Refused("bad_request", f"{found} of 'template' and 'plan' is given; give exactly one of them")
+    if asked.plan is not None:
+        if asked.inputs or asked.version is not None:
+            raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")
+        return asked.plan, origin
+    template = await template_of(call, str(asked.template), asked.version)
+    inputs = plans.filled_in(template.inputs, asked.inputs)
+    return template.plan, msgspec.structs.replace(
+        origin, template=template.name, template_version=template.version, inputs=inputs
+    )
+
+
+async def rerun_run(call: Call) -> Made:
+    """A new run that points at the old one."""
+    asked: RerunInput = call.body
+    repeat = _Repeat(call, f"rerun {call.params['run']}", asked)
+    if (known := await repeat.known()) is not None:
+        return known
+    of = await run_of(call)
+    specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
+    record = Run(
+        id=repeat.id,
+        run_id=repeat.id,
+        tenant=of.tenant,
+        is_fail_fast=of.is_fail_fast,
+        timeout_seconds=of.timeout_seconds,
+        started_by=call.who.person,
+        rerun_of=of.id,
+        origin=of.origin,
+        asked=repeat.asked,
+    )
+    return await _start(call, repeat, record, specs)
+
+
+async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
+    await call.parts.tenants.check_queue(record.tenant)
+    hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
+    order = StartRun(id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed)
+    try:
+        decision = await call.parts.applier.do(order)
+    except Refused:
+        # Of many repeats at once the first one made it; the others are answered with what it made.
+        if (known := await repeat.known()) is not None:
+            return known
+        raise
+    born = decision.record
+    assert isinstance(born, Run)
+    return _made(born, 201, is_repeat=False)
+
+
+def _made(record: Run, status: int, *, is_repeat: bool) -> Made:
+    headers = {"Location": f"{ROOT}/runs/{record.id}"}
+    if is_repeat:
+        headers[REPLAYED_HEADER] = "true"
+    return Made(value=shown.run(record), status=status, headers=headers)
+
+
+class _Repeat:
+    """Whether a request was made before: the id of its run follows from the caller's key and its idempotency key."""
+
+    def __init__(self, call: Call, what: str, body: Asked) -> None:
+        self._call = call
+        self.key = _idempotency_key(call)
+        self.asked = ""
+        if not self.key:
+            self.id = f"r{secrets.token_hex(ID_BYTES)}"
+            return
+        who = call.who
+        owner = who.key_id or f"operator {who.person}"
+        content = msgspec.json.encode([what, body], order="sorted")
+        self.id = f"r{_digest(who.tenant.encode(), owner.encode(), self.key.encode())}"
+        self.asked = _digest(content)
+
+    async def known(self) -> Made | None:
+        """The answer to a repeat; None when it is none. The same key for something else is refused."""
+        if not self.key:
+            return None
+        record = await self._call.parts.store.find(self.id)
+        if not isinstance(record, Run):
+            return None
+        if record.asked != self.asked:
+            raise Refused(
+                "request_id_reused",
+                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which made run {record.id}",
+            )
+        return _made(record, 200, is_repeat=True)
+
+
+def _idempotency_key(call: Call) -> str:
+    key = call.request.header(_KEY)
+    if key and not (len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+        raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
+    return key
+
+
+def _digest(*parts: bytes) -> str:
+    hashed = blake2b(digest_size=ID_BYTES)
+    for part in parts:
+        hashed.update(len(part).to_bytes(4, "big") + part)
+    return hashed.hexdigest()
+
+
+# -- find and read
+
+
+async def list_runs(call: Call) -> api.RunPage:
+    """The newest first."""
+    query: RunQuery = call.query
+    page = await call.parts.store.page(
+        call.who.tenant,
+        _lists(query),
+        before=place(query.cursor),
+        since=instant(query.since) if query.since is not None else 0,
+        until=instant(query.until) if query.until is not None else 0,
+        limit=query.limit,
+    )
+    found = [shown.run(each) for each in page.records if isinstance(each, Run)]
+    return api.RunPage(runs=found, next=cursor(page.next))
+
+
+def _lists(query: RunQuery) -> list[str]:
+    """The lists that hold what is asked for; those that are likely to be the shortest first."""
+    asked = (
+        (listing.branch_is, query.branch),
+        (listing.person_is, query.person),
+        (listing.project_is, query.project),
+        (listing.template_is, query.template),
+        (listing.state_is, query.state),
+        (listing.status_is, query.status),
+    )
+    names = [listing.label_is(label) for label in query.label]
+    names += [name(str(value)) for name, value in asked if value]
+    return names or [listing.RUNS]
+
+
+async def read_run(call: Call) -> api.RunWithJobs:
+    """With its jobs and their attempts."""
+    record = await run_of(call)
+    every = await jobs_of(call, record)
+    some = every[: api.MAX_JOBS_SHOWN]
+    tries = await attempts_of(call, some)
+    return shown.run_with_jobs(record, [shown.job(each, tries.get(each.id, ())) for each in some], len(every))
+
+
+async def read_plan(call: Call) -> api.Plan:
+    """What the run does."""
+    record = await run_of(call)
+    return api.Plan(
+        plan_hash=record.plan_hash,
+        jobs=[shown.planned(each.spec) for each in await jobs_of(call, record)],
+        fail_fast=record.is_fail_fast,
+        timeout_seconds=record.timeout_seconds,
+    )
+
+
+async def read_outputs(call: Call) -> api.Outputs:
+    """Of every job whose attempt gave one."""
+    every = await jobs_of(call, await run_of(call))
+    tries = await attempts_of(call, every)
+    return api.Outputs(
+        outputs={
+            each.spec.name: tried.result
+            for each in every
+            for tried in tries.get(each.id, ())[-1:]
+            if tried.result is not None
+        }
+    )
+
+
+async def read_costs(call: Call) -> api.Costs:
+    """Of every attempt that told it, and the sum of what is a number."""
+    every = await jobs_of(call, await run_of(call))
+    tries = await attempts_of(call, every)
+    found = [
+        api.JobCost(job=each.spec.name, attempt=tried.index, cost=cost)
+        for each in every
+        for tried in tries.get(each.id, ())
+        if isinstance(cost := (tried.report or {}).get("cost"), dict)
+    ]
+    total: dict[str, float] = {}
+    for each in found:
+        for name, value in each.cost.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                total[name] = total.get(name, 0) + value
+    return api.Costs(attempts=found, total=total)
+
+
+# -- stop and decide
+
+
+async def cancel_run(call: Call) -> api.Run:
+    """Safe to repeat."""
+    record = await run_of(call)
+    order = run.Cancel(id=record.id, actor=call.actor)
+    if call.body.reason:
+        order = msgspec.structs.replace(order, reason=call.body.reason)
+    changed = (await call.parts.applier.do(order)).record
+    assert isinstance(changed, Run)
+    return shown.run(changed)
+
+
+async def approve_run(call: Call) -> api.Decided:
+    """Every approval that waits, or the one that is named. Safe to repeat."""
+    return await _decide(call, job.Approve)
+
+
+async def reject_run(call: Call) -> api.Decided:
+    """The same, with a no."""
+    return await _decide(call, job.Reject)
+
+
+async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.Decided:
+    asked: DecisionInput = call.body
+    record = await run_of(call)
+    gates = [each for each in await jobs_of(call, record) if each.spec.kind == job.APPROVAL]
+    chosen = _chosen(gates, asked, order, call.who.person, record)
+    orders: list[Command] = [
+        order(
+            id=each.id,
+            actor=call.actor,
+            comment=asked.comment,
+            roles=call.who.roles,
+            plan_hash=asked.plan_hash,
+        )
+        for each in chosen
+    ]
+    decided: list[Job] = []
+    refused: list[Refused] = []
+    for answer in await call.parts.applier.do_all(orders):
+        if isinstance(answer, Refused):
+            refused.append(answer)
+        elif isinstance(answer.record, Job):
+            decided.append(answer.record)
+    if refused and not decided:
+        raise refused[0]
+    now = await run_of(call)
+    return api.Decided(
+        run=shown.run(now),
+        jobs=[each.spec.name for each in decided],
+        still_waiting=[each.spec.name for each in decided if job.MACHINE.changes(each.state, order)],
+    )
+
+
+def _chosen(
+    gates: Iterable[Job], asked: DecisionInput, order: type[job.Approve] | type[job.Reject], person: str, record: Run
+) -> list[Job]:
+    """The approval that is named; or those that wait; or, for a repeat, those that this person approved before."""
+    if asked.job is not None:
+        named = [each for each in gates if each.spec.name == asked.job]
+        if not named:
+            raise Refused("not_found", f"there is no approval {asked.job!r}")
+        return named
+    waiting = [each for each in gates if job.MACHINE.changes(each.state, order)]
+    if waiting:
+        return waiting
+    approved = [each for each in gates if any(given.person == person for given in each.approvals)]
+    if order is job.Approve and approved:
+        return approved
+    raise Refused("wrong_state", f"nothing in run {record.id} waits for approval; it is {record.state}")
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "startRun": start_run,
+    "listRuns": list_runs,
+    "readRun": read_run,
+    "cancelRun": cancel_run,
+    "approveRun": approve_run,
+    "rejectRun": reject_run,
+    "rerunRun": rerun_run,
+    "readPlan": read_plan,
+    "readOutputs": read_outputs,
+    "readCosts": read_costs,
+}
