@@ -18,7 +18,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
-from deltaci.core.job import Job, JobSpec
+from deltaci.core.job import Gate, Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.views.queue import check_shape
@@ -27,6 +27,7 @@ from tests.lab import TENANT, Lab, Lease
 
 T = TypeVar("T")
 
+PEOPLE = ("ada", "bob", "cyd", "dan")
 ERRORS = ("", "RUNNER_STARTUP", "CACHE_FETCH", "BAD_SPEC", "IMAGE_PULL")
 CALM_ROUNDS = 400  # More than any history here needs to come to its end.
 
@@ -60,6 +61,7 @@ class History:
         id = f"r{self.runs}"
         self.lab.create(
             id,
+            started_by=self.draw.choice(("", *PEOPLE)),
             timeout_seconds=self.draw.choice((600, 3600, 20000)),
             is_fail_fast=self.draw.random() < 0.3,
             has_validation=self.draw.random() < 0.3,
@@ -72,11 +74,17 @@ class History:
         if self.draw.random() < 0.1:
             self.lab.do(run.PlanFailed(id=id, error="no plan"))
             return
-        self.lab.do(Plan(id=id, jobs=tuple(specs)))
+        self.lab.do(Plan(id=id, jobs=tuple(specs), plan_hash="hash"))
 
     def _spec(self, name: str, needs: tuple[str, ...]) -> JobSpec:
         if self.draw.random() < 0.15:
-            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=self.draw.choice((0, 900)))
+            asked = Gate(
+                role=self.draw.choice(("", "", "ops")),
+                approvers=self.draw.choice((1, 1, 2, 3)),
+                not_by_starter=self.draw.random() < 0.3,
+            )
+            seconds = self.draw.choice((0, 900))
+            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=seconds, gate=asked)
         return JobSpec(
             name=name,
             needs=needs,
@@ -132,10 +140,12 @@ class History:
         target = self.draw.choice(jobs).id if jobs else "nothing"
         runs = [r.id for r in self._all(Run)] or ["nothing"]
         waiting = [j.id for j in jobs if j.state == job.WAITING_APPROVAL] or [target]
+        somebody = f"user:{self.draw.choice(PEOPLE)}"
+        roles, plan_hash = self.draw.choice(((), ("ops",), ("dev", "ops"))), self.draw.choice(("", "", "hash", "old"))
         choices: tuple[Command, ...] = (
-            job.Approve(id=self.draw.choice(waiting), actor="user:ada"),
-            job.Approve(id=self.draw.choice(waiting), actor="user:bob"),
-            job.Reject(id=self.draw.choice(waiting), actor="user:ada"),
+            job.Approve(id=self.draw.choice(waiting), actor=somebody, roles=roles, plan_hash=plan_hash),
+            job.Approve(id=self.draw.choice(waiting), actor="user:bob", roles=("ops",)),
+            job.Reject(id=self.draw.choice(waiting), actor=somebody, roles=roles, plan_hash=plan_hash),
             CancelJob(id=target, actor="user:ada", request_id=self._request()),
             run.Cancel(id=self.draw.choice(runs), actor="user:bob", request_id=self._request()),
         )
@@ -247,7 +257,9 @@ class History:
                 self.attempt(partial(self._work, each.id))
         for waiting in self._all(Job):
             if waiting.state == job.WAITING_APPROVAL:
-                self.lab.do(job.Approve(id=waiting.id, actor="user:ada"))
+                for name in PEOPLE:
+                    yes = job.Approve(id=waiting.id, actor=f"user:{name}", roles=("ops",))
+                    self.attempt(partial(self.lab.do, yes))
             elif waiting.state == job.VALIDATING:
                 self.lab.do(job.Validate(id=waiting.id, is_passed=True))
         for each_run in self._all(Run):

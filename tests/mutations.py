@@ -127,7 +127,10 @@ _OTHER = {
     "entity": {"run": "job", "job": "attempt", "attempt": "job", "lease": "attempt", "worker": "run"},
     "severity": {"info": "error", "warning": "info", "error": "warning", "critical": "info"},
 }
-_NUMBERS = ("claims", "lost_leases", "index", "attempt_index", "retry_count", "max_retries", "jobs", "tasks")
+_NUMBERS = (
+    *("claims", "lost_leases", "index", "attempt_index", "retry_count", "max_retries", "jobs", "tasks"),
+    *("approvals", "needed"),
+)
 _LEASE = ("number", "worker_id", "from", "to", "expires_at")
 _STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "CANCELED", "FAILED", "IDLE", "ACTIVE", "REPORTED", "STALE")
 _TRIGGERS = ("heartbeat", "claimed", "validation_passed", "task_completed", "cancel_requested", "created", "stalled")
@@ -176,7 +179,9 @@ def _by_hand(line: Line, actor: str) -> bool:
     if line["trigger"] in ("registered", "registration_complete", "capabilities_registered", "health_check_recovered"):
         return kind in ("orchestrator", "worker")
     if line["trigger"] in ("approved", "rejected"):
-        return kind == "user" and line["actor"].startswith("user:")  # Another person may decide as well.
+        # Another person may decide as well, unless the event names them all.
+        is_named = line["trigger"] == "approved" and "approvers" in line["metadata"]
+        return kind == "user" and line["actor"].startswith("user:") and not is_named
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
     if line["from"] == "STALE" and line["trigger"] == "failed":
@@ -206,7 +211,28 @@ def _told(log: Log, index: int) -> Iterator[Mutant]:
         yield _retold(log, index, ("next_run_at",), "2001-01-01T00:00:00.000000Z")
     if "needs" in told:
         yield _retold(log, index, ("needs",), [*told["needs"], "nobody"])
+    yield from _gated(log, index)
     yield _retold(log, index, ("surprise",), 1)
+
+
+def _gated(log: Log, index: int) -> Iterator[Mutant]:
+    """Decisions about another plan, or that name others; gates that ask for more than whom they were approved by."""
+    line = log.lines[index]
+    told = line["metadata"]
+    if line["entity"] == "job" and line["from"] == "WAITING_APPROVAL":
+        if "plan_hash" in told:
+            yield _retold(log, index, ("plan_hash",), "another")
+        if "approvers" in told:
+            yield _retold(log, index, ("approvers",), [*told["approvers"], "mallory"])
+            yield _retold(log, index, ("approvers",), None)
+    if told.get("kind") == "approval":
+        after = (other for other in log.lines[index:] if other["entity_id"] == line["entity_id"])
+        for other in after:
+            if other["trigger"] == "approved":
+                yield _retold(log, index, ("approvers",), told.get("approvers", 1) + 1)
+                yield _retold(log, index, ("approvers",), max(told.get("approvers", 1) - 1, 0))
+                starter = {"not_by_starter": True, "started_by": other["actor"].partition(":")[2]}
+                yield _altered(log, index, "metadata", {**told, **starter})
 
 
 def _wrong(value: Any) -> Any:

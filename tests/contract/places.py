@@ -6,7 +6,7 @@ Every place has one clock that the case moves by hand, and opens any number of s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -28,7 +28,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Put, Ready, Request, Store, Transaction, Write
+from deltaci.store.port import Document, Page, Put, Ready, Request, Store, Transaction, Write
 from deltaci.store.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
@@ -223,6 +223,33 @@ class Wrapped:
 
     async def find(self, id: str) -> Record | None:
         return await self.inner.find(id)
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        return await self.inner.find_all(ids)
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        return await self.inner.jobs_of(run_id)
+
+    async def page(self, tenant: str, lists: Sequence[str], **chosen: Any) -> Page:
+        return await self.inner.page(tenant, lists, **chosen)
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        return await self.inner.count(tenant, list, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        return await self.inner.find_document(kind, name, tenant)
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        await self.inner.put_documents(documents)
+
+    async def documents(self, kind: str, tenant: str, **chosen: Any) -> list[Document]:
+        return await self.inner.documents(kind, tenant, **chosen)
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        return await self.inner.drop_document(kind, tenant, name, version)
+
+    async def now(self) -> int:
+        return await self.inner.now()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         return await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)

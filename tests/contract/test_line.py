@@ -59,10 +59,18 @@ class Hall:
 
         return Counting()
 
-    async def joined(self, worker: str, *labels: str) -> asyncio.Task[list[Claimed]]:
+    async def joined(self, worker: str, *labels: str, tenant_limit: int = 0) -> asyncio.Task[list[Claimed]]:
         """One more who waits, and does so by now."""
         waiting = self._waiting
-        claim = Claim(tenant=TENANT, worker_id=worker, labels=labels, limit=1, ttl_seconds=120, accept_seconds=30)
+        claim = Claim(
+            tenant=TENANT,
+            worker_id=worker,
+            labels=labels,
+            limit=1,
+            ttl_seconds=120,
+            accept_seconds=30,
+            tenant_limit=tenant_limit,
+        )
         task = asyncio.create_task(self.line.claim(claim, 60.0))
         await self.until(waiting + 1)
         return task

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deltaci.core.verify.canonical import LEGAL
 from tests.histories import History
 
-FIXED_SEEDS = range(300)
+FIXED_SEEDS = range(450)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -93,6 +93,25 @@ def decided_by_nobody(log: Log) -> None:
     log.say("job", "r/a", "FAILED", "rejected", reason="APPROVAL_EXPIRED")
 
 
+@breaks("approval")
+def approved_by_too_few(log: Log) -> None:
+    log.plan({"name": "a", "kind": "approval", "approvers": 2})
+    log.say("job", "r/a", "SUCCEEDED", "approved", "user:u")
+
+
+@breaks("approval")
+def approved_twice_by_the_same(log: Log) -> None:
+    log.plan({"name": "a", "kind": "approval", "approvers": 3})
+    log.say("job", "r/a", "WAITING_APPROVAL", "approval_given", "user:u")
+    log.say("job", "r/a", "WAITING_APPROVAL", "approval_given", "user:u")
+
+
+@breaks("approval")
+def approved_by_enough_and_still_open(log: Log) -> None:
+    log.plan({"name": "a", "kind": "approval"})
+    log.say("job", "r/a", "WAITING_APPROVAL", "approval_given", "user:u")
+
+
 @breaks("needs")
 def begun_too_early(log: Log) -> None:
     log.create()

@@ -99,6 +99,29 @@ def approve_what_is_canceled() -> Iterator[None]:
 
 
 @fault
+def one_approval_is_enough() -> Iterator[None]:
+    """Nobody counts how many people must approve."""
+
+    def approve(record: job.Job, command: job.Approve, at: int) -> Any:
+        return job._approve(set_field(record, spec=set_field(record.spec, gate=job.PLAIN_GATE)), command, at)
+
+    with rule(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
+        yield
+
+
+@fault
+def who_approves_twice_counts_twice() -> Iterator[None]:
+    """Nobody looks whether somebody has approved already."""
+
+    def approve(record: job.Job, command: job.Approve, at: int) -> Any:
+        nobody = tuple(set_field(each, person="") for each in record.approvals)
+        return job._approve(set_field(record, approvals=nobody), command, at)
+
+    with rule(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
+        yield
+
+
+@fault
 def approvals_are_work() -> Iterator[None]:
     """An approval is handed to workers like any other job."""
 

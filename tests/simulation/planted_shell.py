@@ -16,7 +16,7 @@ from deltaci.engine.lane import Lane
 from deltaci.engine.line import Line
 from deltaci.engine.timers import Timers
 from deltaci.server import protocol
-from deltaci.sim.store import Connection
+from deltaci.sim.store import Connection, Counted
 from deltaci.store import memory
 from deltaci.store.memory import MemoryStore
 from deltaci.store.port import Unavailable, Write
@@ -113,10 +113,10 @@ def answer_before_commit() -> Iterator[None]:
     """Callers are answered as soon as it is decided; it is written half a second later."""
     real = Connection._commit
 
-    async def commit(self: Connection, write: Write) -> int:
+    async def commit(self: Connection, write: Write, counted: Counted) -> int:
         async def later() -> None:
             with suppress(Exception):
-                await real(self, write)
+                await real(self, write, counted)
 
         loop = asyncio.get_running_loop()
         loop.call_later(0.5, lambda: loop.create_task(later()))
@@ -131,9 +131,9 @@ def a_broken_commit_counts() -> Iterator[None]:
     """A commit that broke off is taken for done."""
     real = Connection._commit
 
-    async def commit(self: Connection, write: Write) -> int:
+    async def commit(self: Connection, write: Write, counted: Counted) -> int:
         try:
-            return await real(self, write)
+            return await real(self, write, counted)
         except Unavailable:
             return await self._disk.last_seq()
 

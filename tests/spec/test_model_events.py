@@ -253,7 +253,7 @@ WORDS: Final = {
 }
 # Steps that the document does not know: births, approvals, and a cancel that is only requested.
 OURS: Final = {
-    JOB: {"created", "approval_opened", "approved", "rejected"},
+    JOB: {"created", "approval_opened", "approval_given", "approved", "rejected"},
     WORKER: {"registered", "capabilities_registered"},
     ATTEMPT: {"cancel_requested"},
 }

@@ -6,6 +6,7 @@ a record moves between lists only when its state changes.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
 from deltaci.core import run, worker
@@ -20,42 +21,52 @@ GONE_WORKERS: Final = "worker/gone"
 UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
 EVERYBODY: Final = ""  # The tenant of lists that are nobody's own.
 
+MAX_NAME: Final = 200  # Characters that a name may say in full; every store can keep so many in an index.
+
 Listed = tuple[str, str]  # The tenant and the name of a list.
+_NOWHERE: Final[frozenset[Listed]] = frozenset()
 
 
 def state_is(state: str) -> str:
     """The list of runs in this state."""
-    return f"run/state={state}"
+    return _named("state", state)
 
 
 def status_is(status: str) -> str:
     """The list of runs of this status."""
-    return f"run/status={status}"
+    return _named("status", status)
 
 
 def project_is(project: str) -> str:
     """The list of a project's runs."""
-    return f"run/project={project}"
+    return _named("project", project)
 
 
 def branch_is(branch: str) -> str:
     """The list of a branch's runs."""
-    return f"run/branch={branch}"
+    return _named("branch", branch)
 
 
 def label_is(label: str) -> str:
     """The list of runs with this label."""
-    return f"run/label={label}"
+    return _named("label", label)
 
 
 def person_is(person: str) -> str:
     """The list of runs that this person started."""
-    return f"run/person={person}"
+    return _named("person", person)
 
 
 def template_is(name: str) -> str:
     """The list of runs made from this template, of whatever version."""
-    return f"run/template={name}"
+    return _named("template", name)
+
+
+def _named(what: str, value: str) -> str:
+    """What is too long for a name, or cannot be in one, is told by its fingerprint."""
+    if len(value) <= MAX_NAME and value.isprintable():
+        return f"run/{what}={value}"
+    return f"run/{what}#{blake2b(value.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
 def lists(record: Record) -> frozenset[Listed]:
@@ -64,14 +75,16 @@ def lists(record: Record) -> frozenset[Listed]:
         return frozenset({*_always(record), *_moving(record)})
     if isinstance(record, Worker):
         return frozenset({(record.tenant, GONE_WORKERS if record.state in worker.TERMINAL else WORKERS)})
-    return frozenset()
+    return _NOWHERE
 
 
 def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Listed]]:
     """Which lists it joined and which it left when it came here from the state `before`; a birth is the empty one."""
+    if before == record.state:
+        return _NOWHERE, _NOWHERE
     now = lists(record)
     if not before:
-        return now, frozenset()
+        return now, _NOWHERE
     if isinstance(record, Run):
         then = _lists_by_state(record.tenant, before, RUN_VIEW.shows[before])
         moving = _moving(record)
@@ -79,7 +92,7 @@ def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Lis
     if isinstance(record, Worker):
         then = frozenset({(record.tenant, GONE_WORKERS if before in worker.TERMINAL else WORKERS)})
         return now - then, then - now
-    return frozenset(), frozenset()
+    return _NOWHERE, _NOWHERE
 
 
 def _always(record: Run) -> frozenset[Listed]:

@@ -270,6 +270,11 @@ def _cancel(_run: Run, command: Cancel, _at: int) -> Move:
     return CANCEL_REQUESTED, {"cancel_reason": command.reason}, {"reason": command.reason}
 
 
+def _cancel_again(run: Run, command: Cancel, _at: int) -> None:
+    if run.conclusion != CANCELED:
+        raise MACHINE.refusal(run, type(command))
+
+
 def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Move:
     if run.tally.open:
         raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that are not over; they end first")
@@ -326,6 +331,8 @@ MACHINE: Final[Machine[Run]] = Machine(
       for state in (QUEUED, *LIVE)),
     Rule(CANCEL_REQUESTED, Cancel, (), nothing,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
+    *(Rule(state, Cancel, (), _cancel_again,
+           ORCHESTRATOR, "cancelled already; a repeat is no error", ("ORC-I2",)) for state in (CANCELED, REPORTED)),
     Rule(CANCEL_REQUESTED, FinishCancel, (To(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
          "every job is over", ("ORC-R9", "ORC-RF3")),
     *(Rule(state, Report, (To(REPORTED, "statuses_published"),), _report,

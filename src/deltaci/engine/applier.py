@@ -26,8 +26,8 @@ class Applier:
 
     def __init__(self, store: Store, mint: Mint | None = None, clock: ForwardClock | None = None) -> None:
         self.clock = clock or ForwardClock()  # One for all lanes: none may lag behind what another has seen.
-        reports = Reports()
-        self._lanes = [Lane(store, self.clock, reports, mint) for _ in range(store.lanes)]
+        reports, limited = Reports(), set[str]()
+        self._lanes = [Lane(store, self.clock, reports, mint, limited) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 

@@ -28,7 +28,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A worker asks for work: so many of its tenant's best attempts that fit its labels.
 
     One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
-    certain attempts gets these or none.
+    certain attempts gets these or none. With `tenant_limit`, nothing is handed out by which the tenant would have more
+    live leases than that, whoever holds them; 0: there is no limit.
     """
 
     tenant: str
@@ -40,6 +41,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     starts: bool = False
     only: tuple[str, ...] = ()
+    tenant_limit: int = 0
 
     @property
     def name(self) -> Name:

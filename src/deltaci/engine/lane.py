@@ -27,10 +27,12 @@ from deltaci.core.reactions import Birth
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
+from deltaci.engine.follow_up import entries, freed
 from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
 from deltaci.engine.unreadable import Reports, refusal
 from deltaci.store.port import (
     Conflict,
+    CountHeld,
     FindDue,
     FindReady,
     Held,
@@ -60,7 +62,9 @@ LOGGER: Final = logging.getLogger(__name__)
 class Lane:
     """One sequence of batches, with the records that it keeps in memory."""
 
-    def __init__(self, store: Store, clock: ForwardClock, reports: Reports, mint: Mint | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: ForwardClock, reports: Reports, mint: Mint | None, limited: set[str]
+    ) -> None:
         self._store = store
         self._mint = mint
         self._clock = clock
@@ -71,6 +75,8 @@ class Lane:
         self._fresh: set[str] = set()
         self._given = 0
         self._asked: dict[Name, int] = {}
+        self._limited = limited  # Tenants whose claims had a limit when they last came by, in whatever lane.
+        self._held: dict[str, int] = {}
         self._pools: dict[Name, list[Held]] = {}
         self._inbox: deque[Waiting] = deque()
         self._size = 0
@@ -187,9 +193,10 @@ class Lane:
             elif isinstance(item, Claim):
                 name = item.name
                 self._asked[name] = self._asked.get(name, 0) + item.limit
+        yield from self._count_held(items)
         ready: list[Held] | None = None
-        if len(items) == 1 and isinstance(item := items[0], Claim):
-            stored, ready = yield OpenReady(item.tenant, item.labels, item.limit, item.only, self._clock.lead)
+        if len(items) == 1 and isinstance(item := items[0], Claim) and (limit := self._limit(item)):
+            stored, ready = yield OpenReady(item.tenant, item.labels, limit, item.only, self._clock.lead)
         else:
             stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
             self._take(held, wanted | drawn)
@@ -209,7 +216,7 @@ class Lane:
         puts = [self._put(record, rearmed) for record in changed.values()]
         puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
         if puts:
-            yield Write(puts, events, is_last=True)
+            yield Write(puts, events, True, entries(changed, events), freed(changed.values(), self._limited))
             for put in puts:
                 self._written(put)
         self._tidy()
@@ -310,6 +317,26 @@ class Lane:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
 
+    def _count_held(self, items: Sequence[Item]) -> Transaction[None]:
+        """How many live leases they have whose claims have a limit; before anything else, see `CountHeld`."""
+        self._held.clear()
+        limits: dict[str, int] = {}
+        for item in items:
+            if isinstance(item, Claim):
+                if item.tenant_limit:
+                    limits[item.tenant] = max(item.tenant_limit, limits.get(item.tenant, 0))
+                elif self._limited:
+                    self._limited.discard(item.tenant)
+        for tenant in sorted(limits):
+            self._limited.add(tenant)
+            self._held[tenant] = yield CountHeld(tenant, limits[tenant])
+
+    def _limit(self, claim: Claim) -> int:
+        """How many it may have now, by what is stored and what this batch gave already."""
+        if not claim.tenant_limit:
+            return claim.limit
+        return max(0, min(claim.limit, claim.tenant_limit - self._held[claim.tenant]))
+
     def _pool(self, claim: Claim, now: int, ready: list[Held] | None) -> Transaction[list[Held]]:
         """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
         name = claim.name
@@ -335,14 +362,17 @@ class Lane:
     def _claim(
         self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[Found]:
+        limit = self._limit(claim)
+        if not limit:
+            return Found([])
         pool = yield from self._pool(claim, now, ready)
         actor = worker_actor(claim.worker_id)
-        secret = secrets.token_hex(SECRET_BYTES * min(claim.limit, len(pool)))
+        secret = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
         found: list[Claimed] = []
         refused: list[Held] = []
         seen = 0
         for each in pool:
-            if len(found) == claim.limit:
+            if len(found) == limit:
                 break
             seen += 1
             current = self._world.records.get(each.record.id)
@@ -379,6 +409,8 @@ class Lane:
                 self._given += 1
             else:
                 refused.append(each)
+        if claim.tenant in self._held:
+            self._held[claim.tenant] += len(found)
         self._pools[claim.name] = refused + pool[seen:]
         return Found(found, is_passed=bool(refused))
 

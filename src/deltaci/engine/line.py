@@ -17,7 +17,7 @@ import msgspec
 
 from deltaci.core.worker import required_labels
 from deltaci.engine.applier import Applier, Claim, Claimed, Found
-from deltaci.store.port import Arrived, Wakers
+from deltaci.store.port import ROOM, Arrived, Wakers
 
 MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
 MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at once; the next time to others.
@@ -212,6 +212,9 @@ class Line:
             self._look_around()
             return
         for (tenant, key), count in ready.items():
+            if key == ROOM:
+                self._offer_room(tenant)
+                continue
             wanted = required_labels(key)
             left = count
             woken: list[_Line] = []
@@ -224,6 +227,14 @@ class Line:
                         woken.append(line)
             for line in woken:  # The next time others come first.
                 self._lines.move_to_end(line.name)
+
+    def _offer_room(self, tenant: str) -> None:
+        """The tenant may have more leases now: one of each of its lines looks, and more when something is found."""
+        for line in list(self._lines.values()):
+            if line.name[0] == tenant:
+                turn = line.turn(spreads=True)
+                line.keep(turn, 1)
+                line.wake(turn, 1)
 
     def _look_around(self) -> None:
         """One of each line looks, of so many lines."""

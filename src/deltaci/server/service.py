@@ -95,7 +95,7 @@ class Service:
         self.applier = Applier(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
-        signer = Signer(key, steady_clock())
+        self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
         self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit)
         self.control = ControlHub(store, lease_ids)

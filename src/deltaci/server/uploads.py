@@ -199,7 +199,7 @@ class Uploads:
     # -- what they share
 
     async def _within_quota(self, tenant: str, limit: int, request: Request) -> int:
-        """How many bytes may come: no more than the tenant may still keep. One that is known to be too many is refused."""
+        """How many bytes may come: no more than the tenant may still keep."""
         room = await self._storage.room(tenant) if self._storage is not None else None
         if room is None:
             return limit

@@ -63,7 +63,7 @@ INVARIANTS: Final = {
     "attempts": "attempts follow one another, at most as many as allowed",
     "retry": "a job is retried exactly if its failure and its attempts allow it",
     "backoff": "a retry waits as long as it must",
-    "approval": "people decide about approvals that wait, or their time is over; nobody executes one",
+    "approval": "enough people decide about approvals that wait, or their time is over; nobody executes one",
     "needs": "a job begins exactly when what it needs is met",
     "blocked": "a job is cancelled exactly when there is a reason",
     "validation": "what has no rules is valid at once; what has some waits for them",
@@ -208,9 +208,12 @@ class Checker(Leases):
             it.max_attempts, it.jitter = int(told.get("max_attempts", 1)), float(told.get("jitter", 0.0))
             it.backoff = int(told.get("base_delay_seconds", 0)), int(told.get("max_delay_seconds", 0))
             it.has_validation = bool(told.get("has_validation"))
+            it.approvers = int(told.get("approvers", 1))
             run.jobs.append(it.id)
             for need in it.needs:
                 self._dependents.setdefault(need, []).append(it.id)
+        if event.trigger in ("approval_given", "approved"):
+            self._check_approval(name, it, event)
         if event.from_ != event.to:
             self._count(run, it, event)
             self._check_job_step(name, it, run, event)
@@ -292,6 +295,16 @@ class Checker(Leases):
         if not least <= it.next_run_at <= max(event.at + int(wait * (1 + it.jitter)), last.fence):
             off = (it.next_run_at - least) / SECOND
             raise Violation("backoff", f"{name} will be retried {off:+.1f} s from when it should")
+
+    @staticmethod
+    def _check_approval(name: str, it: JobFacts, event: Fact) -> None:
+        """Each person counts once; the last who must makes it succeed."""
+        if event.actor in it.approved_by:
+            raise Violation("approval", f"{name} is approved by {event.actor} again")
+        it.approved_by.append(event.actor)
+        if (len(it.approved_by) == it.approvers) != (event.to == "SUCCEEDED"):
+            given = f"{len(it.approved_by)} of {it.approvers} people"
+            raise Violation("approval", f"{name} is {event.to}, approved by {given}")
 
     def _check_decision(self, name: str, it: JobFacts, event: Fact) -> None:
         if event.to == "FAILED" and event.actor == "orchestrator" and not 0 < it.approve_by <= event.at:

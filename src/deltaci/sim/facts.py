@@ -62,6 +62,8 @@ class JobFacts(Known):
 
     __slots__ = (
         "approve_by",
+        "approved_by",
+        "approvers",
         "backoff",
         "decided_by",
         "dependents",
@@ -89,6 +91,8 @@ class JobFacts(Known):
         self.index = 0
         self.next_run_at = 0
         self.approve_by = 0
+        self.approvers = 1
+        self.approved_by: list[str] = []
         self.decided_by = ""
         self.validating = -1
 

@@ -94,6 +94,7 @@ HABITS: Final = {
     "program dies": 0.8,
     "rerun": 0.4,
     "superseded": 0.4,
+    "several approve": 0.8,
 }
 
 

@@ -16,7 +16,7 @@ from deltaci.core import job, run, worker
 from deltaci.core.attempt import Attempt, Requeue, Stall
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.events import Event
-from deltaci.core.job import APPROVAL, JobSpec
+from deltaci.core.job import APPROVAL, Gate, JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.sim.checker import Checker
@@ -100,7 +100,7 @@ class People:
             await orders.do("plan", failed, random)
             return
         count = 0 if orders.does("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._job(random, n) for n in range(count))
+        jobs = tuple(self._job(id, random, n) for n in range(count))
         plan = Plan(id=id, jobs=jobs, plan_hash="h", request_id=f"{id} plan")
         await orders.do("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
         if jobs and orders.does("job is canceled", random):
@@ -108,13 +108,20 @@ class People:
             chosen = f"{id}/{random.choice(jobs).name}"
             await orders.do("cancel", CancelJob(id=chosen, actor="user:u", request_id=f"{chosen} cancel"), random)
 
-    def _job(self, random: Random, n: int) -> JobSpec:
+    def _job(self, id: str, random: Random, n: int) -> JobSpec:
         does = self._orders.does
         needs = tuple(f"j{k}" for k in range(n) if random.random() < 0.4)
         if does("approval", random):
             seconds = random.choice((60, 600)) if does("approval expires", random) else 0
-            is_required = not does("optional", random)
-            return JobSpec(name=f"j{n}", kind=APPROVAL, needs=needs, approval_seconds=seconds, is_required=is_required)
+            own = Random(f"{self._mix.seed} {id} gate {n}")
+            return JobSpec(
+                name=f"j{n}",
+                kind=APPROVAL,
+                needs=needs,
+                approval_seconds=seconds,
+                is_required=not does("optional", random),
+                gate=Gate(approvers=own.choice((2, 3)) if does("several approve", own) else 1),
+            )
         work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
         code = random.choice((1, 2)) if does("job fails", random) else 0
         return JobSpec(
@@ -210,6 +217,12 @@ class People:
             self._cancel(event.run_id, wait, Random(f"{self._mix.seed} {id} race"), f"race {id} ")
             again = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
             self._orders.later(wait, partial(self._orders.do, "approve", again, self._drawn(event)))
+        for n in range(1, it.approvers if isinstance(it, JobFacts) else 1):
+            own = Random(f"{self._mix.seed} {id} approver {n}")
+            also = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n}")
+            self._orders.later(2 * wait * own.random(), partial(self._orders.do, "approve", also, own))
+            eager = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
+            self._orders.later(2 * wait * own.random(), partial(self._orders.do, "approve", eager, own))
         if self._orders.does("reject", random):
             no = job.Reject(**named, actor="user:u", comment="no")
             self._orders.later(wait, partial(self._orders.do, "reject", no, random))

@@ -45,7 +45,7 @@ class Promises:
             last = self._checker.known.get(f"{id}.{it.index}")
             is_stopping = last is not None and last.state in ("CANCEL_REQUESTED", "CANCELED")
             is_so = {
-                "approve": it.state == "SUCCEEDED" and it.decided_by.startswith("user:"),
+                "approve": any(who.startswith("user:") for who in it.approved_by),
                 "reject": it.state == "FAILED",
                 "cancel": it.state in JOB_ENDS or is_stopping,
                 "validate": it.state in JOB_ENDS,

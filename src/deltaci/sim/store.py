@@ -8,17 +8,32 @@ server may die right before a commit, or right after it, before anybody was told
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.memory import MemoryStore
-from deltaci.store.port import Ready, Request, T, Transaction, Unavailable, Write, made_ready
+from deltaci.store.port import (
+    BUDGET,
+    Conflict,
+    CountHeld,
+    Document,
+    Page,
+    Place,
+    Ready,
+    Request,
+    T,
+    Transaction,
+    Unavailable,
+    Write,
+    made_ready,
+)
 from deltaci.store.wake import Arrived, Wakers
 
 HINT_SECONDS: Final = 0.005
+Counted = list[tuple[CountHeld, int]]  # What a transaction counted, and what it was told.
 
 
 class Disk(MemoryStore):
@@ -87,13 +102,16 @@ class Connection:
         """Read now, write a little later."""
         await self._reach()
         transaction = work()
+        counted: Counted = []
         try:
             request = next(transaction)
             while True:
                 if isinstance(request, Write):
-                    answer = await self._commit(request)
+                    answer = await self._commit(request, counted)
                 else:
                     answer = self._disk.read(request)
+                if isinstance(request, CountHeld):
+                    counted.append((request, answer))
                 request = transaction.send(answer)
         except StopIteration as end:
             result: T = end.value
@@ -106,12 +124,14 @@ class Connection:
             await asyncio.sleep(1.0)
             raise Unavailable("the database is away")
 
-    async def _commit(self, write: Write) -> int:
+    async def _commit(self, write: Write, counted: Counted) -> int:
         troubles = self.troubles
         if troubles.slow_seconds:
             await asyncio.sleep(troubles.slow_seconds * self._random.random())
         await self._reach()
         await self._trouble("before")
+        if any(self._disk.read(request) > count for request, count in counted):
+            raise Conflict(())  # Nobody holds a lock here: whoever comes later counts anew.
         seq = await self._disk.commit(write)
         self.commits += 1
         arrived = made_ready(write)
@@ -139,6 +159,63 @@ class Connection:
         """The record as it is now."""
         await self._reach()
         return await self._disk.find(id)
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        """These records."""
+        await self._reach()
+        return await self._disk.find_all(ids)
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        """Every job of a run."""
+        await self._reach()
+        return await self._disk.jobs_of(run_id)
+
+    async def page(
+        self,
+        tenant: str,
+        lists: Sequence[str],
+        *,
+        before: Place | None = None,
+        since: int = 0,
+        until: int = 0,
+        limit: int,
+        budget: int = BUDGET,
+    ) -> Page:
+        """What is on all of these lists."""
+        await self._reach()
+        return await self._disk.page(tenant, lists, before=before, since=since, until=until, limit=limit, budget=budget)
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        """How many are on this list."""
+        await self._reach()
+        return await self._disk.count(tenant, list, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        """The document of this name."""
+        await self._reach()
+        return await self._disk.find_document(kind, name, tenant)
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        """All of them or none."""
+        await self._reach()
+        await self._disk.put_documents(documents)
+
+    async def documents(
+        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
+    ) -> list[Document]:
+        """The tenant's documents."""
+        await self._reach()
+        return await self._disk.documents(kind, tenant, after=after, limit=limit, prefix=prefix)
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        """Drop it, if it is still this version of it."""
+        await self._reach()
+        return await self._disk.drop_document(kind, tenant, name, version)
+
+    async def now(self) -> int:
+        """The clock of the disk's machine."""
+        await self._reach()
+        return await self._disk.now()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""

@@ -18,6 +18,8 @@ from deltaci.store.port import Unreadable
 KINDS: Final[tuple[type[Record], ...]] = (Run, Job, Attempt, Worker)
 KIND_OF: Final = {kind: number for number, kind in enumerate(KINDS)}
 JOB_KIND: Final = KIND_OF[Job]
+ATTEMPT_KIND: Final = KIND_OF[Attempt]
+LISTED_KINDS: Final = (KIND_OF[Run], KIND_OF[Worker])
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in KINDS)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,9 +16,15 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, numbered
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode
+from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
+from deltaci.store.documents import MemoryDocuments
+from deltaci.store.lists import MemoryLists, dropped
 from deltaci.store.port import (
+    BUDGET,
     Conflict,
+    CountHeld,
+    Document,
+    Entry,
     FindDue,
     FindReady,
     Held,
@@ -26,6 +32,8 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     OpenReady,
+    Page,
+    Place,
     Put,
     PutAside,
     Ready,
@@ -53,6 +61,7 @@ class _Row(msgspec.Struct, frozen=True):
 
     id: str
     kind: int
+    tenant: str
     run_id: str
     version: int
     due_at: int | None
@@ -75,7 +84,11 @@ class MemoryStore:
         self._jobs: dict[str, dict[str, None]] = {}
         self._ready: dict[QueueName, list[ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
+        self._held: dict[str, int] = {}
+        self._lists = MemoryLists(self.find_all)
+        self._documents = MemoryDocuments()
         self._undo: list[tuple[str, _Row | None, _Row | None]] = []
+        self._unlist: list[Entry] = []
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -93,9 +106,12 @@ class MemoryStore:
             del self._events[count:]
             for id, row, finished in reversed(self._undo):
                 self._replace(id, row, finished)
+            for entry in reversed(self._unlist):
+                self._lists.apply(entry)
             raise
         finally:
             self._undo.clear()
+            self._unlist.clear()
         if ready is not None:
             self.wakers.hint(ready)
         return result
@@ -116,6 +132,8 @@ class MemoryStore:
             return self._find_ready(request)
         if isinstance(request, FindDue):
             return self._find_due(request)
+        if isinstance(request, CountHeld):
+            return min(request.limit, self._held.get(request.tenant, 0))
         if isinstance(request, PutAside):
             return self._put_aside(request)
         return self._write(request)
@@ -172,6 +190,7 @@ class MemoryStore:
         for put in write.puts:
             row = _row(put)
             self._set(row.id, None if put.is_over else row, row if put.is_over else None)
+        self._unlist += [self._lists.apply(entry) for entry in write.entries]
         for event in write.events:
             self._events.append(numbered(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
@@ -197,15 +216,21 @@ class MemoryStore:
                 del self._ready[queue]
         if old is not None and old.due_at is not None:
             del self._due[bisect_left(self._due, (old.due_at, id))]
+            self._count_held(old, -1)
         if row is not None:
             self._rows[id] = row
             if row.ready is not None:
                 insort(self._ready.setdefault(row.ready[0], []), row.ready[1])
             if row.due_at is not None:
                 insort(self._due, (row.due_at, id))
+                self._count_held(row, 1)
         if finished is not None:
             self._finished[id] = finished
         self._list_job(id, known, row or finished)
+
+    def _count_held(self, row: _Row, more: int) -> None:
+        if row.kind == ATTEMPT_KIND:
+            self._held[row.tenant] = self._held.get(row.tenant, 0) + more
 
     def _list_job(self, id: str, old: _Row | None, new: _Row | None) -> None:
         if new is not None and new.kind == JOB_KIND:
@@ -217,6 +242,54 @@ class MemoryStore:
         """The record as it is now."""
         found = self._load((id,))
         return found[0].record if found else None
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        """These records."""
+        return [held.record for held in self._load(tuple(dict.fromkeys(ids)))]
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        """Every job of a run."""
+        return [held.record for held in self._load(tuple(sorted(self._jobs.get(run_id, ()))))]
+
+    async def page(
+        self,
+        tenant: str,
+        lists: Sequence[str],
+        *,
+        before: Place | None = None,
+        since: int = 0,
+        until: int = 0,
+        limit: int,
+        budget: int = BUDGET,
+    ) -> Page:
+        """What is on all of these lists."""
+        return await self._lists.page(tenant, lists, before, since, until, limit, budget)
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        """How many are on this list."""
+        return await self._lists.count(tenant, list, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        """The document of this name."""
+        return self._documents.find(kind, name, tenant)
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        """All of them or none."""
+        self._documents.put(documents, self._clock())
+
+    async def documents(
+        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
+    ) -> list[Document]:
+        """The tenant's documents."""
+        return self._documents.listing(kind, tenant, after, limit, prefix)
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        """Drop it, if it is still this version of it."""
+        return self._documents.drop(kind, tenant, name, version)
+
+    async def now(self) -> int:
+        """The clock."""
+        return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
@@ -243,6 +316,8 @@ class MemoryStore:
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
         old = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
+        for entry in dropped(held.record for held in self._load(tuple(old))):
+            self._lists.apply(entry)
         for id in old:
             self._replace(id, None, None)
         count = 0
@@ -260,6 +335,7 @@ def _row(put: Put) -> _Row:
     return _Row(
         record.id,
         KIND_OF[type(record)],
+        record.tenant,
         record.run_id,
         0 if put.is_over else put.version + 1,
         None if put.is_over else put.due_at,

@@ -7,13 +7,14 @@ likes; so the same engine runs over memory, SQLite and PostgreSQL, and under a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
+from deltaci.core.listing import Listed
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
 from deltaci.store import wake
@@ -21,6 +22,10 @@ from deltaci.store import wake
 T = TypeVar("T")
 Arrived = wake.Arrived
 Wakers = wake.Wakers
+ROOM: Final = wake.ROOM
+
+KEY: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
+BUDGET: Final = 2000  # So many entries of a list are looked at for one page, at most.
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +118,18 @@ class FindDue(msgspec.Struct, frozen=True):
     limit: int
 
 
+class CountHeld(msgspec.Struct, frozen=True):
+    """How many of the tenant's attempts have a live lease: counted, up to `limit`. Answered by that number.
+
+    Until this transaction ends, nobody else's that counts the same tenant is answered: what is decided by the number
+    stays true until it is written. Ask for it first, and for many tenants in their order: nobody then waits for this
+    with something in hand that another one needs.
+    """
+
+    tenant: str
+    limit: int
+
+
 class PutAside(msgspec.Struct, frozen=True):
     """Neither ready nor due before then, if they are at all; nothing else of them changes. Answered by `None`.
 
@@ -133,15 +150,27 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     is_over: bool
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """On which lists a record is from now on, and on which no longer. `at` is when it was created: its place there."""
+
+    id: str
+    at: int
+    joined: frozenset[Listed]
+    left: frozenset[Listed] = frozenset()
+
+
 class Write(msgspec.Struct, frozen=True):
     """Write the records, each guarded by its version, and append the events. Answered by the last event's seq.
 
-    After the last one nothing is asked any more: the store may commit together with it.
+    After the last one nothing is asked any more: the store may commit together with it. `freed` are tenants who may
+    have room for more leases by it, for whoever waits for that.
     """
 
     puts: list[Put]
     events: list[Event]
     is_last: bool = False
+    entries: list[Entry] = []
+    freed: frozenset[str] = frozenset()
 
 
 def made_ready(write: Write) -> dict[tuple[str, str], int]:
@@ -152,11 +181,41 @@ def made_ready(write: Write) -> dict[tuple[str, str], int]:
         if put.ready_at is not None and isinstance(record, Attempt):
             name = (record.tenant, record.queue_key)
             found[name] = found.get(name, 0) + 1
+    for tenant in write.freed:
+        found[tenant, ROOM] = 1
     return found
 
 
-Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | PutAside | Write
+Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | PutAside | Write
 Transaction = Generator[Request, Any, T]
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """A place on a list: records that were created at one moment are told apart by their ids."""
+
+    at: int
+    id: str
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A part of a list, newest first. It goes on behind `next`; None: nothing is left."""
+
+    records: list[Record]
+    next: Place | None
+
+
+class Document(msgspec.Struct, frozen=True):
+    """Something small that people wrote and may write again: no machine, no events, only its newest version.
+
+    `version` counts its writes, `at` is when the last one was.
+    """
+
+    kind: str
+    tenant: str
+    name: str
+    version: int
+    at: int
+    body: bytes
 
 
 class Conflict(Exception):
@@ -193,6 +252,62 @@ class Store(Protocol):
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now, finished ones too; `Unreadable` when its bytes make no sense."""
+        ...
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        """These records, in this order; what does not exist is left out."""
+        ...
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        """Every job of a run, finished ones too, in the order of their ids."""
+        ...
+
+    async def page(
+        self,
+        tenant: str,
+        lists: Sequence[str],
+        *,
+        before: Place | None = None,
+        since: int = 0,
+        until: int = 0,
+        limit: int,
+        budget: int = BUDGET,
+    ) -> Page:
+        """The records that are on all of these lists, newest first, from `before` on: since <= at < until, 0 is open.
+
+        Name the list first that holds the least: it is walked, the others are only asked about what is on it. At most
+        `budget` of its entries are looked at, so that a page costs the same however much there is: one may be short,
+        or empty, and go on all the same. Whatever is created later never changes what comes next.
+        """
+        ...
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        """How many are on this list; counts no further than `limit`."""
+        ...
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        """The document of this name. A key is found without its tenant, and nothing else is."""
+        ...
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        """Write them all, each guarded by the version that was read, 0 for a new one; or raise `Conflict`.
+
+        Stored are version + 1 and the store's time, whatever `at` says.
+        """
+        ...
+
+    async def documents(
+        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
+    ) -> list[Document]:
+        """The tenant's documents of this kind whose names begin like this, in the order of names, behind `after`."""
+        ...
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        """Drop it, if it is still this version of it. Whether it was."""
+        ...
+
+    async def now(self) -> int:
+        """The store's clock."""
         ...
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:

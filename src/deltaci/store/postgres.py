@@ -9,7 +9,7 @@ who saw one seq has seen all before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 import asyncpg
@@ -18,11 +18,16 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
-from deltaci.store.codec import JOB_KIND, KIND_OF, Chunk, decode_record, encode, pack
+from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
+from deltaci.store.documents import DROP, SqlDocuments, conflict
+from deltaci.store.lists import SqlPages, dropped
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.notify import Notifier
 from deltaci.store.port import (
+    BUDGET,
     Conflict,
+    CountHeld,
+    Document,
     FindDue,
     FindReady,
     Held,
@@ -30,6 +35,8 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     OpenReady,
+    Page,
+    Place,
     PutAside,
     Ready,
     Request,
@@ -41,7 +48,8 @@ from deltaci.store.port import (
     fitting,
     made_ready,
 )
-from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
+from deltaci.store.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
+from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
 from deltaci.store.wake import Arrived, Wakers
 
 LANES: Final = 3
@@ -60,6 +68,7 @@ AWAY: Final = (
     asyncpg.InternalClientError,
 )
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
+HELD_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
 PLANS: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -69,17 +78,24 @@ PLANS: Final = {
     "enable_mergejoin": "off",
 }
 
-_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _COLUMNS: Final = "id, kind, version, due_at, body"
 _OPEN: Final = (
-    f"SELECT {_CLOCK}, r.id, r.kind, r.version, r.due_at, r.body "
+    f"SELECT {CLOCK}, r.id, r.kind, r.version, r.due_at, r.body "
     "FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
 )
 _LOAD: Final = f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1)"
 _LOAD_OVER: Final = "SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
+# The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
+_OF_RUN: Final = "run_id = $1 AND kind = $2 AND run_id <> ''"
 _LOAD_JOBS: Final = (
-    f"SELECT {_COLUMNS} FROM records WHERE run_id = $1 AND kind = $2 "
-    "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE run_id = $1 AND kind = $2"
+    f"SELECT {_COLUMNS} FROM records WHERE {_OF_RUN} "
+    f"UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE {_OF_RUN}"
+)
+# Whoever counts the same waits here until the one before has committed, and then sees what that one wrote.
+_LOCK_HELD: Final = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
+_COUNT_HELD: Final = (
+    f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = $1 AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
+    "LIMIT $2) AS found"
 )
 _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
@@ -88,7 +104,7 @@ _READY: Final = (
 )
 # The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
 _OPEN_READY: Final = (
-    f"SELECT c.now, r.* FROM (SELECT {_CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
+    f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
     f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
     "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
 )
@@ -98,46 +114,16 @@ _ONLY: Final = (
     "FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-# One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
-# once the rows are ours, and held until the commit: whoever reads a seq has every smaller one before its eyes.
-_WRITE: Final = """
-    WITH new AS (
-        INSERT INTO records
-        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant
-        FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[],
-                    $8::bytea[], $9::text[])
-            AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant)
-        WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id)
-        ON CONFLICT DO NOTHING RETURNING 1
-    ), old AS (
-        UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body
-        FROM unnest($10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[])
-            AS u (id, version, ready_at, due_at, body)
-        WHERE r.id = u.id AND r.version = u.version RETURNING 1
-    ), gone AS (
-        DELETE FROM records r USING unnest($15::text[], $16::bigint[], $17::bytea[]) AS u (id, version, body)
-        WHERE r.id = u.id AND r.version = u.version RETURNING r.id, r.kind, r.run_id, u.body
-    ), over AS (
-        INSERT INTO history SELECT id, kind, run_id, $18, body FROM gone RETURNING 1
-    ), found AS (
-        SELECT (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) AS count
-    ), head AS (
-        UPDATE log_head SET seq = seq + $19 WHERE $19 > 0 AND (SELECT count FROM found) >= 0 RETURNING seq
-    ), scoped AS (
-        INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($22::text[]) AS s, head
-    ), logged AS (
-        INSERT INTO chunks SELECT head.seq, $19, $20, $21 FROM head RETURNING last_seq
-    )
-    SELECT CASE WHEN (SELECT count FROM found) = $23 THEN (SELECT last_seq FROM logged) ELSE deltaci_conflict() END
-"""
-# A record that was born and ended in the same batch was never among the live ones.
-_BORN_OVER: Final = (
-    "INSERT INTO history SELECT u.* FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[]) "
-    "AS u (id, kind, run_id, ended_at, body) "
-    "WHERE NOT EXISTS (SELECT FROM records r WHERE r.id = u.id) ON CONFLICT DO NOTHING"
-)
 _PUT_ASIDE: Final = PUT_ASIDE.format("$1::bigint", "$2")
-_NO_CHUNK: Final = Chunk(0, 0, b"", frozenset())
+_DROP: Final = DROP.format(m="$")
+_DROP_FINISHED: Final = (
+    "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
+)
+_DROP_CHUNKS: Final = (
+    "WITH old AS (SELECT last_seq FROM chunks WHERE at < $1 ORDER BY last_seq LIMIT $2), "
+    "scoped AS (DELETE FROM chunk_scopes s USING old WHERE s.last_seq = old.last_seq) "
+    "DELETE FROM chunks c USING old WHERE c.last_seq = old.last_seq"
+)
 
 
 class PostgresStore:
@@ -150,6 +136,8 @@ class PostgresStore:
         self._shift = shift  # Microseconds that tests move the database's clock by.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
+        self._pages = SqlPages(self._fetch, "$", self.find_all)
+        self._documents = SqlDocuments(self._fetch, "$")
         self._ready = ReadyReader(self._fetch, ("$1", "$2", "$3", "$4"))
         self.wakers = Wakers()
         self._notifier = Notifier(self._connect, self.wakers)
@@ -238,7 +226,7 @@ class PostgresStore:
         if isinstance(request, Open):
             return await self._open_batch(connection, request.ids)
         if isinstance(request, Write):
-            return await self._write(connection, request)
+            return await write_batch(connection, request)
         if isinstance(request, Load):
             found = _held(await connection.fetch(_LOAD, request.ids))
             return found + await self._load_over(connection, request.ids, found)
@@ -246,6 +234,9 @@ class PostgresStore:
             return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
             return _held(await connection.fetch(_DUE, request.now, request.limit))
+        if isinstance(request, CountHeld):
+            await connection.execute(_LOCK_HELD, HELD_LOCK, request.tenant)
+            return await connection.fetchval(_COUNT_HELD, request.tenant, request.limit)
         if isinstance(request, PutAside):
             return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
         if isinstance(request, OpenReady):
@@ -290,47 +281,71 @@ class PostgresStore:
         wanted = [id for id in ids if id not in known]
         return _held(await connection.fetch(_LOAD_OVER, wanted)) if wanted else []
 
-    @staticmethod
-    async def _write(connection: Any, write: Write) -> int:
-        puts = write.puts
-        new = [new_row(put) for put in puts if put.version == 0 and not put.is_over]
-        old = [
-            (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
-            for put in puts
-            if put.version and not put.is_over
-        ]
-        over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_over]
-        born_over = [put.record for put in puts if put.version == 0 and put.is_over]
-        if born_over:
-            rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
-            status: str = await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
-            if int(status.rpartition(" ")[2]) != len(rows):
-                raise Conflict(tuple(record.id for record in born_over))
-        chunk = pack(write.events) if write.events else _NO_CHUNK
-        ended_at = max((put.record.updated_at for put in puts), default=0)
-        try:
-            last_seq = await connection.fetchval(
-                _WRITE,
-                *_columns(new, 9),
-                *_columns(old, 5),
-                *_columns(over, 3),
-                ended_at,
-                chunk.count,
-                chunk.at,
-                chunk.body,
-                list(chunk.scopes),
-                len(puts) - len(born_over),
-            )
-        except asyncpg.SerializationError as error:
-            raise Conflict(tuple(put.record.id for put in puts)) from error
-        return int(last_seq or 0)
-
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
         for sql in (_LOAD, _LOAD_OVER):
             for held in _held(await self._fetch(sql, [id])):
                 return held.record
         return None
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        """These records."""
+        wanted = list(dict.fromkeys(ids))
+        found: dict[str, Record] = {}
+        for sql in (_LOAD, _LOAD_OVER):
+            missing = [id for id in wanted if id not in found]
+            if missing:
+                found.update({held.record.id: held.record for held in _held(await self._fetch(sql, missing))})
+        return [found[id] for id in wanted if id in found]
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        """Every job of a run."""
+        found = [held.record for held in _held(await self._fetch(_LOAD_JOBS, run_id, JOB_KIND))]
+        return sorted(found, key=lambda record: record.id)
+
+    async def page(
+        self,
+        tenant: str,
+        lists: Sequence[str],
+        *,
+        before: Place | None = None,
+        since: int = 0,
+        until: int = 0,
+        limit: int,
+        budget: int = BUDGET,
+    ) -> Page:
+        """What is on all of these lists."""
+        return await self._pages.page(tenant, lists, before, since, until, limit, budget)
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        """How many are on this list."""
+        return await self._pages.count(tenant, list, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        """The document of this name."""
+        return await self._documents.find(kind, name, tenant)
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        """All of them or none."""
+        columns = document_columns(documents)
+        try:
+            await self._fetch(PUT_DOCUMENTS, *columns, self._shift(), len(documents))
+        except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
+            raise conflict(documents) from error
+
+    async def documents(
+        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
+    ) -> list[Document]:
+        """The tenant's documents."""
+        return await self._documents.listing(kind, tenant, after, limit, prefix)
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        """Drop it, if it is still this version of it."""
+        return bool(await self._fetch(f"{_DROP} RETURNING 1", kind, tenant, name, version))
+
+    async def now(self) -> int:
+        """The database's clock."""
+        return int((await self._fetch(f"SELECT {CLOCK}"))[0][0]) + self._shift()
 
     async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         try:
@@ -353,23 +368,14 @@ class PostgresStore:
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
-        finished = await self._deleted(
-            "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2)",
-            finished_before,
-            limit,
-        )
-        chunks = await self._deleted(
-            "WITH old AS (SELECT last_seq FROM chunks WHERE at < $1 ORDER BY last_seq LIMIT $2), "
-            "scoped AS (DELETE FROM chunk_scopes s USING old WHERE s.last_seq = old.last_seq) "
-            "DELETE FROM chunks c USING old WHERE c.last_seq = old.last_seq",
-            events_before,
-            limit,
-        )
-        return finished + chunks
-
-    async def _deleted(self, sql: str, *values: Any) -> int:
-        status: str = await self._connected().execute(sql, *values)
-        return int(status.rpartition(" ")[2])
+        try:
+            async with self._connected().acquire() as connection, connection.transaction():
+                gone = await connection.fetch(_DROP_FINISHED, finished_before, limit)
+                await leave(connection, dropped(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
+            status: str = await self._connected().execute(_DROP_CHUNKS, events_before, limit)
+        except AWAY as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        return len(gone) + int(status.rpartition(" ")[2])
 
 
 def _held(rows: list[Any]) -> list[Held]:
@@ -394,12 +400,8 @@ def _next(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T |
 def _stands_alone(request: Request) -> bool:
     """Whether it takes no lock that must be held until later, and is one statement."""
     if isinstance(request, Write):
-        return request.is_last and all(put.version or not put.is_over for put in request.puts)
+        return request.is_last and is_one_statement(request)
     return isinstance(request, Open | Load | LoadJobs)
-
-
-def _columns(rows: list[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:
-    return zip(*rows, strict=True) if rows else ((),) * width
 
 
 async def _stays_as_it_is(_connection: object) -> None:

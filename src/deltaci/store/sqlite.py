@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +16,17 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import JOB_KIND, KIND_OF, decode_record, encode, pack
+from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
+from deltaci.store.documents import DROP, SqlDocuments, conflict
+from deltaci.store.lists import SqlPages, dropped, joined, left
 from deltaci.store.memory import drive, wall_clock
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
+    BUDGET,
     Conflict,
+    CountHeld,
+    Document,
+    Entry,
     FindDue,
     FindReady,
     Held,
@@ -28,6 +34,8 @@ from deltaci.store.port import (
     LoadJobs,
     Open,
     OpenReady,
+    Page,
+    Place,
     Put,
     PutAside,
     Ready,
@@ -42,6 +50,7 @@ from deltaci.store.port import (
 from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
 from deltaci.store.wake import Arrived, Wakers
 
+READERS: Final = 4
 BUSY_SECONDS: Final = 10.0
 MAX_VARIABLES: Final = 500
 
@@ -62,10 +71,22 @@ _FINISH: Final = (
 )
 _CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
 _SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
+_JOIN: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_LEAVE: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
+_COUNT_HELD: Final = (
+    f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = ? AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
+    "LIMIT ?)"
+)
+_NEW_DOCUMENT: Final = "INSERT INTO documents VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING"
+_OLD_DOCUMENT: Final = (
+    "UPDATE documents SET version = version + 1, at = ?, body = ? "
+    "WHERE kind = ? AND tenant = ? AND name = ? AND version = ?"
+)
+_DROP: Final = DROP.format(m="?")
 
 
 class SqliteStore:
-    """One file. Reads for people go through their own connection and never wait for the writer."""
+    """One file. Reads for people go through connections of their own and never wait for the writer."""
 
     lanes = 1
 
@@ -73,9 +94,12 @@ class SqliteStore:
         self._path = path
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "sqlite-writer")
-        self._reader = ThreadPoolExecutor(1, "sqlite-reader")
+        self._readers = ThreadPoolExecutor(READERS, "sqlite-reader")
         self._write_to: sqlite3.Connection | None = None
-        self._read_from: sqlite3.Connection | None = None
+        self._idle: list[sqlite3.Connection] = []  # As many as there are threads that read, so one is always there.
+        self._is_open = False
+        self._pages = SqlPages(self._read, "?", self.find_all)
+        self._documents = SqlDocuments(self._read, "?")
         self._log = LogReader(self._read, ("?", "?", "?"))
         self._ready = ReadyReader(self._read, ("?", "?", "?", "?"))
         self.wakers = Wakers()
@@ -84,15 +108,23 @@ class SqliteStore:
         """Create the file if need be, and bring it up to date under its own lock."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self._open_writer)
-        self._read_from = await loop.run_in_executor(self._reader, self._connect)
+        for _ in range(READERS):
+            self._idle.append(await loop.run_in_executor(self._readers, self._connect))
+        self._is_open = True
 
     async def close(self) -> None:
-        """Close both connections."""
-        loop = asyncio.get_running_loop()
-        for executor, connection in ((self._writer, self._write_to), (self._reader, self._read_from)):
+        """Close every connection."""
+        self._is_open = False
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._close)
+        self._writer.shutdown()
+
+    def _close(self) -> None:
+        self._readers.shutdown()  # Whoever reads right now is waited for.
+        for connection in (self._write_to, *self._idle):
             if connection is not None:
-                await loop.run_in_executor(executor, connection.close)
-            executor.shutdown()
+                connection.close()
+        self._write_to = None
+        self._idle.clear()
 
     def _connect(self) -> sqlite3.Connection:
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -126,11 +158,18 @@ class SqliteStore:
         return result
 
     def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, Arrived | None]:
+        return self._within(lambda _: drive(work(), self._answer))
+
+    async def _as_writer(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._within, work)
+
+    def _within(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do it in a transaction of the writer: all of it or nothing."""
         connection = self._connected(self._write_to)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                done = drive(work(), self._answer)
+                done = work(connection)
                 connection.execute("COMMIT")
                 return done
             except BaseException:
@@ -159,11 +198,12 @@ class SqliteStore:
         if isinstance(request, Write):
             return self._write(request)
         if isinstance(request, LoadJobs):
-            where, values = "run_id = ? AND kind = ?", [request.run_id, JOB_KIND]
-            found = self._held(f"{_SELECT} WHERE {where}", values)
-            return found + self._held(f"{_SELECT_OVER} WHERE {where}", values)
+            values = [request.run_id, JOB_KIND]
+            return self._held(f"{_SELECT} {_OF_RUN}", values) + self._held(f"{_SELECT_OVER} {_OF_RUN}", values)
         if isinstance(request, FindReady):
             return self._find_ready(request)
+        if isinstance(request, CountHeld):
+            return self._connected(self._write_to).execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
         if isinstance(request, PutAside):
             rows = [(request.until, request.until, id) for id in request.ids]
             self._connected(self._write_to).executemany(_PUT_ASIDE, rows)
@@ -227,6 +267,8 @@ class SqliteStore:
         leaving = [put for put in over if put.version]
         self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
         self._guarded(connection, _FINISH, [_over_row(put) for put in over], over)
+        if write.entries:
+            self._list(connection, write.entries)
         if not write.events:
             return 0
         chunk = pack(write.events)
@@ -236,14 +278,28 @@ class SqliteStore:
         return int(last)
 
     @staticmethod
+    def _list(connection: sqlite3.Connection, entries: list[Entry]) -> None:
+        connection.executemany(_LEAVE, left(entries))
+        connection.executemany(_JOIN, joined(entries))
+
+    @staticmethod
     def _guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
         if rows and connection.executemany(sql, rows).rowcount != len(rows):
             raise Conflict(tuple(put.record.id for put in puts))
 
     async def _read(self, sql: str, *values: Any) -> list[Any]:
-        connection = self._connected(self._read_from)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, lambda: connection.execute(sql, values).fetchall())
+        if not self._is_open:
+            raise Unavailable("the store is not open; call open() first")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._fetch, sql, values)
+
+    def _fetch(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
+        connection = self._idle.pop()
+        try:
+            return connection.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self._path}: {error}") from error
+        finally:
+            self._idle.append(connection)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
@@ -251,6 +307,74 @@ class SqliteStore:
             for _, kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
                 return decode_record(id, kind, body)
         return None
+
+    async def find_all(self, ids: Sequence[str]) -> list[Record]:
+        """These records."""
+        wanted, found = list(dict.fromkeys(ids)), dict[str, Record]()
+        for table in (_SELECT, _SELECT_OVER):
+            missing = [id for id in wanted if id not in found]
+            for start in range(0, len(missing), MAX_VARIABLES):
+                some = missing[start : start + MAX_VARIABLES]
+                rows = await self._read(f"{table} WHERE id IN ({', '.join('?' * len(some))})", *some)
+                found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
+        return [found[id] for id in wanted if id in found]
+
+    async def jobs_of(self, run_id: str) -> list[Record]:
+        """Every job of a run."""
+        rows = await self._read(_JOBS_OF, run_id, JOB_KIND)
+        return [decode_record(id, kind, body) for id, kind, body in rows]
+
+    async def page(
+        self,
+        tenant: str,
+        lists: Sequence[str],
+        *,
+        before: Place | None = None,
+        since: int = 0,
+        until: int = 0,
+        limit: int,
+        budget: int = BUDGET,
+    ) -> Page:
+        """What is on all of these lists."""
+        return await self._pages.page(tenant, lists, before, since, until, limit, budget)
+
+    async def count(self, tenant: str, list: str, limit: int) -> int:
+        """How many are on this list."""
+        return await self._pages.count(tenant, list, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+        """The document of this name."""
+        return await self._documents.find(kind, name, tenant)
+
+    async def put_documents(self, documents: Sequence[Document]) -> None:
+        """All of them or none."""
+        await self._as_writer(lambda connection: self._put_documents(connection, documents))
+
+    def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
+        now = self._clock()
+        for each in documents:
+            name = (each.kind, each.tenant, each.name)
+            if each.version:
+                done = connection.execute(_OLD_DOCUMENT, (now, each.body, *name, each.version))
+            else:
+                done = connection.execute(_NEW_DOCUMENT, (*name, now, each.body))
+            if not done.rowcount:
+                raise conflict(documents)
+
+    async def documents(
+        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
+    ) -> list[Document]:
+        """The tenant's documents."""
+        return await self._documents.listing(kind, tenant, after, limit, prefix)
+
+    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        """Drop it, if it is still this version of it."""
+        values = (kind, tenant, name, version)
+        return bool(await self._as_writer(lambda connection: connection.execute(_DROP, values).rowcount))
+
+    async def now(self) -> int:
+        """The clock."""
+        return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         """Committed events, in order."""
@@ -266,34 +390,14 @@ class SqliteStore:
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writer, self._prune, finished_before, events_before, limit)
+        return await self._as_writer(lambda to: self._prune(to, finished_before, events_before, limit))
 
-    def _prune(self, finished_before: int, events_before: int, limit: int) -> int:
-        connection = self._connected(self._write_to)
-        steps: tuple[tuple[str, tuple[Any, ...]], ...] = (
-            (
-                "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?)",
-                (finished_before, limit),
-            ),
-            (
-                "DELETE FROM chunk_scopes WHERE last_seq IN "
-                "(SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)",
-                (events_before, limit),
-            ),
-            (
-                "DELETE FROM chunks WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)",
-                (events_before, limit),
-            ),
-        )
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            counts = [connection.execute(sql, values).rowcount for sql, values in steps]
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        return counts[0] + counts[-1]
+    def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
+        gone = connection.execute(_DROP_FINISHED, (finished_before, limit)).fetchall()
+        self._list(connection, dropped(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
+        for table in ("chunk_scopes", "chunks"):
+            chunks = connection.execute(_DROP_CHUNKS.format(table), (events_before, limit)).rowcount
+        return len(gone) + chunks
 
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
@@ -307,6 +411,15 @@ _ONLY: Final = (
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
+# The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
+_OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
+_JOBS_OF: Final = (
+    f"SELECT id, kind, body FROM records {_OF_RUN} UNION ALL SELECT id, kind, body FROM history {_OF_RUN} ORDER BY id"
+)
+_DROP_FINISHED: Final = (
+    "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?) RETURNING id, kind, body"
+)
+_DROP_CHUNKS: Final = "DELETE FROM {} WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)"
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 POLL_SECONDS: Final = 0.5
+# In the place of a queue: the tenant may have room for more leases. No queue has this name, since no label has a comma.
+ROOM: Final = ","
 
 # Where something waits to be claimed since the last commit: (tenant, queue key) → how much.
 Arrived = Mapping[tuple[str, str], int]

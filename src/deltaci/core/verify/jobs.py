@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from deltaci.core import attempt, job
-from deltaci.core.events import USER, actor_kind
 from deltaci.core.failures import backoff_seconds
+from deltaci.core.verify import gates
 from deltaci.core.verify.attempts import Check
 from deltaci.core.verify.records import EPOCH, Job, JobTold, Line
 
@@ -63,6 +63,7 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad(
             "STP-W1", f"approval {of.id} is born with max_attempts {told.max_attempts}", "an approval has no attempt"
         )
+    gates.born(log, of, told)
     of.run.jobs[of.id] = of
     for need in told.needs:
         of.run.dependents.setdefault(need, []).append(of)
@@ -164,14 +165,6 @@ def _backoff(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         )
 
 
-def approval(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
-    """Only an approval is approved or rejected."""
-    if line.from_ == job.WAITING_APPROVAL and of.is_task:
-        log.bad("STP-P1", f"task {of.id} is decided by a person", "an approval that waits")
-    if line.trigger == "rejected" and (told.reason == "REJECTED") != (actor_kind(line.actor) == USER):
-        log.bad("MOD-8", f"{line.actor} ends the approval {of.id} as {told.reason}", "REJECTED by a person only")
-
-
 _RUN_REASONS: Final = {
     job.RUN_CANCELED: ("CANCEL_REQUESTED",),
     job.NOT_NEEDED: ("FAILED", "REPORTED"),
@@ -200,12 +193,12 @@ def canceled(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     job.PENDING: (born,),
     job.QUEUED: (opened, queued),
-    job.WAITING_APPROVAL: (opened,),
+    job.WAITING_APPROVAL: (opened, gates.decided),
     job.RUNNING: (begun,),
     job.VALIDATING: (validating,),
     job.RETRYING: (attempt_failed,),
-    job.SUCCEEDED: (approval,),
-    job.FAILED: (attempt_failed, approval),
+    job.SUCCEEDED: (gates.decided,),
+    job.FAILED: (attempt_failed, gates.decided),
     job.CANCELED: (canceled,),
 }
 

@@ -84,6 +84,13 @@ class JobTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     details: str | None = None
     comment: str | None = None
     reason: str | None = None
+    role: Name | None = None
+    approvers: Count | list[str] | None = None  # How many at the birth of a gate, who in a decision about it.
+    not_by_starter: bool | None = None
+    started_by: str | None = None
+    plan_hash: Name | None = None
+    approvals: Count | None = None
+    needed: Count | None = None
 
 
 class LeaseTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False, rename={"from_": "from"}):
@@ -232,6 +239,7 @@ class Run(Entity):
     plan_by: datetime = EPOCH
     started_at: datetime = EPOCH
     cancel_reason: str = ""
+    plan_hash: str = ""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -253,6 +261,10 @@ class Job(Entity):
     attempts: int = 0
     attempt: Attempt | None = None
     next_run_at: datetime = EPOCH
+    is_plain: bool = True
+    approvers: int = 1
+    barred: str | None = None
+    approved_by: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

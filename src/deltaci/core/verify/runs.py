@@ -53,6 +53,7 @@ def planning(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
 
 def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
     """All jobs exist, none was forgotten, and the plan came in time."""
+    of.plan_hash = told.plan_hash or ""
     if line.at >= of.plan_by:
         log.bad("ORC-R3", f"the plan of run {of.id} came late", f"PLAN_FAILED, from {of.plan_by.isoformat()} on")
     if told.jobs != len(of.jobs):

@@ -19,7 +19,7 @@ import msgspec
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
-from deltaci.server.api import files, jobs, keys, live, runs, templates, workers
+from deltaci.server.api import explain, files, jobs, keys, live, runs, templates, workers
 from deltaci.server.api.calls import Call, Handler, Made, Parts
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
@@ -36,6 +36,7 @@ RETRY_SECONDS: Final = 1
 HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
     **jobs.HANDLERS,
+    **explain.HANDLERS,
     **live.HANDLERS,
     **files.HANDLERS,
     **templates.HANDLERS,

@@ -230,7 +230,7 @@ async def read_outputs(call: Call) -> api.Outputs:
             each.spec.name: tried.result
             for each in every
             for tried in tries.get(each.id, ())[-1:]
-            if tried.result is not None
+            if tried.result not in (None, {})  # An attempt without a result has an empty one.
         }
     )
 

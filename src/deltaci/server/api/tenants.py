@@ -192,9 +192,13 @@ class Tenants:
         if known is not None:
             self._stored[tenant] = (known[0], known[1] + size)
 
+    async def running(self, tenant: str) -> int:
+        """How many jobs its workers hold."""
+        return await self._store.transact(lambda: _held(tenant))
+
     async def usage(self, tenant: str) -> Usage:
         """What it uses now."""
-        held = await self._store.transact(lambda: _held(tenant))
+        held = await self.running(tenant)
         queued = await self._store.count(tenant, status_is(PENDING), MAX_COUNTED)
         return Usage(running_jobs=held, queued_runs=queued, storage_bytes=await self.stored(tenant))
 

@@ -1,0 +1,107 @@
+"""Why no worker takes what waits in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from deltaci.core import worker
+from deltaci.core.explain.answer import Clause
+from deltaci.core.explain.story import Story
+from deltaci.core.explain.words import MAX_LISTED, count, listed, shown
+from deltaci.core.worker import Worker, required_labels
+
+NO_WORKER: Final = "no_worker"
+NO_FITTING_WORKER: Final = "no_fitting_worker"
+UNRESPONSIVE: Final = "workers_unresponsive"
+LEAVING: Final = "workers_leaving"
+BUSY: Final = "workers_busy"
+TURN: Final = "waiting_for_worker"
+
+TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING})  # It will not pass by itself.
+
+_START: Final = "Start one with `deltaci runner`"
+
+
+def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
+    """What the workers of the tenant say to an attempt that needs these labels. Found once for each set of labels."""
+    known = story.by_worker.get(queue_key)
+    if known is None:
+        known = story.by_worker[queue_key] = _found(story, queue_key, is_plain=is_plain)
+    return known
+
+
+def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
+    required = required_labels(queue_key)
+    alive = story.workers
+    fitting = [each for each, labels in alive if required <= labels]
+    wanted = f"a worker{_with(sorted(required))}"
+    if is_plain and not fitting:
+        # The plain queue also serves workers that never registered: that none is known says nothing.
+        return Clause(TURN, f"waits until {wanted} asks the queue for work", "")
+    if not alive:
+        return Clause(NO_WORKER, f"waits for {wanted}: there is none at all", "", None, _advice(required))
+    if not fitting:
+        return _lacking(alive, required, wanted)
+    working = [each for each in fitting if each.state != worker.UNRESPONSIVE]
+    taking = [each for each in working if not each.shutdown_reason]
+    if not working:
+        text = f"waits for {wanted}: {_all(len(fitting))} ({_ids(fitting)}) stopped answering"
+        return Clause(UNRESPONSIVE, text, fitting[0].id, None, "Look after them, or start another one.")
+    if not taking:
+        text = f"waits for {wanted}: {_all(len(working))} ({_ids(working)}) takes no new work and is about to leave"
+        return Clause(LEAVING, text, working[0].id, None, f"{_START}.")
+    free = [each for each in taking if len(each.tasks) < each.max_concurrent_tasks]
+    if not free:
+        return _busy(taking, len(fitting), wanted)
+    text = f"waits for its turn: {listed([each.id for each in free])} {_has(free)} a free place and may take it"
+    return Clause(TURN, text, free[0].id)
+
+
+def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wanted: str) -> Clause:
+    nearest, labels = min(alive, key=lambda pair: len(required - pair[1]))
+    missing = sorted(required - labels)
+    if len(alive) == 1:
+        said = f"the only one, {shown(nearest.id)}, lacks {listed(missing, 8)}"
+    elif len(required) == 1:
+        said = f"none of the {len(alive)} workers has it"
+    else:
+        said = f"none of the {len(alive)} workers has all of that; {shown(nearest.id)} comes nearest and"
+        said += f" lacks {listed(missing, 8)}"
+    return Clause(NO_FITTING_WORKER, f"waits for {wanted}: {said}", nearest.id, None, _advice(required))
+
+
+def _busy(taking: Sequence[Worker], fitting: int, wanted: str) -> Clause:
+    doing = [f"{shown(each.id)} with {listed(each.tasks, 2)}" for each in taking[:MAX_LISTED]]
+    if len(taking) > MAX_LISTED:
+        doing.append(f"{len(taking) - MAX_LISTED} more with other work")
+    who = _all(len(taking)) if len(taking) == fitting else f"{len(taking)} of the {fitting} that fit"
+    verb = "is" if len(taking) in (1, fitting) else "are"
+    rest = "" if len(taking) == fitting else ", and the rest cannot take it"
+    text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
+    return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")
+
+
+def _with(labels: Sequence[str]) -> str:
+    if not labels:
+        return ""
+    return f" with the label{'' if len(labels) == 1 else 's'} {listed(labels, 8)}"
+
+
+def _advice(required: set[str]) -> str:
+    if not required:
+        return f"{_START}."
+    labels = shown(",".join(sorted(required)))
+    return f"{_START} --labels {labels}`, or change the labels that the job asks for.".replace("runner` ", "runner ")
+
+
+def _all(number: int) -> str:
+    return "the only one that fits" if number == 1 else f"each of the {count(number, 'worker')} that fit"
+
+
+def _ids(workers: Sequence[Worker]) -> str:
+    return listed([each.id for each in workers])
+
+
+def _has(workers: Sequence[Worker]) -> str:
+    return "has" if len(workers) == 1 else "have"

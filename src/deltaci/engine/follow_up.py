@@ -1,0 +1,42 @@
+"""What a batch means beyond its records: on which lists they are now, and who has room for more leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import RUN, WORKER, Event
+from deltaci.core.job import Job
+from deltaci.core.listing import moved
+from deltaci.core.machine import BIRTH, Record
+from deltaci.store.port import Entry
+
+
+def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entry]:
+    """How the runs and workers among these moved between lists, by the events of the batch."""
+    listed = [record for record in changed.values() if type(record) is not Attempt and type(record) is not Job]
+    if not listed:
+        return []
+    before: dict[str, str] = {}
+    for event in events:
+        if event.entity in (RUN, WORKER):
+            before.setdefault(event.entity_id, event.from_ or BIRTH)
+    found: list[Entry] = []
+    for record in listed:
+        if record.id in before:
+            joined, left = moved(record, before[record.id])
+            if joined or left:
+                found.append(Entry(record.id, record.created_at, joined, left))
+    return found
+
+
+def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
+    """Which of these tenants may have room for more leases now. Only a hint: some of these may have ended before."""
+    return frozenset(
+        record.tenant
+        for record in changed
+        if type(record) is Attempt
+        and record.tenant in limited
+        and record.lease is None
+        and record.ended_lease is not None
+    )

@@ -1,0 +1,95 @@
+"""Why something is as it is: what the core says about it, from the records, the events and the fleet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deltaci.core import explain
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.core.job import Job
+from deltaci.core.listing import WORKERS
+from deltaci.core.run import Run
+from deltaci.core.worker import Worker
+from deltaci.engine import feed
+from deltaci.server.api import shown
+from deltaci.server.api.calls import Call, Handler
+from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
+from deltaci.wire import api
+
+MAX_EVENTS: Final = 200_000
+MAX_WORKERS: Final = 1000
+_PAGE: Final = 200
+
+
+async def explain_run(call: Call) -> api.Explanation:
+    """The whole run."""
+    run, jobs, tries, events, around = await _known(call)
+    return _shown(explain.explain_run(run, jobs, tries, events, around))
+
+
+async def explain_job(call: Call) -> api.Explanation:
+    """One job of it."""
+    job = await job_of(call)
+    run, jobs, tries, events, around = await _known(call)
+    return _shown(explain.explain_job(job, run, jobs, tries, events, around))
+
+
+async def explain_attempt(call: Call) -> api.Explanation:
+    """One attempt of a job."""
+    attempt = await attempt_of(call)
+    run, jobs, tries, events, around = await _known(call)
+    return _shown(explain.explain_attempt(attempt, run, jobs, tries, events, around))
+
+
+async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.Surroundings]:
+    run = await run_of(call)
+    jobs = await jobs_of(call, run)
+    tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
+    events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
+    return run, jobs, tries, events, await _around(call)
+
+
+async def _around(call: Call) -> explain.Surroundings:
+    """The fleet and the quota, as they are now."""
+    tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
+    quota = await tenants.running_limit(tenant)
+    workers: list[Worker] = []
+    before = None
+    while len(workers) < MAX_WORKERS:
+        page = await store.page(tenant, [WORKERS], before=before, limit=_PAGE)
+        workers += [each for each in page.records if isinstance(each, Worker)]
+        before = page.next
+        if before is None:
+            break
+    return explain.Surroundings(
+        now=await store.now(),
+        workers=tuple(workers),
+        running_quota=quota,
+        running=await tenants.running(tenant) if quota else 0,
+    )
+
+
+def _shown(explanation: explain.Explanation) -> api.Explanation:
+    return api.Explanation(
+        id=explanation.id,
+        entity=explanation.entity,
+        state=explanation.state,
+        status=explanation.status,
+        summary=explanation.summary,
+        waiting=[_because(each) for each in explanation.waiting],
+        history=[_because(each) for each in explanation.history],
+    )
+
+
+def _because(reason: explain.Reason) -> api.Because:
+    return api.Because(
+        code=reason.code, text=reason.text, about=reason.about, at=shown.maybe(reason.at), seq=reason.seq
+    )
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "explainRun": explain_run,
+    "explainJob": explain_job,
+    "explainAttempt": explain_attempt,
+}

@@ -1,0 +1,148 @@
+"""How a batch is written to PostgreSQL: one statement over arrays, whatever is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from deltaci.store.codec import KIND_OF, Chunk, encode, pack
+from deltaci.store.documents import ordered
+from deltaci.store.lists import joined, left
+from deltaci.store.port import Conflict, Document, Entry, Write
+from deltaci.store.sql import new_row
+
+CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+# One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
+# once the rows are ours, and held until the commit: whoever reads a seq has every smaller one before its eyes.
+_STATEMENT: Final = """
+    WITH new AS (
+        INSERT INTO records
+        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant
+        FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[],
+                    $8::bytea[], $9::text[])
+            AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant)
+        WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id)
+        ON CONFLICT DO NOTHING RETURNING 1
+    ), old AS (
+        UPDATE records r SET version = r.version + 1, ready_at = u.ready_at, due_at = u.due_at, body = u.body
+        FROM unnest($10::text[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bytea[])
+            AS u (id, version, ready_at, due_at, body)
+        WHERE r.id = u.id AND r.version = u.version RETURNING 1
+    ), gone AS (
+        DELETE FROM records r USING unnest($15::text[], $16::bigint[], $17::bytea[]) AS u (id, version, body)
+        WHERE r.id = u.id AND r.version = u.version RETURNING r.id, r.kind, r.run_id, u.body
+    ), over AS (
+        INSERT INTO history SELECT id, kind, run_id, $18, body FROM gone RETURNING 1
+    {lists}), found AS (
+        SELECT (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) {listed} AS count
+    ), head AS (
+        UPDATE log_head SET seq = seq + $19 WHERE $19 > 0 AND (SELECT count FROM found) >= 0 RETURNING seq
+    ), scoped AS (
+        INSERT INTO chunk_scopes SELECT s, head.seq FROM unnest($22::text[]) AS s, head
+    ), logged AS (
+        INSERT INTO chunks SELECT head.seq, $19, $20, $21 FROM head RETURNING last_seq
+    )
+    SELECT CASE WHEN (SELECT count FROM found) = $23 THEN (SELECT last_seq FROM logged) ELSE deltaci_conflict() END
+"""
+# A record that was born and ended in the same batch was never among the live ones.
+_BORN_OVER: Final = (
+    "INSERT INTO history SELECT u.* FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[]) "
+    "AS u (id, kind, run_id, ended_at, body) "
+    "WHERE NOT EXISTS (SELECT FROM records r WHERE r.id = u.id) ON CONFLICT DO NOTHING"
+)
+_LEAVE: Final = """
+    DELETE FROM listed l USING unnest({0}::text[], {1}::text[], {2}::bigint[], {3}::text[]) AS u (tenant, list, at, id)
+    WHERE l.tenant = u.tenant AND l.list = u.list AND l.at = u.at AND l.id = u.id
+"""
+# Lists are written once the records are ours, and before the head of the log is taken.
+_LISTS: Final = f"""), joined AS (
+        INSERT INTO listed SELECT * FROM unnest($24::text[], $25::text[], $26::bigint[], $27::text[])
+        WHERE (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) >= 0
+        ON CONFLICT DO NOTHING RETURNING 1
+    ), departed AS (
+        {_LEAVE.format("$28", "$29", "$30", "$31")} RETURNING 1
+    """
+_WRITE: Final = _STATEMENT.format(lists="", listed="")
+_WRITE_LISTED: Final = _STATEMENT.format(
+    lists=_LISTS, listed="+ 0 * ((SELECT count(*) FROM joined) + (SELECT count(*) FROM departed))"
+)
+_LEAVE_ALONE: Final = _LEAVE.format("$1", "$2", "$3", "$4")
+PUT_DOCUMENTS: Final = f"""
+    WITH given AS (
+        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bytea[])
+            AS u (kind, tenant, name, version, body)
+    ), new AS (
+        INSERT INTO documents
+        SELECT u.kind, u.tenant, u.name, 1, {CLOCK} + $6::bigint, u.body FROM given u WHERE u.version = 0
+        ON CONFLICT DO NOTHING RETURNING 1
+    ), old AS (
+        UPDATE documents d SET version = d.version + 1, at = {CLOCK} + $6::bigint, body = u.body FROM given u
+        WHERE d.kind = u.kind AND d.tenant = u.tenant AND d.name = u.name AND d.version = u.version RETURNING 1
+    )
+    SELECT CASE WHEN (SELECT count(*) FROM new) + (SELECT count(*) FROM old) = $7 THEN 0 ELSE deltaci_conflict() END
+"""
+_NO_CHUNK: Final = Chunk(0, 0, b"", frozenset())
+
+
+def is_one_statement(write: Write) -> bool:
+    """Whether nothing must be written before: then it needs no BEGIN and no COMMIT."""
+    return all(put.version or not put.is_over for put in write.puts)
+
+
+async def leave(connection: Any, entries: list[Entry]) -> None:
+    """Take what is dropped off its lists."""
+    if entries:
+        await connection.execute(_LEAVE_ALONE, *_columns(left(entries), 4))
+
+
+def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
+    """The first values of the statement that writes documents."""
+    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in ordered(documents)]
+    return _columns(rows, 5)
+
+
+async def write_batch(connection: Any, write: Write) -> int:
+    """Write it all; the seq of its last event."""
+    puts = write.puts
+    new = [new_row(put) for put in puts if put.version == 0 and not put.is_over]
+    old = [
+        (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
+        for put in puts
+        if put.version and not put.is_over
+    ]
+    over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_over]
+    born_over = [put.record for put in puts if put.version == 0 and put.is_over]
+    if born_over:
+        rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
+        status: str = await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
+        if int(status.rpartition(" ")[2]) != len(rows):
+            raise Conflict(tuple(record.id for record in born_over))
+    chunk = pack(write.events) if write.events else _NO_CHUNK
+    ended_at = max((put.record.updated_at for put in puts), default=0)
+    try:
+        last_seq = await connection.fetchval(
+            _WRITE_LISTED if write.entries else _WRITE,
+            *_columns(new, 9),
+            *_columns(old, 5),
+            *_columns(over, 3),
+            ended_at,
+            chunk.count,
+            chunk.at,
+            chunk.body,
+            list(chunk.scopes),
+            len(puts) - len(born_over),
+            *_list_columns(write.entries),
+        )
+    except asyncpg.SerializationError as error:
+        raise Conflict(tuple(put.record.id for put in puts)) from error
+    return int(last_seq or 0)
+
+
+def _list_columns(entries: list[Entry]) -> Iterable[Sequence[Any]]:
+    return (*_columns(joined(entries), 4), *_columns(left(entries), 4)) if entries else ()
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:
+    return zip(*rows, strict=True) if rows else ((),) * width

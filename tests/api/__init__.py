@@ -1,0 +1,1 @@
+"""The API against a running server, on SQLite and on PostgreSQL."""

@@ -1,0 +1,128 @@
+"""Approval gates over the API: who may, how many, for which plan, and what the events say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tests.api.site import ApiSite, gate, task
+from tests.contract.places import on_loop, within
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+RACES = 500
+
+
+@pytest.mark.proves("STP-P1", "STP-P2", "STP-R3", "STP-S6")
+@on_loop
+async def test_approve_works_only_on_what_waits_and_may_be_repeated(site: Opened) -> None:
+    """Who, when and why are in the event."""
+    async with site() as here:
+        ada, bob = await here.key("ada", "run"), await here.key("bob", "approve")
+        player = await here.player()
+        id = await ada.start(task("a"), gate("g"), task("b"))
+
+        early = await bob.post(f"/runs/{id}/approve")
+        await player.finish(await player.take())
+        waiting = await here.until(ada, id, "WAITING_APPROVAL")
+        done = await bob.post(f"/runs/{id}/approve", {"comment": "looks good", "plan_hash": waiting["plan_hash"]})
+        seq = await here.store.last_seq()
+        again = await bob.post(f"/runs/{id}/approve", {"comment": "still"})
+        late = await bob.post(f"/runs/{id}/reject")
+
+        assert early.code == "wrong_state"
+        assert (done.status, done.body["jobs"], done.body["still_waiting"]) == (200, ["g"], [])
+        assert (again.status, again.body["jobs"]) == (200, ["g"])
+        assert late.code == "wrong_state"
+        assert await here.store.last_seq() == seq
+        [event] = [each for each in await here.log() if each.trigger == "approved"]
+        assert (event.actor, event.metadata["comment"]) == ("user:bob", "looks good")
+        [gate_job] = [job for job in (await ada.run(id))["jobs"] if job["name"] == "g"]
+        assert (gate_job["status"], gate_job["approval"]["approvals"][0]["person"]) == ("SUCCEEDED", "bob")
+        assert gate_job["tries"] == []
+
+
+@on_loop
+async def test_a_gate_asks_for_a_role_for_several_people_and_not_for_who_started(site: Opened) -> None:
+    """Each refusal says whom to ask."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "approve", roles=["lead"])
+        bob = await here.key("bob", "approve", roles=["lead"])
+        cyd = await here.key("cyd", "approve", roles=["lead"])
+        eve = await here.key("eve", "approve")
+        id = await ada.start(gate("g", role="lead", approvers=2, not_by_starter=True))
+
+        own = await ada.post(f"/runs/{id}/approve")
+        foreign = await eve.post(f"/runs/{id}/approve")
+        other_plan = await bob.post(f"/runs/{id}/approve", {"plan_hash": "0" * 64})
+        first = await bob.post(f"/runs/{id}/approve")
+        twice = await bob.post(f"/runs/{id}/approve")
+        between = await ada.run(id)
+        second = await cyd.post(f"/runs/{id}/approve")
+
+        assert [reply.status for reply in (own, foreign, other_plan)] == [403, 403, 409]
+        assert [reply.code for reply in (own, foreign, other_plan)] == ["not_allowed", "not_allowed", "plan_changed"]
+        assert "lead" in foreign.body["message"]
+        assert (first.body["still_waiting"], twice.body["still_waiting"], second.body["still_waiting"]) == (
+            *(["g"], ["g"], []),
+        )
+        assert (between["status"], between["jobs"][0]["approval"]["approvers"]) == ("WAITING_APPROVAL", 2)
+        assert (await here.until(ada, id, "REPORTED"))["status"] == "SUCCEEDED"
+
+
+@on_loop
+async def test_one_of_several_gates_can_be_named_and_a_rejection_fails_the_run(site: Opened) -> None:
+    """A rejected gate is FAILED with the reason REJECTED."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "approve")
+        id = await ada.start(gate("one", needs=[]), gate("two", needs=[]))
+
+        one = await ada.post(f"/runs/{id}/approve", {"job": "one"})
+        missing = await ada.post(f"/runs/{id}/approve", {"job": "three"})
+        two = await ada.post(f"/runs/{id}/reject", {"job": "two", "comment": "no"})
+        run = await here.until(ada, id, "REPORTED")
+
+        assert (one.body["jobs"], two.body["jobs"], missing.code) == (["one"], ["two"], "not_found")
+        assert (run["status"], [job["reason"] for job in run["jobs"]]) == ("FAILED", ["", "REJECTED"])
+
+
+@on_loop
+async def test_a_gate_that_nobody_decides_expires(site: Opened) -> None:
+    """The store's clock decides."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "approve")
+        id = await ada.start(gate("g", expires_seconds=60))
+
+        here.place.after(61)
+        run = await here.until(ada, id, "REPORTED")
+
+        assert (run["status"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")
+
+
+@within(170)
+async def test_approve_races_cancel_and_exactly_one_legal_thing_happens_each_time(site: Opened) -> None:
+    """Whichever was first; the other is refused or comes too late, and the log is legal."""
+    async with site() as here:
+        ada, bob = await here.key("ada", "run"), await here.key("bob", "approve")
+        outcomes: Counter[str] = Counter()
+        for _ in range(RACES // 50):
+            ids = [await ada.start(gate("g")) for _ in range(50)]
+
+            async def race(id: str, n: int) -> tuple[int, int]:
+                asks = [bob.post(f"/runs/{id}/approve"), ada.post(f"/runs/{id}/cancel")]
+                replies = await asyncio.gather(*(asks if n % 2 else asks[::-1]))
+                approve, cancel = replies if n % 2 else replies[::-1]
+                return approve.status, cancel.status
+
+            pairs = await asyncio.gather(*(race(id, n) for n, id in enumerate(ids)))
+            for id, (approve, cancel) in zip(ids, pairs, strict=True):
+                run = await here.until(ada, id, "REPORTED")
+                outcomes[run["conclusion"]] += 1
+                # The gate was the last thing to do: whoever was first decided the run.
+                assert (run["conclusion"], approve, cancel) in (("SUCCESS", 200, 409), ("CANCELED", 409, 200))
+
+        assert sum(outcomes.values()) == RACES
+        assert set(outcomes) == {"SUCCESS", "CANCELED"}, outcomes

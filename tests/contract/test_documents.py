@@ -1,0 +1,215 @@
+"""Documents: small things that people write, each with a version that guards it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from deltaci.store.port import KEY, Conflict, Document, Store
+from tests.contract.places import Place, on_loop
+
+RIVALS: Final = 50
+
+
+def new(name: str, body: bytes = b"{}", *, kind: str = "template", tenant: str = "acme", version: int = 0) -> Document:
+    """A document that was not stored yet."""
+    return Document(kind, tenant, name, version, 0, body)
+
+
+async def stored(store: Store, document: Document) -> Document:
+    """The document as it is stored."""
+    found = await store.find_document(document.kind, document.name, document.tenant)
+    assert found is not None
+    return found
+
+
+def names(documents: Sequence[Document]) -> list[str]:
+    return [each.name for each in documents]
+
+
+# -- refused
+
+
+@on_loop
+async def test_a_version_that_was_not_read_is_refused(place: Place) -> None:
+    """Whoever writes has seen what it replaces."""
+    async with place.opened() as store:
+        await store.put_documents([new("a", b"1")])
+
+        for version in (0, 2, 9):
+            with pytest.raises(Conflict):
+                await store.put_documents([new("a", b"2", version=version)])
+        with pytest.raises(Conflict):
+            await store.put_documents([new("nobody", version=1)])
+
+        assert (await stored(store, new("a"))).body == b"1"
+        assert await store.find_document("template", "nobody", "acme") is None
+
+
+@on_loop
+async def test_all_are_written_or_none(place: Place) -> None:
+    """A template and the note of who changed it are one thing."""
+    async with place.opened() as store:
+        await store.put_documents([new("a"), new("b")])
+        current = await stored(store, new("a"))
+
+        for others in ([new("b")], [new("c"), new("c")], [replace(current, body=b"3")]):
+            with pytest.raises(Conflict):
+                await store.put_documents([replace(current, body=b"2"), new("new"), *others])
+
+        assert (await stored(store, current)).version == 1
+        assert names(await store.documents("template", "acme")) == ["a", "b"]
+
+
+@on_loop
+async def test_a_key_has_one_owner(place: Place) -> None:
+    """It is looked up before anybody knows whose it is."""
+    async with place.opened() as store:
+        await store.put_documents([new("k1", b"hers", kind=KEY)])
+
+        for version in (0, 1):
+            with pytest.raises(Conflict):
+                await store.put_documents([new("k1", b"his", kind=KEY, tenant="other", version=version)])
+        with pytest.raises(Conflict):
+            await store.put_documents([new("k2", kind=KEY), new("k2", kind=KEY, tenant="other")])
+
+        found = await store.find_document(KEY, "k1")
+        assert found is not None
+        assert (found.tenant, found.body) == ("acme", b"hers")
+        assert await store.find_document(KEY, "k1", "acme") == found
+        assert await store.find_document(KEY, "k1", "other") is None
+        assert await store.find_document(KEY, "k2") is None
+
+
+@on_loop
+async def test_of_many_that_make_one_document_exactly_one_wins(place: Place) -> None:
+    """From two servers at once."""
+    async with place.opened() as one, place.opened() as two:
+        answers = await asyncio.gather(
+            *((one, two)[n % 2].put_documents([new("a", str(n).encode())]) for n in range(RIVALS)),
+            return_exceptions=True,
+        )
+
+        winners = [n for n, answer in enumerate(answers) if answer is None]
+        assert [type(each) for each in answers if each is not None] == [Conflict] * (RIVALS - 1)
+        assert [str(n).encode() for n in winners] == [(await stored(two, new("a"))).body]
+
+
+@on_loop
+async def test_whoever_reads_and_writes_again_loses_nothing(place: Place) -> None:
+    """A counter that many raise has counted them all: that is what versions are for."""
+
+    async def raise_it(store: Store) -> None:
+        while True:
+            known = await stored(store, new("count"))
+            try:
+                await store.put_documents([replace(known, body=str(int(known.body) + 1).encode())])
+            except Conflict:
+                continue
+            return
+
+    async with place.opened() as one, place.opened() as two:
+        await one.put_documents([new("count", b"0")])
+
+        await asyncio.gather(*(raise_it(store) for store in (one, two) * 5))
+
+        assert ((await stored(one, new("count"))).body, (await stored(one, new("count"))).version) == (b"10", 11)
+
+
+@on_loop
+async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_each_other(place: Place) -> None:
+    """Whoever wants both gets both, or is told to read again."""
+    async with place.opened() as one, place.opened() as two:
+        await one.put_documents([new("a"), new("b")])
+        for version in range(1, 11):
+            both = [new("a", version=version), new("b", version=version)]
+
+            answers = await asyncio.gather(
+                one.put_documents(both), two.put_documents(both[::-1]), return_exceptions=True
+            )
+
+            assert sorted(type(each).__name__ for each in answers) == ["Conflict", "NoneType"]
+
+
+# -- written, read, dropped
+
+
+@on_loop
+async def test_a_document_is_stored_with_its_version_and_time(place: Place) -> None:
+    """Both are the store's to say."""
+    async with place.opened() as store:
+        await store.put_documents([replace(new("a", b"\x00\xff"), at=5)])
+        first = await stored(store, new("a"))
+        place.after(60)
+        await store.put_documents([replace(first, body=b"")])
+        second = await stored(store, new("a"))
+
+        assert (first.version, first.body, second.version, second.body) == (1, b"\x00\xff", 2, b"")
+        assert abs(first.at + 60_000_000 - place.now()) < 10_000_000
+        assert abs(second.at - place.now()) < 10_000_000
+        assert abs(await store.now() - place.now()) < 10_000_000
+        await store.put_documents([])
+
+
+@on_loop
+async def test_names_belong_to_their_tenant_and_kind(place: Place) -> None:
+    """The same name elsewhere is something else."""
+    async with place.opened() as store:
+        await store.put_documents([new("a", b"1"), new("a", b"2", tenant="other"), new("a", b"3", kind="quota")])
+        await store.put_documents([new("a", b"4", tenant="")])
+
+        assert (await stored(store, new("a"))).body == b"1"
+        assert (await stored(store, new("a", tenant="other"))).body == b"2"
+        assert (await stored(store, new("a", kind="quota"))).body == b"3"
+        assert (await stored(store, new("a", tenant=""))).body == b"4"
+        assert [each.body for each in await store.documents("template", "acme")] == [b"1"]
+        assert await store.documents("template", "nobody") == []
+
+
+@on_loop
+async def test_documents_come_in_the_order_of_their_names(place: Place) -> None:
+    """Byte by byte, wherever they are kept; page by page; or those that begin alike."""
+    given = ["b", "A/2", "a", "A/10", "é", "A", "A/1", "Z", "_", "A0", "A/\U0010ffff", "A/é"]
+    expected = sorted(given)
+    async with place.opened() as store:
+        await store.put_documents([new(name) for name in given])
+
+        found: list[str] = []
+        while page := await store.documents("template", "acme", after=found[-1] if found else "", limit=3):
+            found += names(page)
+        assert found == expected
+        alike = [name for name in expected if name.startswith("A/")]
+        assert names(await store.documents("template", "acme", prefix="A/")) == alike
+        assert names(await store.documents("template", "acme", prefix="A/", after=alike[0], limit=2)) == alike[1:3]
+        assert names(await store.documents("template", "acme", prefix="A/", after="Z")) == []
+        assert names(await store.documents("template", "acme", prefix="nothing")) == []
+
+
+@on_loop
+async def test_only_the_version_that_was_read_is_dropped(place: Place) -> None:
+    """Afterwards the name is free, for whoever wants it."""
+    async with place.opened() as store:
+        await store.put_documents([new("a", kind=KEY)])
+
+        for name, version in (("a", 0), ("a", 2), ("b", 1)):
+            assert not await store.drop_document(KEY, "acme", name, version)
+        assert not await store.drop_document(KEY, "other", "a", 1)
+        assert await store.drop_document(KEY, "acme", "a", 1)
+        assert not await store.drop_document(KEY, "acme", "a", 1)
+
+        assert await store.find_document(KEY, "a") is None
+        await store.put_documents([new("a", kind=KEY, tenant="other")])
+
+
+@on_loop
+async def test_documents_outlive_the_store(lasting_place: Place) -> None:
+    """They are written when the call returns."""
+    async with lasting_place.opened() as store:
+        await store.put_documents([new("a", b"kept")])
+
+    async with lasting_place.opened() as store:
+        assert (await stored(store, new("a"))).body == b"kept"

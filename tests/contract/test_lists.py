@@ -1,0 +1,361 @@
+"""Lists: people find runs and workers by what they are, newest first, page by page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from deltaci.core import listing, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import Decision
+from deltaci.core.events import RUN, WORKER
+from deltaci.core.listing import Listed, lists
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.core.views import steps
+from deltaci.core.worker import Worker
+from deltaci.store.port import Conflict, Entry, Page, Place, Put, Store, Unreadable, Write
+from tests.contract.places import Place as Somewhere
+from tests.contract.places import Server, ask, on_loop, put
+from tests.histories import History
+from tests.lab import START, TENANT, Lab
+
+SEEDS: Final = range(3)
+STEPS: Final = 250
+NONSENSE: Final[Any] = {"tally": "nonsense"}
+
+
+def names(page: Page) -> list[str]:
+    """The ids on a page."""
+    return [record.id for record in page.records]
+
+
+def born(id: str, at: int, **origin: Any) -> tuple[Put, Entry]:
+    """A run that was created then, and its place on its lists."""
+    record = Run(id=id, run_id=id, tenant=TENANT, created_at=at, state=run.CREATED, origin=Origin(**origin))
+    return put(record), Entry(id, at, lists(record))
+
+
+async def keep(store: Store, *made: tuple[Put, Entry]) -> None:
+    """Write these in one go."""
+    puts, entries = [each[0] for each in made], [each[1] for each in made]
+    await ask(store, Write(puts, [], True, entries))
+
+
+async def walk(store: Store, named: Sequence[str], limit: int, **chosen: Any) -> list[str]:
+    """Everything on these lists, page by page."""
+    found: list[str] = []
+    place: Place | None = None
+    for _ in range(1000):
+        page = await store.page(TENANT, named, before=place, limit=limit, **chosen)
+        assert len(page.records) <= limit
+        found += names(page)
+        place = page.next
+        if place is None:
+            return found
+    raise AssertionError("the list has no end")
+
+
+# -- what is listed follows from the records
+
+
+class Recording(Lab):
+    """A lab that remembers what was done, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[int, Command]] = []
+
+    def do(self, command: Command) -> Decision:
+        decision = super().do(command)
+        self.done.append((self.now, command))
+        return decision
+
+
+def history(seed: int) -> list[tuple[int, Command]]:
+    """What happened in a random history, command by command."""
+    told = History(Random(seed))
+    told.lab, workers = Recording(), [each for each in told.lab.world.records.values() if isinstance(each, Worker)]
+    for each in workers:
+        told.lab.register(each.id, each.max_concurrent_tasks, each.labels)
+    told.go(STEPS).calm()
+    assert isinstance(told.lab, Recording)
+    return told.lab.done
+
+
+async def check_lists(store: Store, ids: Iterable[str]) -> int:
+    """Show that every list holds exactly those who belong there; how many lists that were."""
+    expected: dict[Listed, list[tuple[int, str]]] = defaultdict(list)
+    for record in await store.find_all(list(ids)):
+        for listed in lists(record):
+            expected[listed].append((record.created_at, record.id))
+    known = [(TENANT, listing.state_is(state)) for state in run.MACHINE.states]
+    known += [(TENANT, listing.status_is(status)) for status in set(steps.RUN_VIEW.shows.values())]
+    known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.EVERYBODY, listing.UNREPORTED)]
+    for tenant, name in {*known, *expected}:
+        page = await store.page(tenant, [name], limit=1000)
+        places = sorted(expected[tenant, name], reverse=True)
+        assert names(page) == [id for _, id in places], (tenant, name)
+        assert await store.count(tenant, name, 1000) == len(places)
+    return sum(map(bool, expected.values()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@on_loop
+async def test_lists_follow_the_machines(place: Somewhere, seed: int) -> None:
+    """Whatever happens, in whatever batches: a record is on the lists that follow from it, and on no other."""
+    done, draw = history(seed), Random(seed)
+    async with place.server() as server:
+        checked = 0
+        while done:
+            size = draw.randint(1, 30)
+            batch, done = done[:size], done[size:]
+            place.shift = batch[-1][0] - START
+            await server.applier.do_all([command for _, command in batch])
+            if draw.random() < 0.2 or not done:
+                ids = {event.entity_id for event in await server.log() if event.entity in (RUN, WORKER)}
+                checked = await check_lists(server.store, ids)
+        assert checked > 3
+
+
+@on_loop
+async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
+    """Project, branch, person, template, labels; another tenant finds nothing of it."""
+    origin = Origin(project="shop", branch="main", labels=("nightly", "x" * 5000), template="build")
+    record = Run(id="r1", run_id="r1", tenant=TENANT, origin=origin, started_by="ada")
+    async with place.server() as server:
+        await server.do(Birth(id="r1", record=record))
+        await server.do(Birth(id="r2", record=Run(id="r2", run_id="r2", tenant=TENANT)))
+
+        for name in (
+            listing.project_is("shop"),
+            listing.branch_is("main"),
+            listing.person_is("ada"),
+            listing.template_is("build"),
+            listing.label_is("nightly"),
+            listing.label_is("x" * 5000),
+        ):
+            assert names(await server.store.page(TENANT, [name], limit=9)) == ["r1"]
+            assert names(await server.store.page("other", [name], limit=9)) == []
+        assert names(await server.store.page(TENANT, [listing.branch_is("dev")], limit=9)) == []
+        await check_lists(server.store, ["r1", "r2"])
+
+
+@on_loop
+async def test_a_refused_write_leaves_the_lists_alone(place: Somewhere) -> None:
+    """A list that knows more than the records would show people what never was."""
+    async with place.opened() as store:
+        await keep(store, born("a", START))
+
+        with pytest.raises(Conflict):
+            await keep(store, born("b", START), born("a", START + 5))
+
+        assert await walk(store, [listing.RUNS], 10) == ["a"]
+
+
+@on_loop
+async def test_a_transaction_that_fails_later_takes_its_lists_back(place: Somewhere) -> None:
+    """All of it or nothing, also when the first write of a transaction stood already."""
+    moved = Entry("a", START, frozenset({(TENANT, "new")}), frozenset({(TENANT, listing.RUNS)}))
+    again, _ = born("a", START)
+    async with place.opened() as store:
+        await keep(store, born("a", START))
+
+        with pytest.raises(Conflict):
+            await ask(store, Write([], [], False, [moved]), Write([again], [], True))
+
+        assert await walk(store, [listing.RUNS], 10) == ["a"]
+        assert await walk(store, ["new"], 10) == []
+
+
+# -- pages
+
+
+@on_loop
+async def test_pages_are_newest_first_and_leave_nothing_out(place: Somewhere) -> None:
+    """Also where many were created at the same moment."""
+    made = [born(f"r{n:02}", START + n // 4) for n in range(30)]
+    expected = [f"r{n:02}" for n in reversed(range(30))]
+    async with place.opened() as store:
+        await keep(store, *made)
+
+        for limit in (1, 3, 10, 29, 30, 31):
+            assert await walk(store, [listing.RUNS], limit) == expected
+        page = await store.page(TENANT, [listing.RUNS], limit=30)
+        assert page.next is None
+
+
+@on_loop
+async def test_a_page_does_not_shift_while_runs_are_created(place: Somewhere) -> None:
+    """Somebody who turns pages sees everything once, however busy the place is."""
+    async with place.opened() as store:
+        await keep(store, *(born(f"r{n:02}", START + n) for n in range(20)))
+        found: list[str] = []
+        page = await store.page(TENANT, [listing.RUNS], limit=6)
+        for n in range(20, 60):
+            found += names(page)
+            await keep(store, born(f"r{n:02}", START + n))
+            if page.next is None:
+                break
+            page = await store.page(TENANT, [listing.RUNS], before=page.next, limit=6)
+
+        assert found == [f"r{n:02}" for n in reversed(range(20))]
+
+
+@on_loop
+async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
+    """Whichever is walked: only the cost differs."""
+    made = [
+        born(f"r{n:03}", START + n, branch=("main", "dev")[n % 2], labels=("slow",) if n % 5 == 0 else ())
+        for n in range(200)
+    ]
+    both = [f"r{n:03}" for n in reversed(range(0, 200, 10))]
+    main, slow = listing.branch_is("main"), listing.label_is("slow")
+    async with place.opened() as store:
+        await keep(store, *made)
+
+        for named in ([main, slow], [slow, main], [listing.RUNS, slow, main], [slow, main, slow]):
+            assert await walk(store, named, 7) == both
+        assert await walk(store, [slow, listing.branch_is("none")], 7) == []
+        with pytest.raises(ValueError, match="name one"):
+            await store.page(TENANT, [], limit=1)
+
+
+@on_loop
+async def test_a_page_of_a_time(place: Somewhere) -> None:
+    """From the first moment on, up to the last one, which is not in it."""
+    async with place.opened() as store:
+        await keep(store, *(born(f"r{n}", START + n) for n in range(8)))
+
+        assert await walk(store, [listing.RUNS], 2, since=START + 2, until=START + 6) == ["r5", "r4", "r3", "r2"]
+        assert await walk(store, [listing.RUNS], 2, since=START + 6) == ["r7", "r6"]
+        assert await walk(store, [listing.RUNS], 2, until=START + 2) == ["r1", "r0"]
+        page = await store.page(TENANT, [listing.RUNS], before=Place(START + 1, "r1"), until=START + 6, limit=5)
+        assert names(page) == ["r0"]
+
+
+@on_loop
+async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None:
+    """Where little fits, a page is short or empty and goes on: the cost of one is bounded."""
+    made = [born(f"r{n:03}", START + n, labels=("rare",) if n in (0, 150) else ()) for n in range(300)]
+    rare = [listing.RUNS, listing.label_is("rare")]
+    async with place.opened() as store:
+        await keep(store, *made)
+
+        first = await store.page(TENANT, rare, limit=5, budget=100)
+        second = await store.page(TENANT, rare, before=first.next, limit=5, budget=100)
+        third = await store.page(TENANT, rare, before=second.next, limit=5, budget=101)
+
+        assert (names(first), first.next) == ([], Place(START + 200, "r200"))
+        assert (names(second), second.next) == (["r150"], Place(START + 100, "r100"))
+        assert (names(third), third.next) == (["r000"], None)
+        assert await walk(store, rare, 5, budget=7) == ["r150", "r000"]
+        assert await walk(store, [listing.RUNS], 5, budget=3) == [f"r{n:03}" for n in reversed(range(300))]
+
+
+@on_loop
+async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> None:
+    """It is shown as what it is; what is no longer there is passed over."""
+    bad, entry = put(Run(id="r1", run_id="r1", tenant=TENANT, **NONSENSE)), born("r1", START + 1)[1]
+    async with place.opened() as store:
+        await keep(store, born("r0", START), (bad, entry), born("r2", START + 2))
+        await ask(store, Write([], [], True, [born("gone", START + 3)[1]]))
+
+        page = await store.page(TENANT, [listing.RUNS], limit=10)
+
+        assert names(page) == ["r2", "r1", "r0"]
+        assert [isinstance(each, Unreadable) for each in page.records] == [False, True, False]
+        assert await walk(store, [listing.RUNS], 1) == ["r2", "r1", "r0"]
+
+
+@on_loop
+async def test_a_count_goes_no_further_than_asked(place: Somewhere) -> None:
+    """Whether there are more than a hundred is worth a hundred looks, not a million."""
+    async with place.opened() as store:
+        await keep(store, *(born(f"r{n}", START) for n in range(9)))
+
+        assert [await store.count(TENANT, listing.RUNS, limit) for limit in (1, 8, 9, 10)] == [1, 8, 9, 9]
+        assert await store.count(TENANT, "none", 5) == 0
+
+
+# -- retention
+
+
+@on_loop
+async def test_what_is_pruned_is_on_no_list(place: Somewhere) -> None:
+    """Else a list of old runs would be a list of nothing, for ever."""
+    async with place.server() as server:
+        for n in range(3):
+            await server.do(Birth(id=f"r{n}", record=Run(id=f"r{n}", run_id=f"r{n}", tenant=TENANT)))
+        await server.register("w1")
+        await server.enqueue("q")
+        for n in range(2):
+            await server.do(run.BeginPlanning(id=f"r{n}"))
+            await server.do(run.PlanFailed(id=f"r{n}", error="no plan"))
+            await server.do(run.Report(id=f"r{n}", actor="reporter"))
+        await _shut_down(server)
+
+        dropped = await server.store.prune(finished_before=place.now() + 10**9, events_before=0, limit=100)
+
+        assert dropped == 3
+        assert await walk(server.store, [listing.RUNS], 10) == ["r2"]
+        assert await server.store.count(TENANT, listing.GONE_WORKERS, 9) == 0
+        await check_lists(server.store, ["r0", "r1", "r2", "w1"])
+
+
+async def _shut_down(server: Server) -> None:
+    from deltaci.core import worker
+
+    await server.do(worker.Shutdown(id="w1"))
+    assert names(await server.store.page(TENANT, [listing.GONE_WORKERS], limit=9)) == ["w1"]
+
+
+@on_loop
+async def test_prune_passes_by_what_cannot_be_read(place: Somewhere) -> None:
+    """It goes like the others; where it was listed nobody knows, and pages do not mind."""
+    bad = put(Run(id="r1", run_id="r1", tenant=TENANT, updated_at=START, **NONSENSE), is_over=True)
+    async with place.opened() as store:
+        await keep(store, (bad, born("r1", START)[1]), born("r2", START))
+
+        assert await store.prune(finished_before=START + 1, events_before=0, limit=9) == 1
+
+        assert await walk(store, [listing.RUNS], 10) == ["r2"]
+
+
+# -- reading many
+
+
+@on_loop
+async def test_many_records_are_found_in_the_order_asked_for(place: Somewhere) -> None:
+    """Live or over; what does not exist is left out, what is asked for twice comes once."""
+    async with place.opened() as store:
+        await ask(store, Write([put(Attempt(id=f"a{n}"), is_over=n % 2 == 0) for n in range(1200)], [], True))
+        await ask(store, Write([put(Run(id="bad", **NONSENSE))], [], True))
+
+        wanted = [f"a{n}" for n in reversed(range(1200))]
+        assert [each.id for each in await store.find_all(wanted)] == wanted
+        assert [each.id for each in await store.find_all(["a3", "no", "bad", "a2", "a3"])] == ["a3", "bad", "a2"]
+        assert await store.find_all([]) == []
+
+
+@on_loop
+async def test_the_jobs_of_a_run_are_found_finished_or_not(place: Somewhere) -> None:
+    """A run's page shows all of them."""
+    from tests.contract.test_runs import finish, planned
+    from tests.lab import task
+
+    async with place.server() as server:
+        await planned(server, *(task(name) for name in "cab"))
+        await planned(server, task("other"), id="r2")
+        await finish(server, await server.take())
+
+        found = await server.store.jobs_of("r1")
+
+        assert [each.id for each in found] == ["r1/a", "r1/b", "r1/c"]
+        assert found == await server.store.find_all([each.id for each in found])
+        assert await server.store.jobs_of("none") == []

@@ -1,0 +1,283 @@
+"""A tenant's limit of live leases: strict, whoever claims wherever, and nobody waits for long once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from deltaci.core import attempt
+from deltaci.core.attempt import Attempt
+from deltaci.core.events import Event
+from deltaci.core.reactions import Birth
+from deltaci.engine.applier import Claimed
+from deltaci.store.port import CountHeld, Request, Store, Transaction
+from tests.contract.conftest import make_place
+from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
+from tests.contract.test_line import Hall, all_ids, ids
+from tests.contract.test_notify import LISTENERS, until
+from tests.lab import START, TENANT, Lease
+
+JOBS: Final = 60
+LIMIT: Final = 4
+MAX_EMPTY: Final = 5000
+
+
+async def enqueue(server: Server, count: int) -> None:
+    """So many attempts that wait."""
+    await server.applier.do_all([birth(f"a{n:02}") for n in range(count)])
+
+
+async def end(server: Server, claimed: Claimed, by: str = "w1") -> None:
+    """It is done."""
+    await server.say(attempt.Complete, Lease(by, claimed.lease_id), is_success=True, exit_code=0)
+
+
+def most_at_once(events: Iterable[Event]) -> int:
+    """How many attempts had a live lease at the same time, by the log: it is in the order of commits."""
+    held: set[str] = set()
+    most = 0
+    for event in events:
+        if event.trigger == "claimed":
+            held.add(event.entity_id)
+        elif event.to in (attempt.SUCCEEDED, attempt.QUEUED):
+            held.discard(event.entity_id)
+        most = max(most, len(held))
+    return most
+
+
+@on_loop
+async def test_nothing_is_handed_out_beyond_the_limit(place: Place) -> None:
+    """Whoever holds them, and however much is asked for at once."""
+    async with place.server() as server:
+        await enqueue(server, 10)
+
+        first = await server.claim("w1", 2, tenant_limit=3)
+        second = await server.claim("w2", 9, tenant_limit=3)
+        assert [len(first), len(second)] == [2, 1]
+        assert await server.claim("w3", 1, tenant_limit=3) == []
+        await end(server, first[0])
+
+        assert len(await server.claim("w3", 5, tenant_limit=3)) == 1
+        assert len(await server.claim("w3", 5, tenant_limit=5)) == 2  # A limit that was raised counts at once,
+        assert await server.claim("w3", 5, tenant_limit=1) == []  # and one that was lowered takes nothing away.
+        assert len(await server.claim("w3", 5)) == 4
+        await server.verified()
+
+
+@on_loop
+async def test_claims_of_one_batch_share_the_room(place: Place) -> None:
+    """What the batch gave already counts, though it is not written yet."""
+    async with place.server() as server:
+        await enqueue(server, 20)
+
+        found = await asyncio.gather(*(server.claim(f"w{n}", 2, tenant_limit=5) for n in range(8)))
+
+        assert sum(map(len, found)) == 5
+        assert most_at_once(await server.verified()) == 5
+
+
+@on_loop
+async def test_another_tenant_has_its_own_room(place: Place) -> None:
+    """One that is full keeps nobody else from working."""
+    async with place.server() as server:
+        await enqueue(server, 3)
+        for n in range(3):
+            await server.do(Birth(id=f"b{n}", record=Attempt(id=f"b{n}", tenant="other")))
+
+        found = await asyncio.gather(
+            server.claim("w1", 3, tenant_limit=1),
+            server.claim("w2", 3, tenant_limit=2, tenant="other"),
+            server.claim("w3", 3, tenant_limit=1),
+            server.claim("w4", 3, tenant="third"),
+        )
+
+        assert [len(each) for each in found] == [1, 2, 0, 0]
+
+
+@on_loop
+async def test_a_lost_lease_makes_room(place: Place) -> None:
+    """Room follows from live leases: a runner that died holds nothing for ever."""
+    async with place.server() as server:
+        await enqueue(server, 3)
+        await server.take("w1", tenant_limit=1)
+        assert await server.claim("w2", tenant_limit=1) == []
+
+        place.after(200)
+        await server.tick()
+
+        assert len(await server.claim("w2", 5, tenant_limit=1)) == 1
+        await server.verified()
+
+
+@on_loop
+async def test_live_leases_are_counted_and_nothing_else(place: Place) -> None:
+    """Runs and jobs have deadlines too; what waits or is over has no lease; one that cannot be read may have one."""
+    nonsense: Any = {"claims": "nonsense"}
+    async with place.opened() as store:
+        await write(
+            store,
+            *(put(Attempt(id=f"held{n}", tenant=TENANT), due_at=START) for n in range(3)),
+            put(Attempt(id="bad", tenant=TENANT, **nonsense), due_at=START),
+            put(Attempt(id="waits", tenant=TENANT), ready_at=START),
+            put(Attempt(id="over", tenant=TENANT), is_over=True),
+            put(Attempt(id="theirs", tenant="other"), due_at=START),
+        )
+        assert await ask(store, *(CountHeld(TENANT, limit) for limit in (1, 4, 9))) == [1, 4, 4]
+
+        await write(store, put(Attempt(id="held0", tenant=TENANT), 1), put(Attempt(id="held1"), 1, is_over=True))
+
+        assert await ask(store, CountHeld(TENANT, 9), CountHeld("nobody", 9)) == [2, 0]
+
+
+class Recorded(Wrapped):
+    """A store that remembers what it was asked."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked: list[type[Request]] = []
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        def recorded() -> Transaction[T]:
+            transaction, answer = work(), None
+            try:
+                while True:
+                    request = transaction.send(answer)
+                    self.asked.append(type(request))
+                    answer = yield request
+            except StopIteration as end:
+                result: T = end.value
+                return result
+
+        return await self.inner.transact(recorded)
+
+
+@on_loop
+async def test_who_has_no_limit_pays_for_none(place: Place) -> None:
+    """One question and one write, as ever; and an end of a lease wakes nobody."""
+    recorded: list[Recorded] = []
+
+    def wrap(store: Store) -> Store:
+        recorded.append(Recorded(store))
+        return recorded[0]
+
+    async with place.server(wrap) as server:
+        await enqueue(server, 2)
+        heard: list[Any] = []
+        server.store.wakers.listen(heard.append)
+        recorded[0].asked.clear()
+
+        [claimed] = await server.claim()
+        assert [each.__name__ for each in recorded[0].asked] == ["OpenReady", "Write"]
+        await end(server, claimed)
+        assert not [each for each in heard if each is not None]
+
+        [claimed] = await server.claim(tenant_limit=1)
+        assert [each.__name__ for each in recorded[0].asked][-3:] == ["CountHeld", "OpenReady", "Write"]
+        await server.claim()  # Its limit was taken away.
+        await end(server, claimed)
+        assert not [each for each in heard if each is not None]
+        server.store.wakers.unlisten(heard.append)
+
+
+# -- many at once
+
+
+async def work_off(server: Server, by: str, done: set[str], enough: asyncio.Event) -> None:
+    """Claim, finish, and again, until everybody together has done all of it."""
+    for _ in range(MAX_EMPTY):
+        if enough.is_set():
+            return
+        for claimed in await server.claim(by, 3, tenant_limit=LIMIT):
+            await end(server, claimed, by)
+            done.add(claimed.attempt.id)
+        if len(done) == JOBS:
+            enough.set()
+    raise AssertionError(f"{by} still waits for work; {len(done)} of {JOBS} are done")
+
+
+@on_loop
+async def test_two_servers_never_exceed_the_limit_together(place: Place) -> None:
+    """Two that count at the same moment would each see the same room."""
+    async with place.server() as one, place.server() as two:
+        await enqueue(one, JOBS)
+        done, enough = set[str](), asyncio.Event()
+
+        await asyncio.gather(*(work_off((one, two)[n % 2], f"w{n}", done, enough) for n in range(8)))
+
+        events = await two.verified()
+        assert len(done) == JOBS
+        assert 1 < most_at_once(events) <= LIMIT
+        assert await ask(one.store, CountHeld(TENANT, 9)) == [0]
+
+
+# -- who waits
+
+
+@on_loop
+async def test_who_waits_for_room_gets_it_when_a_lease_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a poll: the commit that ends the lease says so, to each kind of worker."""
+    async with place.server() as server:
+        for n in range(4):
+            await server.enqueue(f"a{n}", queue_key="gpu" if n == 1 else "")
+        held = await server.claim("w0", 1, tenant_limit=1)
+        hall = Hall(server, monkeypatch)
+        tasks = {name: await hall.joined(name, *labels, tenant_limit=1) for name, labels in WAITING}
+
+        await end(server, held[0], "w0")
+        done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        while tasks:
+            assert len(done) == 1
+            name = next(name for name, each in tasks.items() if each in done)
+            [claimed] = await tasks.pop(name)
+            await end(server, claimed, name)
+            if tasks:
+                done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+
+        assert most_at_once(await server.verified()) == 1
+
+
+WAITING: Final = (("plain", ()), ("gpu", ("gpu",)), ("late", ()))
+
+
+@on_loop
+async def test_room_for_many_is_taken_by_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch may end many leases: whoever finds something lets others look."""
+    async with place.server() as server:
+        await enqueue(server, 8)
+        held = await server.claim("w0", 4, tenant_limit=4)
+        hall = Hall(server, monkeypatch)
+        tasks = [await hall.joined(f"w{n}", tenant_limit=4) for n in range(4)]
+
+        await asyncio.gather(*(end(server, each, "w0") for each in held))
+
+        found = all_ids(await asyncio.gather(*tasks))
+        assert sorted([*found, *ids(held)]) == [f"a{n:02}" for n in range(8)]
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A database that servers share."""
+    return make_place("postgres", tmp_path, request)
+
+
+@on_loop
+async def test_another_server_hears_of_room(shared: Place, contract_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who share a database share the room, and the word of it."""
+    import asyncpg
+
+    async with shared.server() as one, shared.server() as two:
+        asking = await asyncpg.connect(contract_dsn)
+        await until(asking, LISTENERS, 2)
+        await asking.close()
+        await enqueue(one, 2)
+        [held] = await one.claim("w1", tenant_limit=1)
+        hall = Hall(two, monkeypatch)
+        waiting = await hall.joined("w2", tenant_limit=1)
+
+        await end(one, held)
+
+        assert all_ids([[held], await waiting]) == ["a00", "a01"]

@@ -1,0 +1,122 @@
+"""A run started in one command, on every store: one commit, one look, one run for one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from deltaci.core import attempt, run
+from deltaci.core.decide import StartRun
+from deltaci.core.job import Approve, Gate, Job
+from deltaci.core.run import Run
+from deltaci.store.port import Load, LoadJobs, Open, Request, Transaction, Write
+from tests.contract.places import Place, Wrapped, on_loop
+from tests.lab import TENANT, gate, task
+
+JOBS = 1000
+T = TypeVar("T")
+
+
+def start(*jobs: Any, request_id: str = "key") -> StartRun:
+    """A start of the run r1."""
+    record = Run(id="r1", run_id="r1", tenant=TENANT, started_by="ada")
+    return StartRun(id="r1", actor="user:ada", request_id=request_id, record=record, jobs=jobs, plan_hash="hash")
+
+
+class Watched(Wrapped):
+    """A store that remembers what it was asked for."""
+
+    asked: list[Request]
+
+    async def transact(self, work: Callable[[], Transaction[T]]) -> T:
+        """Carry it out, and look over its shoulder."""
+        self.asked = []
+
+        def watched() -> Transaction[T]:
+            inner = work()
+            try:
+                request = next(inner)
+                while True:
+                    self.asked.append(request)
+                    request = inner.send((yield request))
+            except StopIteration as done:
+                value: T = done.value
+                return value
+
+        return await self.inner.transact(watched)
+
+
+@pytest.mark.proves("MOD-S1")
+@on_loop
+async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Place) -> None:
+    """Whoever asks is waiting."""
+    jobs = tuple(task(f"j{n}", *([f"j{n - 1}"] if n % 5 else [])) for n in range(JOBS))
+    async with place.server(Watched) as server:
+        await server.do(start(*jobs))
+
+        assert isinstance(server.store, Watched)
+        [opened, written] = server.store.asked
+        assert isinstance(opened, Open)
+        assert opened.ids == ("r1",)
+        assert isinstance(written, Write)
+        assert not any(isinstance(each, Load | LoadJobs) for each in server.store.asked)
+        assert len(written.puts) == 1 + JOBS + JOBS // 5
+        assert (await server.find("r1", Run)).tally.open == JOBS
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-S1")
+@on_loop
+async def test_a_refused_start_leaves_nothing_behind(place: Place) -> None:
+    """Not even the run."""
+    async with place.server() as server:
+        refusal = await server.refused(start(task("a", "b"), task("b", "a")))
+
+        assert refusal.code == "dependency_cycle"
+        assert await server.store.find("r1") is None
+        await server.do(start(task("a")))
+        assert (await server.find("r1", Run)).state == run.QUEUED
+
+
+@pytest.mark.proves("MOD-S2")
+@on_loop
+async def test_one_request_is_one_run_on_whatever_server_and_however_late(place: Place) -> None:
+    """A client whose answer was lost asks anybody, perhaps when the run is long over."""
+    async with place.server() as one, place.server() as two:
+        answers = await asyncio.gather(*(server.do(start(task("a"))) for server in (one, two, one, two)))
+
+        assert {answer.record.id for answer in answers} == {"r1"}
+        assert sum(bool(answer.changed) for answer in answers) == 1
+        held = await two.take()
+        await two.say(attempt.Complete, held, is_success=True, exit_code=0)
+        await one.do(run.Report(id="r1", actor="reporter"))
+        place.after(30 * 86400)
+
+        again = await two.do(start(task("a")))
+
+        assert (again.record.state, again.changed) == (run.REPORTED, {})
+        assert (await one.refused(start(task("b")))).code == "request_id_reused"
+        await one.verified()
+
+
+@pytest.mark.proves("MOD-G2", "MOD-G4")
+@on_loop
+async def test_a_gate_for_several_people_is_stored_between_them(place: Place) -> None:
+    """The first may approve on Monday, the second on Tuesday, with another server."""
+    async with place.server() as one:
+        await one.do(start(gate("g", gate=Gate(approvers=2, role="ops", not_by_starter=True)), task("b", "g")))
+        await one.do(Approve(id="r1/g", actor="user:bob", roles=("ops",), comment="go", plan_hash="hash"))
+    place.after(86400)
+    async with place.server() as two:
+        assert (await two.refused(Approve(id="r1/g", actor="user:ada", roles=("ops",)))).code == "not_allowed"
+        assert not (await two.do(Approve(id="r1/g", actor="user:bob", roles=("ops",)))).changed
+        await two.do(Approve(id="r1/g", actor="user:cyd", roles=("ops",)))
+
+        approved = await two.find("r1/g", Job)
+        assert [(each.person, each.comment) for each in approved.approvals] == [("bob", "go"), ("cyd", "")]
+        assert approved.spec.gate == Gate(approvers=2, role="ops", not_by_starter=True)
+        assert await two.state("r1/b") == "QUEUED"
+        await two.verified()

@@ -1,0 +1,92 @@
+"""What a plan is: the order of its steps, and the one name of what people approve."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaci.core.job import Gate, JobSpec
+from deltaci.core.plan import ordered, plan_hash
+from tests.lab import gate, task
+
+
+def shuffled(value: Any, draw: Random) -> Any:
+    """The same content, its dicts written in another order."""
+    if isinstance(value, dict):
+        keys = list(value)
+        draw.shuffle(keys)
+        return {key: shuffled(value[key], draw) for key in keys}
+    return [shuffled(each, draw) for each in value] if isinstance(value, list) else value
+
+
+WORK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.proves("MOD-S3")
+@given(work=WORK, draw=st.randoms(use_true_random=False))
+def test_the_same_plan_has_the_same_hash(work: Any, draw: Random) -> None:
+    """Who wrote the keys in which order is nobody's business."""
+    one = plan_hash([task("a", work=work), gate("g", "a")])
+    other = plan_hash((task("a", work=shuffled(work, draw)), gate("g", "a")))
+
+    assert one == other
+    assert len(one) == 64
+
+
+@pytest.mark.proves("MOD-S3")
+def test_every_difference_that_matters_gives_another_hash() -> None:
+    """A person approves what will be done, and how; if one bit of that changes it is another plan."""
+    plain = task("a", work={"steps": ["make"]})
+    changed: dict[str, Any] = {
+        "name": "b",
+        "kind": "approval",
+        "needs": ("x",),
+        "is_required": False,
+        "has_validation": True,
+        "max_attempts": 2,
+        "base_delay_seconds": 1,
+        "max_delay_seconds": 1,
+        "jitter": 0.5,
+        "timeout_seconds": 1,
+        "max_lost_leases": 1,
+        "approval_seconds": 1,
+        "queue_key": "gpu",
+        "priority": 1,
+        "work": {"steps": ["make", "install"]},
+        "gate": Gate(approvers=2),
+    }
+    assert set(changed) == set(JobSpec.__struct_fields__)
+    variants = [plan_hash([JobSpec(**{"name": "a", "work": plain.work, field: changed[field]})]) for field in changed]
+    variants += [
+        plan_hash([plain], is_fail_fast=True),
+        plan_hash([plain], has_validation=True),
+        plan_hash([plain], timeout_seconds=1),
+        plan_hash([plain, task("z")]),
+        plan_hash([task("z"), plain]),
+        plan_hash([]),
+    ]
+
+    assert len({plan_hash([plain]), *variants}) == len(variants) + 1
+
+
+@pytest.mark.proves("STP-O4", "STP-O3")
+def test_steps_that_say_nothing_about_needs_are_a_sequence() -> None:
+    """A list of steps is meant in its order."""
+    assert ordered([("a", None), ("b", None), ("c", None)]) == ((), ("a",), ("b",))
+    assert ordered([("a", None)]) == ((),)
+    assert ordered([]) == ()
+
+
+@pytest.mark.proves("STP-O4")
+def test_one_step_with_needs_makes_all_of_them_a_graph() -> None:
+    """Even to say that a step needs nothing is to speak of needs."""
+    assert ordered([("a", None), ("b", []), ("c", None)]) == ((), (), ())
+    assert ordered([("a", None), ("b", None), ("c", ["a", "b"])]) == ((), (), ("a", "b"))

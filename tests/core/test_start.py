@@ -1,0 +1,205 @@
+"""A run with its plan, started in one decision: all of it or nothing, and as often as its sender likes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core import job, run
+from deltaci.core.decide import Plan, StartRun, decide
+from deltaci.core.job import Gate, JobSpec
+from deltaci.core.machine import REQUESTS_REMEMBERED, remembering
+from deltaci.core.run import MAX_JOBS, Origin, Run
+from deltaci.core.world import World
+from tests.lab import START, TENANT, Lab, gate, task
+
+ADA = "user:ada"
+SENSELESS: dict[str, tuple[tuple[JobSpec, ...], str]] = {
+    "a cycle": ((task("a", "b"), task("b", "a")), "dependency_cycle"),
+    "a job that waits for itself": ((task("a", "a"),), "dependency_cycle"),
+    "a need that is not there": ((task("a", "nobody"),), "bad_request"),
+    "a need that is named twice": ((task("a"), task("b", "a", "a")), "bad_request"),
+    "two jobs of one name": ((task("a"), task("a")), "bad_request"),
+    "a job without a name": ((task("a"), task("")), "bad_request"),
+    "a job named like an attempt": ((task("a"), task("a.1")), "bad_request"),
+    "too many jobs": ((task("a"),) * (MAX_JOBS + 1), "bad_request"),
+    "an unknown kind": ((task("a", kind="wish"),), "bad_request"),
+    "a gate that nobody needs to pass": ((gate("g", gate=Gate(approvers=0)),), "bad_request"),
+    "a gate for a crowd": ((gate("g", gate=Gate(approvers=101)),), "bad_request"),
+    "a task with a gate": ((task("a", gate=Gate(role="ops")),), "bad_request"),
+}
+
+
+def start(*jobs: JobSpec, id: str = "r1", actor: str = ADA, request_id: str = "key", **fields: Any) -> StartRun:
+    """A start of this plan."""
+    record = Run(id=id, run_id=id, tenant=TENANT, **fields)
+    return StartRun(id=id, actor=actor, request_id=request_id, record=record, jobs=jobs, plan_hash="hash")
+
+
+@pytest.mark.proves("MOD-S1")
+@pytest.mark.parametrize("what", SENSELESS)
+def test_a_plan_that_makes_no_sense_starts_nothing(what: str) -> None:
+    """Half a run is worse than none. The plan of a run that exists is refused for the same reasons."""
+    jobs, code = SENSELESS[what]
+    lab = Lab()
+    lab.create("other")
+    lab.do(run.BeginPlanning(id="other"))
+
+    assert lab.refused(start(*jobs)).code == code
+    assert lab.refused(Plan(id="other", jobs=jobs)).code == code
+
+    assert set(lab.world.records) == {"other"}
+
+
+@pytest.mark.proves("MOD-S1")
+@pytest.mark.parametrize("actor", ["worker:w1", "reporter"])
+def test_only_people_and_programs_start_runs(actor: str) -> None:
+    """A worker executes; it does not decide what."""
+    assert Lab().refused(start(task("a"), actor=actor)).code == "wrong_actor"
+
+
+@pytest.mark.proves("MOD-S1")
+@pytest.mark.parametrize("wrong", [{"id": "r2"}, {"run_id": "r2"}, {"state": run.RUNNING}])
+def test_a_record_that_is_not_the_run_to_start_is_refused(wrong: dict[str, str]) -> None:
+    """What is born is what was asked for."""
+    whole = start(task("a"))
+
+    asked = msgspec.structs.replace(whole, record=msgspec.structs.replace(whole.record, **wrong))
+
+    assert Lab().refused(asked).code == "bad_request"
+
+
+@pytest.mark.proves("MOD-S1", "MOD-1")
+def test_a_start_skips_no_state_and_is_one_transaction() -> None:
+    """Whoever reads the log sees the same steps as if they had come one by one."""
+    lab, stepwise = Lab(), Lab()
+    jobs = (task("a"), gate("g"), task("b", "a", "g"))
+
+    decision = lab.do(start(*jobs))
+    stepwise.plan(*jobs)
+
+    told = [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in lab.log]
+    assert told == [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in stepwise.log]
+    assert lab.steps("r1") == [run.CREATED, run.PLANNING, run.QUEUED]
+    assert (lab.job("a").state, lab.job("g").state, lab.job("b").state) == ("QUEUED", "WAITING_APPROVAL", "PENDING")
+    assert {event.at for event in lab.log} == {START}
+    assert {event.request_id for event in lab.log} == {"key"}
+    assert {event.actor for event in lab.log} == {ADA, "orchestrator"}
+    assert decision.record == lab.run()
+    lab.verified()
+
+
+@pytest.mark.proves("MOD-S1")
+def test_a_start_without_jobs_succeeds_at_once() -> None:
+    """Nothing to do is done."""
+    lab = Lab()
+
+    lab.do(start())
+
+    assert lab.run().state == run.SUCCESS
+    lab.verified()
+
+
+@pytest.mark.proves("MOD-S2")
+def test_a_repeat_is_answered_by_the_same_run_and_changes_nothing() -> None:
+    """Whose answer was lost asks again, perhaps with the keys of its inputs in another order."""
+    lab = Lab()
+    first = start(task("a", work={"x": 1, "y": 2}), origin=Origin(inputs={"a": "1", "b": "2"}))
+    again = start(task("a", work={"y": 2, "x": 1}), origin=Origin(inputs={"b": "2", "a": "1"}))
+    lab.do(first)
+
+    decision = lab.after(5).do(again)
+
+    assert (decision.record, decision.changed, decision.events) == (lab.run(), {}, [])
+    assert len(lab.run().requests) == 1
+
+
+@pytest.mark.proves("MOD-S2")
+@pytest.mark.parametrize(
+    "other",
+    [
+        start(task("b")),
+        start(task("a"), task("b")),
+        start(task("a"), timeout_seconds=5),
+        start(task("a"), actor="user:bob"),
+        start(task("a", work={"steps": ["rm"]})),
+    ],
+)
+def test_the_same_request_with_another_content_is_refused(other: StartRun) -> None:
+    """A key that means two things means nothing."""
+    lab = Lab()
+    lab.do(start(task("a")))
+
+    assert lab.refused(other).code == "request_id_reused"
+
+
+@pytest.mark.proves("MOD-S2")
+def test_another_request_for_the_same_id_is_refused() -> None:
+    """A run is started once."""
+    lab = Lab()
+    lab.do(start(task("a")))
+
+    assert lab.refused(start(task("a"), request_id="another")).code == "bad_request"
+    assert lab.refused(start(task("a"), request_id="")).code == "bad_request"
+
+
+@pytest.mark.proves("MOD-S2")
+def test_a_run_never_forgets_the_request_that_it_was_made_by() -> None:
+    """A client may come back after a week, when the run is long over and much has been asked of it since."""
+    lab = Lab()
+    first = start(task("a"))
+    lab.do(first)
+    lab.do(run.Cancel(id="r1", actor=ADA, request_id="cancel"))
+    lab.do(run.Report(id="r1", actor="reporter", request_id="report"))
+    assert lab.run().state == run.REPORTED
+    for n in range(2 * REQUESTS_REMEMBERED):
+        later = run.Cancel(id="r1", actor=ADA, request_id=f"later-{n}")
+        lab.world.records["r1"] = remembering(lab.run(), later)
+    assert len(lab.run().requests) == REQUESTS_REMEMBERED
+
+    decision = lab.after(7 * 86400).do(first)
+
+    assert (decision.record, decision.changed) == (lab.run(), {})
+    assert lab.refused(start(task("b"))).code == "request_id_reused"
+
+
+@pytest.mark.proves("MOD-S1")
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_start_needs_one_look_at_what_is_stored(count: int) -> None:
+    """What is named after a run that is not there is not there: a thousand jobs are not looked for."""
+    jobs = tuple(task(f"j{n}", *([f"j{n - 1}"] if n % 5 else [])) for n in range(count))
+
+    decision = decide(_nothing("r1"), start(*jobs), START)
+
+    assert sum(each.id.startswith("r1/") for each in decision.changed.values()) == count + (count + 4) // 5
+
+
+def _nothing(id: str) -> World:
+    """A world in which all that is known is that there is no such record."""
+    world = World()
+    world.records[id] = None
+    return world
+
+
+@pytest.mark.proves("MOD-S1")
+def test_what_a_refused_start_expected_is_forgotten() -> None:
+    """That something cannot exist holds for one decision only."""
+    world = _nothing("r1")
+    decide(world, start(task("a")), START)
+
+    assert world.absent == set()
+
+
+@pytest.mark.proves("MOD-G3")
+def test_the_starter_of_a_run_is_its_record_s_or_who_asked_for_it() -> None:
+    """A gate that bars the starter must know one, however the run was started."""
+    barred = gate("g", gate=Gate(not_by_starter=True))
+
+    for command, starter in ((start(barred), "ada"), (start(barred, started_by="bob"), "bob")):
+        lab = Lab()
+        lab.do(command)
+        assert lab.job("g").started_by == starter
+        assert lab.refused(job.Approve(id="r1/g", actor=f"user:{starter}")).code == "not_allowed"
+    assert Lab().plan(gate("g"), started_by="cyd").job("g").started_by == "cyd"
