@@ -12,7 +12,7 @@ import httpx
 
 from deltaci.client import calls, logs, talks
 from deltaci.client.calls import Call
-from deltaci.client.connection import TROUBLES, Settings, request_of, stream_of, trouble
+from deltaci.client.connection import ANSWER_SECONDS, TROUBLES, Key, Settings, request_of, stream_of, trouble
 from deltaci.client.drafts import Draft
 from deltaci.client.errors import ClientError
 from deltaci.client.methods import aasked, afinished, astreamed
@@ -73,15 +73,16 @@ class AsyncClient:
     def __init__(
         self,
         server: str | None = None,
-        key: str | None = None,
+        key: Key | None = None,
         *,
         ca: str | Path | None = None,
+        timeout_seconds: float = ANSWER_SECONDS,
         patience: Patience | None = None,
     ) -> None:
         settings = Settings(server, key, ca)
         self.url = settings.url
         self._patience = patience or Patience()
-        self._http = httpx.AsyncClient(**settings.options())
+        self._http = httpx.AsyncClient(**settings.options(timeout_seconds))
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -11,7 +11,7 @@ import httpx
 
 from deltaci.client import calls, logs, talks
 from deltaci.client.calls import Call
-from deltaci.client.connection import TROUBLES, Settings, request_of, stream_of, trouble
+from deltaci.client.connection import ANSWER_SECONDS, TROUBLES, Key, Settings, request_of, stream_of, trouble
 from deltaci.client.drafts import Draft
 from deltaci.client.errors import ClientError
 from deltaci.client.methods import asked, finished, streamed
@@ -72,15 +72,16 @@ class Client:
     def __init__(
         self,
         server: str | None = None,
-        key: str | None = None,
+        key: Key | None = None,
         *,
         ca: str | Path | None = None,
+        timeout_seconds: float = ANSWER_SECONDS,
         patience: Patience | None = None,
     ) -> None:
         settings = Settings(server, key, ca)
         self.url = settings.url
         self._patience = patience or Patience()
-        self._http = httpx.Client(**settings.options())
+        self._http = httpx.Client(**settings.options(timeout_seconds))
 
     def __enter__(self) -> Client:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,24 +24,42 @@ TROUBLES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL)
 _NEVER_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
+Key = str | Callable[[], str]  # A function is asked for each request: what it makes may be short-lived.
+
+
+class _Bearer(httpx.Auth):
+    """Shows the key."""
+
+    def __init__(self, key: Callable[[], str]) -> None:
+        self._key = key
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Once with each request."""
+        request.headers["Authorization"] = f"Bearer {self._key()}"
+        yield request
+
+
 class Settings:
     """The server's address and the key, checked, as httpx takes them."""
 
-    def __init__(self, server: str | None, key: str | None, ca: str | Path | None) -> None:
+    def __init__(self, server: str | None, key: Key | None, ca: str | Path | None) -> None:
         self.url = places.checked_url(places.server_url() if server is None else server)
-        self._key = places.checked_key(os.environ.get(places.KEY_VARIABLE, "") if key is None else key)
+        self._key: Callable[[], str] | None = None
+        if callable(key):
+            self._key = key
+        elif shown := places.checked_key(os.environ.get(places.KEY_VARIABLE, "") if key is None else key):
+            self._key = lambda: shown
         self._ca = ca
 
-    def options(self) -> dict[str, Any]:
+    def options(self, timeout_seconds: float) -> dict[str, Any]:
         """For either kind of httpx client. Proxies of the environment are for servers that are elsewhere."""
         headers = {"User-Agent": "deltaci", "Accept": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
         host = urlsplit(self.url).hostname or ""
         return {
             "base_url": self.url,
             "headers": headers,
-            "timeout": httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            "auth": None if self._key is None else _Bearer(self._key),
+            "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
             "limits": httpx.Limits(max_connections=MAX_CONNECTIONS),
             "trust_env": not places.is_this_machine(host),
             "verify": True if self._ca is None else ssl.create_default_context(cafile=str(self._ca)),

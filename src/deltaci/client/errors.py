@@ -17,7 +17,7 @@ SHOWN_CHARS: Final = 200
 PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
 LASTING_CODES: Final = frozenset({"over_quota", "unreadable"})
 
-_problem = msgspec.json.Decoder(api.Problem)
+_problem = msgspec.json.Decoder(api.ApiProblem)
 
 
 class ClientError(Exception):

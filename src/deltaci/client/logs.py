@@ -60,10 +60,11 @@ def follow_log(run_id: str, job: str, index: int = 0) -> Stream[LogPart]:
                     raise
                 yield Pause(waits.after(error))
                 continue
-        if is_closed:
-            if not _moved_on(seen, place, is_single=bool(index)):
-                return
-        elif place.offset == before:
+        if is_closed and _moved_on(seen, place, is_single=bool(index)):
+            continue
+        if is_closed and (index or seen.completed_at is not None):
+            return
+        if place.offset == before:
             yield Pause(ASK_AGAIN_SECONDS)
 
 
@@ -89,19 +90,20 @@ def _leases(job: api.Job, index: int) -> int:
 
 
 def _is_closed(job: api.Job, place: _Place) -> bool:
-    """Whether nothing can be added to this log any more."""
+    """Whether nothing can be added to this log any more: what comes next has a log of its own."""
     last = max((each.index for each in job.tries), default=0)
-    return job.completed_at is not None or last > place.attempt or _leases(job, place.attempt) > place.lease
+    is_next_awaited = job.completed_at is not None or job.next_run_at is not None
+    return is_next_awaited or last > place.attempt or _leases(job, place.attempt) > place.lease
 
 
 def _moved_on(job: api.Job, place: _Place, *, is_single: bool) -> bool:
     """Go to the next lease or the next attempt; False when there is none."""
-    place.offset = 0
     if _leases(job, place.attempt) > place.lease:
         place.lease += 1
-        return True
-    if is_single or not any(each.index > place.attempt for each in job.tries):
+    elif not is_single and any(each.index > place.attempt for each in job.tries):
+        place.attempt += 1
+        place.lease = min(1, _leases(job, place.attempt))
+    else:
         return False
-    place.attempt += 1
-    place.lease = min(1, _leases(job, place.attempt))
+    place.offset = 0
     return True
