@@ -12,7 +12,7 @@ import typer
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_key
 from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe
+from deltaci.cli.shown import Rows, ago, facts, safe, show
 from deltaci.wire import api
 from deltaci.wire.api_input import SCOPES, Scope
 
@@ -141,7 +141,7 @@ def _show(session: Session, found: api.Key) -> None:
         session.print_json(found)
         return
     revoked = f"{ago(found.revoked_at)} by {found.revoked_by}" if found.revoked_at is not None else ""
-    console().print(
+    show(
         facts(
             (
                 ("key", found.id),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from deltaci.cli.session import Defaults, Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, size
+from deltaci.cli.shown import Rows, ago, facts, show, size
 from deltaci.wire import api
 from deltaci.wire.api_input import Quotas
 
@@ -28,7 +29,7 @@ def whoami_command(session: Session) -> None:
     if session.is_json:
         session.print_json(me)
         return
-    console().print(
+    show(
         facts(
             (
                 ("person", me.person),
@@ -80,7 +81,8 @@ def set_quotas_command(
 
 def _show(session: Session, found: api.Tenant) -> None:
     if session.is_json:
-        session.print_json(found)
+        # A quota that is not set is 0, and a program should not have to know that.
+        session.print_json({**msgspec.structs.asdict(found), "quotas": msgspec.structs.asdict(found.quotas)})
         return
     quotas, usage = found.quotas, found.usage
     rows = Rows(f"OF {found.name}", "#USED", "#AT MOST")

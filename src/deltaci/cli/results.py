@@ -131,11 +131,15 @@ def costs_command(session: Session, run: RunArgument) -> None:
     names = sorted({name for each in found.attempts for name in each.cost})
     rows = Rows("JOB", "#TRY", *(f"#{safe(name)}" for name in names))
     for each in found.attempts:
-        rows.add(each.job, each.attempt, *(_amount(each.cost.get(name)) for name in names))
+        rows.add(each.job, each.attempt, *(_amount(name, each.cost.get(name)) for name in names))
     if len(found.attempts) > 1:
-        rows.add(Text("total", style="bold"), "", *(_amount(found.total.get(name)) for name in names))
+        rows.add(Text("total", style="bold"), "", *(_amount(name, found.total.get(name)) for name in names))
     rows.print("no attempt told what it used")
 
 
-def _amount(value: object) -> str:
-    return f"{value:,.6g}" if isinstance(value, int | float) else "" if value is None else str(value)
+def _amount(name: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    if name.endswith("_bytes"):
+        return size(int(value))
+    return f"{value:,.3f}".rstrip("0").rstrip(".")

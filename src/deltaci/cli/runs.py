@@ -15,7 +15,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job, complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
-from deltaci.cli.shown import Rows, about, ago, console, facts, safe, status, took
+from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, status, took
 from deltaci.cli.telling import tell_event
 from deltaci.client.outcomes import is_over
 from deltaci.wire import api
@@ -116,7 +116,7 @@ def _watch_runs(session: Session, asked: dict[str, Any], most: int | None) -> No
     with Live(console=console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             found = _found(session, asked, most)
-            live.update(_runs_table(found).table if found else Text("no runs yet"), refresh=True)
+            live.update(_runs_table(found).table() if found else Text("no runs yet"), refresh=True)
             time.sleep(WATCH_SECONDS)
 
 
@@ -142,7 +142,7 @@ def show_command(
     run_id = inputs.run_only(run)
     if not watch:
         found = session.client.run(run_id)
-        session.print_json(found) if session.is_json else console().print(_run_shown(found))
+        session.print_json(found) if session.is_json else show(_run_shown(found))
         return
     if session.is_json or not sys.stdout.isatty():
         for event in session.client.follow(run_id):
@@ -189,11 +189,11 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
             status(job.status),
             Text(safe(job.state), style="dim"),
             f"{job.attempts}/{job.max_attempts}" if is_task else "",
-            job.worker_id,
+            job.worker_id or (job.tries[-1].worker_id if job.tries else ""),
             took(job.started_at, job.completed_at) if job.started_at else "",
             _note(job, jobs),
         )
-    parts: list[RenderableType] = [head, Text(), rows.table]
+    parts: list[RenderableType] = [head, Text(), rows.table()]
     if run.job_count > len(run.jobs):
         parts.append(Text(f"and {run.job_count - len(run.jobs)} more jobs: --json with the API has them", style="dim"))
     return Group(*parts)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from deltaci.wire import api
 from deltaci.wire.texts import plain
 
 MAX_CELL: Final = 500
+MIN_FLEXIBLE: Final = 8
 PIPED_WIDTH: Final = 160  # Where nobody says how wide it is: wide enough not to cut ids.
 COLOURS: Final = {
     "SUCCEEDED": "green",
@@ -53,7 +54,8 @@ def safe(text: object, most: int = MAX_CELL) -> str:
 
 def status(word: str) -> Text:
     """A status with its colour, and with a sign for those who see none."""
-    return Text(f"{MARKS.get(word, ' ')} {safe(word)}", style=COLOURS.get(word, ""))
+    mark = MARKS.get(word, "")
+    return Text(f"{mark} {safe(word)}".strip(), style=COLOURS.get(word.upper(), ""))
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> str:
@@ -93,26 +95,52 @@ def size(count: int) -> str:
 
 
 class Rows:
-    """A table without lines. What is flexible (`~`) is cut when it does not fit, the rest is not; `#` is a number."""
+    """A table without lines. What is flexible (`~`) is cut when it does not fit and left out when it is empty, the rest
+    is not; `#` is a number."""
 
     def __init__(self, *columns: str) -> None:
-        self.table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-        for name in columns:
-            self.table.add_column(
-                name.lstrip("#~"),
-                justify="right" if name.startswith("#") else "left",
-                no_wrap=not name.startswith("~"),
-                overflow="ellipsis",
-                min_width=8 if name.startswith("~") else None,
-            )
+        self._columns = columns
+        self._rows: list[list[Text]] = []
 
     def add(self, *cells: object) -> None:
         """One row. Texts are made safe here."""
-        self.table.add_row(*(_cell(each) for each in cells))
+        self._rows.append([_cell(each) for each in cells])
+
+    def table(self) -> Table:
+        """As Rich shows it."""
+        made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+        kept = []
+        for number, name in enumerate(self._columns):
+            longest = max((row[number].cell_len for row in self._rows), default=0)
+            is_flexible = name.startswith("~")
+            if is_flexible and not longest:
+                continue
+            kept.append(number)
+            made.add_column(
+                name.lstrip("#~"),
+                justify="right" if name.startswith("#") else "left",
+                no_wrap=not is_flexible,
+                overflow="ellipsis",
+                min_width=min(longest, MIN_FLEXIBLE) if is_flexible else None,
+            )
+        for row in self._rows:
+            made.add_row(*(row[number] for number in kept))
+        return made
 
     def print(self, empty: str) -> None:
         """The table; or a line that says that there is nothing."""
-        console().print(self.table if self.table.row_count else empty)
+        show(self.table() if self._rows else empty)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print it. Where nobody looks, without the spaces at the end of lines by which Rich fills a terminal."""
+    out = console()
+    if out.is_terminal:
+        out.print(*renderables)
+        return
+    with out.capture() as caught:
+        out.print(*renderables)
+    print("\n".join(line.rstrip() for line in caught.get().splitlines()))
 
 
 def _cell(value: object) -> Text:

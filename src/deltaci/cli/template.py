@@ -11,7 +11,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_template
 from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe
+from deltaci.cli.shown import Rows, ago, console, facts, safe, show
 from deltaci.wire import api
 
 app = typer.Typer(help="Save, list and look at templates: plans to be used again.", no_args_is_help=True)
@@ -75,7 +75,7 @@ def _show(session: Session, found: api.Template) -> None:
         session.print_json(found)
         return
     out = console()
-    out.print(
+    show(
         facts(
             (
                 ("template", f"{found.name}@{found.version}"),
@@ -90,7 +90,7 @@ def _show(session: Session, found: api.Template) -> None:
         for name, rule in found.inputs.items():
             rows.add(name, "yes" if rule.required else "", rule.default, ", ".join(rule.choices), rule.description)
         out.print()
-        out.print(rows.table)
+        show(rows.table())
     rows = Rows("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
     is_chain = all(job.needs is None for job in found.plan.jobs)
     for job in found.plan.jobs:
@@ -99,7 +99,7 @@ def _show(session: Session, found: api.Template) -> None:
         shown = "; ".join(step if isinstance(step, str) else str(step.get("run", step)) for step in steps)
         rows.add(job.name, job.kind, needs, ", ".join(job.runs_on), shown)
     out.print()
-    out.print(rows.table)
+    show(rows.table())
 
 
 @command(app, "save")

@@ -11,7 +11,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_worker
 from deltaci.cli.session import Defaults, Session, command
-from deltaci.cli.shown import Rows, ago, console, facts
+from deltaci.cli.shown import Rows, ago, facts, show
 
 app = typer.Typer(cls=Defaults, help="List workers, look at one, let a new one in.")
 
@@ -54,7 +54,7 @@ def show_command(session: Session, name: NameArgument) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    console().print(
+    show(
         facts(
             (
                 ("worker", found.id),

@@ -69,14 +69,16 @@ def ask(call: Call[T]) -> Talk[T]:
 
 def first_found(text: str, make: Callable[[Name], Call[T]]) -> Talk[T]:
     """Ask about what the text names; its second reading, if it has one, when there is nothing under the first."""
-    *others, last = readings(text)
-    for name in others:
+    first: ApiError | None = None
+    for name in readings(text):
         try:
             return (yield from ask(make(name)))
         except ApiError as error:
             if error.code != "not_found":
                 raise
-    return (yield from ask(make(last)))
+            first = first or error
+    assert first is not None
+    raise first  # The likelier reading is also what to complain about.
 
 
 def explain(id: str) -> Talk[api.Explanation]:
