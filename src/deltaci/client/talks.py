@@ -215,8 +215,7 @@ def _listen(
             yield from opened(calls.event_stream(run_id, after), silence)
             reader = Reader()
             while (chunk := (yield Read())) is not None:
-                for message in reader.read(chunk):
-                    event = _event.decode(message.data)
+                for event in _events(reader, chunk):
                     after = event.seq
                     if (yield from heard(event)):
                         return after
@@ -229,6 +228,13 @@ def _listen(
         except Unreachable as error:
             _left(until, run_id)
             yield Pause(waits.after(error))
+
+
+def _events(reader: Reader, chunk: bytes) -> list[api.Event]:
+    try:
+        return [_event.decode(message.data) for message in reader.read(chunk)]
+    except (ValueError, msgspec.DecodeError):
+        raise unexpected("the stream of events", 200, {"content-type": calls.EVENT_STREAM}, chunk) from None
 
 
 def _left(until: float | None, run_id: str) -> float:
