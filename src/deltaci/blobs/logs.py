@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,21 @@ class Logs:
     def __init__(self, folder: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._ears: dict[tuple[str, int], tuple[Callable[[], None], ...]] = {}  # Replaced as a whole: threads read it.
+
+    @contextmanager
+    def heard(self, attempt_id: str, number: int, hear: Callable[[], None]) -> Iterator[None]:
+        """Call this, in whatever thread, when somebody appended to the log through this object."""
+        key = (attempt_id, number)
+        self._ears[key] = (*self._ears.get(key, ()), hear)
+        try:
+            yield
+        finally:
+            left = list(self._ears[key])
+            left.remove(hear)
+            self._ears[key] = tuple(left)
+            if not left:
+                del self._ears[key]
 
     def _path(self, attempt_id: str, number: int) -> Path:
         name = quote(attempt_id, safe="")
@@ -62,7 +79,9 @@ class Logs:
                 file.write(new)
                 file.flush()
                 os.fsync(file.fileno())
-            return end + len(new)
+        for hear in self._ears.get((attempt_id, number), ()) if new else ():
+            hear()
+        return end + len(new)
 
     def read(self, attempt_id: str, number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
         """Some bytes from an offset on."""

@@ -110,8 +110,8 @@ class Service:
         )
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
-        self._streams = Streams(store)
-        self._follower.tell(self._streams.hear)
+        self.streams = Streams(store)
+        self._follower.tell(self.streams.hear)
         self._reporter = Reporter(store, self.applier)
         self._follower.tell(self._reporter.hear)
         self._api = ApiApp(
@@ -123,7 +123,7 @@ class Service:
                 signer=signer,
                 keys=Keys(store, signer, time.monotonic),
                 tenants=tenants,
-                streams=self._streams,
+                streams=self.streams,
             )
         )
         self._timers: asyncio.Task[None] | None = None
@@ -168,7 +168,7 @@ class Service:
         """The server is about to end: whoever waits for something is answered now."""
         self.protocol.stop_waiting()
         self.control.stop_waiting()
-        self._streams.close()
+        self.streams.close()
 
 
 class _Server(uvicorn.Server):

@@ -21,6 +21,7 @@ from deltaci.store import wake
 
 T = TypeVar("T")
 Arrived = wake.Arrived
+Waker = wake.Waker
 Wakers = wake.Wakers
 ROOM: Final = wake.ROOM
 

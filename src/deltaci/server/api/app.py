@@ -21,6 +21,7 @@ from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.server.api import explain, files, jobs, keys, live, runs, templates, workers
 from deltaci.server.api.calls import Call, Handler, Made, Parts
+from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Unavailable
@@ -218,6 +219,8 @@ def _refusal(error: Exception, request: Request, request_id: str) -> tuple[Refus
             return error, {"Connection": "close"}
         case Refused(code="over_quota" | "overloaded" | "unreadable"):
             return error, {"Retry-After": str(RETRY_SECONDS)}
+        case BadRange():
+            return error, {"Content-Range": f"bytes */{error.size}"}
         case Refused():
             return error, {}
         case TooOften():

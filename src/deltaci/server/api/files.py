@@ -1,0 +1,132 @@
+"""What jobs left behind: listed, and read part by part.
+
+A file of a job is a stranger's: it is sent as something to save, never as a page of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote
+
+from deltaci.blobs import keys
+from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused
+from deltaci.server.api import disk
+from deltaci.server.api.calls import Call, Handler, Send, missing
+from deltaci.server.api.lookup import attempt_of, attempts_of, jobs_of, run_of
+from deltaci.server.api.ranges import Bytes, chosen
+from deltaci.server.api.sending import sending
+from deltaci.server.api.tails import last_lease
+from deltaci.server.http import Request
+from deltaci.wire import api
+from deltaci.wire.addresses import SHA256_HEADER
+
+MAX_LISTED: Final = 10_000  # Of one run, at once.
+AT_A_TIME: Final = 200
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
+
+
+async def list_artifacts(call: Call) -> api.Artifacts:
+    """Of the last lease of an attempt."""
+    attempt = await attempt_of(call)
+    blobs, name = call.parts.blobs, call.params["job"]
+    return api.Artifacts(artifacts=await disk.do(lambda: _kept(blobs, attempt, name)))
+
+
+async def list_run_artifacts(call: Call) -> api.Artifacts:
+    """Of every attempt of every job of a run."""
+    jobs = await jobs_of(call, await run_of(call))
+    blobs = call.parts.blobs
+    found: list[api.RunArtifact] = []
+    for start in range(0, len(jobs), AT_A_TIME):
+        some = jobs[start : start + AT_A_TIME]
+        attempts = await attempts_of(call, some)
+        wanted = [(each, job.spec.name) for job in some for each in attempts.get(job.id, ())]
+        found += await disk.do(lambda wanted=wanted: [one for each in wanted for one in _kept(blobs, *each)])  # type: ignore[misc]
+        if len(found) > MAX_LISTED:
+            raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
+    return api.Artifacts(artifacts=found)
+
+
+def _kept(blobs: Blobs, attempt: Attempt, job: str) -> list[api.RunArtifact]:
+    lease = last_lease(attempt)
+    if lease is None:
+        return []
+    return [
+        api.RunArtifact(job=job, attempt=attempt.index, path=each.path, bytes=each.bytes)
+        for each in keys.artifacts(blobs, attempt.tenant, attempt.id, lease.number)
+    ]
+
+
+async def read_artifact(call: Call) -> File:
+    """One file of the last lease of an attempt, or a part of it."""
+    attempt = await attempt_of(call)
+    path, lease, blobs = call.params["path"], last_lease(attempt), call.parts.blobs
+    if lease is None:
+        raise missing("artifact", path)
+    key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
+    stored = await disk.do(lambda: blobs.stat(key))
+    if stored is None:
+        raise missing("artifact", path)
+    wanted = call.request.header(b"range")
+    if call.request.header(b"if-range") not in ("", _etag(stored)):
+        wanted = ""  # It is another file by now: a part of it would not fit to what was read before.
+    return File(call.request, blobs, key, stored, chosen(wanted, stored.bytes))
+
+
+class File:
+    """An answer that is a file, or a part of one."""
+
+    def __init__(self, request: Request, blobs: Blobs, key: str, stored: Stored, span: Bytes) -> None:
+        self._request = request
+        self._blobs = blobs
+        self._key = key
+        self._stored = stored
+        self._span = span
+
+    async def send(self, send: Send) -> None:
+        """All that was asked for."""
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Disposition": disposition(self._key.rpartition("/")[2]),
+            "Content-Security-Policy": "sandbox",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            "ETag": _etag(self._stored),
+            **self._span.headers,
+        }
+        if not self._span.is_part:
+            headers[SHA256_HEADER] = self._stored.sha256
+        async with sending(send, self._request) as out:
+            await out.begin(headers, self._span.status)
+            at = self._span.start
+            while at < self._span.stop:
+                part = await disk.do(lambda at=at: self._part(at))  # type: ignore[misc]
+                await out.write(part)
+                at += len(part)
+
+    def _part(self, at: int) -> bytes:
+        part = self._blobs.get(self._key, at, min(keys.PART_BYTES, self._span.stop - at))
+        if not part:
+            raise BlobsUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
+        return part
+
+
+def disposition(name: str) -> str:
+    """To be saved under this name: in plain letters for old clients, and as it is for others (RFC 6266)."""
+    plain = _UNSAFE.sub("_", name)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"
+
+
+def _etag(stored: Stored) -> str:
+    return f'"{stored.sha256}"'
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "listRunArtifacts": list_run_artifacts,
+    "listArtifacts": list_artifacts,
+    "readArtifact": read_artifact,
+}

@@ -1,0 +1,65 @@
+"""An answer that is sent part by part, to somebody who may read slowly, or be gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from deltaci.server.http import Request, Send
+
+STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.
+
+
+class Gone(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Outlet:
+    """Where an answer is sent. What was taken from it is not kept."""
+
+    def __init__(self, send: Send, gone: asyncio.Task[None]) -> None:
+        self._send = send
+        self._gone = gone
+        self.is_begun = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether whoever asked has hung up."""
+        return self._gone.done()
+
+    def when_gone(self, tell: Callable[[], None]) -> None:
+        """Tell this when whoever asked hangs up."""
+        self._gone.add_done_callback(lambda _: tell())
+
+    async def begin(self, headers: Mapping[str, str], status: int = 200) -> None:
+        """The head of the answer."""
+        told = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        self.is_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": told})
+
+    async def write(self, data: bytes) -> None:
+        """One part more, as soon as the part before is on its way."""
+        if self._gone.done():
+            raise Gone
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise Gone from None
+
+
+@asynccontextmanager
+async def sending(send: Send, request: Request) -> AsyncIterator[Outlet]:
+    """An answer from its head to its end. One that fails breaks off, so that nobody takes half for the whole."""
+    gone = asyncio.create_task(request.gone())
+    out = Outlet(send, gone)
+    try:
+        yield out
+        if out.is_begun:
+            await send({"type": "http.response.body", "body": b""})
+    except Gone:
+        return
+    finally:
+        gone.cancel()

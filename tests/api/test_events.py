@@ -1,0 +1,318 @@
+"""Events for people and programs: page by page, or as they happen. None missed, none twice, none of anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.core.events import Event, to_line
+from deltaci.server.api import live, staying, streams
+from deltaci.server.api.live import wants_stream
+from tests.api.following import Answer, Told, stream
+from tests.api.site import ApiSite, Caller, Player, opened, task
+from tests.contract.places import Place, on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+RUNS = 200
+
+
+async def told(answer: Answer, count: int = 0) -> list[Told]:
+    """So many events of a stream, or all until it ends."""
+    found: list[Told] = []
+    async for each in answer.events():
+        found.append(each)
+        if len(found) == count:
+            return found
+    assert not count, f"it ended after {len(found)} of {count}"
+    return found
+
+
+def lines(events: list[Event]) -> list[str]:
+    """As they are sent."""
+    return [to_line(event).decode() for event in events]
+
+
+async def over(site: ApiSite, caller: Caller, player: Player, **fields: Any) -> str:
+    """A run that is reported."""
+    id = await caller.start(task("build"), **fields)
+    await player.finish(await player.take())
+    await site.until(caller, id, "REPORTED")
+    return id
+
+
+# -- refusals
+
+
+@on_loop
+async def test_a_place_in_the_log_that_makes_no_sense_is_refused(site: Opened) -> None:
+    """A client that lost count must hear of it, not wait for events that never come."""
+    async with site() as here:
+        ada = await here.key()
+        id = await ada.start(task("build"))
+        newest = await here.store.last_seq()
+
+        for bad in ("x", "-1", "1.5", "9" * 16, str(newest + 1000)):
+            for path in ("/events", f"/runs/{id}/events"):
+                reply = await ada.get(path, accept="text/event-stream", last_event_id=bad)
+                assert (reply.status, reply.code) == (400, "bad_request"), bad
+        assert (await ada.get("/events?after=-1")).status == 422
+        assert (await ada.get("/events?limit=0")).status == 422
+        assert (await ada.get(f"/events?after={newest + 1000}", accept="text/event-stream")).status == 400
+
+
+@on_loop
+async def test_events_of_another_tenant_are_not_there(site: Opened) -> None:
+    """Neither in a page nor in a stream, and a run of theirs looks like one that never was."""
+    async with site() as here:
+        ada, eve = await here.key(), await here.key("eve", tenant="other")
+        async with stream(here.url, "/events", eve.token) as answer:
+            id = await over(here, ada, await here.player())
+            own = await eve.start(task("theirs"))
+            await eve.post(f"/runs/{own}/cancel")
+            await here.until(eve, own, "REPORTED")
+
+            async with asyncio.timeout(30):
+                async for each in answer.events():
+                    assert each.event["tenant"] == "other"
+                    if each.event["to"] == "REPORTED":
+                        break
+
+        assert {each["tenant"] for each in (await eve.get("/events?limit=1000")).body["events"]} == {"other"}
+        for headers in ({}, {"accept": "text/event-stream"}):
+            theirs = await eve.get(f"/runs/{id}/events", **headers)
+            never = await eve.get("/runs/never/events", **headers)
+            assert (theirs.status, theirs.code) == (never.status, never.code) == (404, "not_found")
+            assert theirs.body["message"].replace(id, "never") == never.body["message"]
+
+
+@on_loop
+async def test_who_has_no_key_or_not_the_right_one_gets_no_stream(site: Opened) -> None:
+    """A stream is refused like anything else."""
+    async with site() as here:
+        runner = await here.key("ci", "runner")
+
+        assert (await runner.get("/events", accept="text/event-stream")).code == "missing_scope"
+        async with stream(here.url, "/events", "wrong") as answer:
+            assert answer.status == 401
+
+
+# -- pages and streams
+
+
+@on_loop
+async def test_pages_and_streams_have_exactly_the_log_from_every_point(site: Opened) -> None:
+    """Whoever was cut off anywhere goes on there."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await over(here, ada, player)
+        await over(here, ada, player)
+        log = await here.store.events(0, 10_000, run_id=id)
+
+        for n in range(len(log) + 1):
+            after, rest = log[n - 1].seq if n else 0, log[n:]
+            page = (await ada.get(f"/runs/{id}/events?after={after}&limit=3")).body
+            assert [each["seq"] for each in page["events"]] == [each.seq for each in rest[:3]]
+            assert page["last"] == (rest[:3][-1].seq if rest else after)
+            async with stream(here.url, f"/runs/{id}/events?after=0", ada.token, last_event_id=str(after)) as answer:
+                found = await told(answer)  # It ends by itself: the run is reported.
+            assert [each.line for each in found] == lines(rest)
+            assert [(each.id, each.kind) for each in found] == [(each.seq, each.entity) for each in rest]
+        assert answer.retry == 1000
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
+
+
+@on_loop
+async def test_a_page_of_the_tenant_says_how_far_it_looked(site: Opened) -> None:
+    """Of a log that is full of others' events a page may be empty, and the next one goes on behind it."""
+    async with site() as here:
+        ada, eve = await here.key(), await here.key("eve", tenant="other")
+        await ada.start(task("build"))
+        await eve.start(task("theirs"))
+        found, last = [], 0
+
+        while True:
+            page = (await ada.get(f"/events?after={last}&limit=2")).body
+            assert len(page["events"]) <= 2
+            if page["last"] == last:
+                break
+            found += page["events"]
+            last = page["last"]
+
+        assert [each["seq"] for each in found] == [each.seq for each in await here.log() if each.tenant == "default"]
+        assert last == await here.store.last_seq()
+
+
+@on_loop
+async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
+    """From the first event to the last, then it ends by itself."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        async with (
+            stream(here.url, f"/runs/{id}/events", ada.token) as answer,
+            stream(here.url, "/events", ada.token) as all_of_them,
+        ):
+            begun = await told(answer, 1)
+            assert begun[0].event["to"] == "CREATED"
+            await player.finish(await player.take())
+            rest = await told(answer)
+            await here.until(ada, id, "REPORTED")
+            log = await here.log()
+            everything = await told(all_of_them, len(log))
+
+        assert rest[-1].event["to"] == "REPORTED"
+        assert [each.line for each in everything] == lines(log)
+
+
+@on_loop
+async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
+    """Each from its beginning, while all of them happen, in order and to the end."""
+    async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
+        ada, player = await here.key(), await here.player(slots=RUNS)
+        ids = [await ada.start(task("build")) for _ in range(RUNS // 2)]
+
+        async def follow(id: str) -> list[Told]:
+            answer = await stack.enter_async_context(stream(here.url, f"/runs/{id}/events", ada.token))
+            return await told(answer)
+
+        early = [asyncio.create_task(follow(id)) for id in ids]
+        ids += [await ada.start(task("build")) for _ in range(RUNS - RUNS // 2)]
+        late = [asyncio.create_task(follow(id)) for id in ids[RUNS // 2 :]]
+        done = 0
+        while done < RUNS:
+            for lease in await player.lease(slots=50):
+                await player.say(lease, "AckLease", job_id=lease["job_id"], accepted_at="2026-01-04T08:00:00Z")
+                await player.say(lease, "Heartbeat", ts="2026-01-04T08:00:00Z")
+                await player.finish(lease)
+                done += 1
+        found = await asyncio.gather(*early, *late)
+
+        for id, seen in zip(ids, found, strict=True):
+            assert [each.line for each in seen] == lines(await here.store.events(0, 1000, run_id=id))
+
+
+@on_loop
+async def test_what_another_server_commits_is_seen(place: Place, tmp_path: Path) -> None:
+    """Servers that share a database share its log."""
+    if place.name != "postgres":
+        pytest.skip("one process has a SQLite file for itself")
+    async with opened(place, tmp_path / "data") as one, opened(place, tmp_path / "data") as other:
+        ada = await one.key()
+        id = await ada.start(task("build"))
+        async with stream(other.url, f"/runs/{id}/events", ada.token) as answer:
+            await told(answer, 1)
+            player = await one.player()
+            await player.finish(await player.take())
+            rest = await told(answer)
+
+        assert rest[-1].event["to"] == "REPORTED"
+        assert (await one.store.events(0, 1000, run_id=id))[-1].seq == rest[-1].id
+
+
+@on_loop
+async def test_a_stream_without_news_shows_that_it_lives(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody on the way takes it for dead, and whoever reads sees that the server is there."""
+    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
+    async with opened(place, tmp_path / "data") as here:
+        ada = await here.key()
+        async with stream(here.url, "/events", ada.token) as answer:
+            assert await answer.part() == b"retry: 1000\n\n"
+            assert [await answer.part() for _ in range(3)] == [b":\n\n"] * 3
+
+
+# -- how a stream ends
+
+
+@on_loop
+async def test_a_stream_ends_with_its_key(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that expires, and one that is revoked: what may not be opened may not stay open."""
+    monkeypatch.setattr(staying, "LOOK_SECONDS", 0.1)
+    async with opened(place, tmp_path / "data") as here:
+        short, long = await here.key("ada", "read", expires_seconds=1), await here.key("bob", "read")
+        async with (
+            stream(here.url, "/events", short.token) as expires,
+            stream(here.url, "/events", long.token) as revoked,
+        ):
+            await told(expires)
+            [mine] = [each for each in (await here.operator().get("/keys")).body["keys"] if each["person"] == "bob"]
+            await here.operator().ask("DELETE", f"/keys/{mine['id']}")
+            await told(revoked)
+
+
+@on_loop
+async def test_a_server_that_stops_ends_its_streams(site: Opened) -> None:
+    """In order, so that whoever follows goes on at another server at once."""
+    async with site() as here:
+        ada = await here.key()
+        async with stream(here.url, "/events", ada.token) as answer:
+            assert await answer.part() == b"retry: 1000\n\n"
+            here.service.stop_waiting()
+            await told(answer)
+
+        assert (await ada.get("/events", accept="text/event-stream")).code == "overloaded"
+
+
+@on_loop
+async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_path: Path) -> None:
+    """Neither a channel nor a place among the streams."""
+    async with opened(place, tmp_path / "data") as here:
+        ada = await here.key()
+        id = await ada.start(task("build"))
+        async with stream(here.url, f"/runs/{id}/events", ada.token) as answer:
+            await told(answer, 1)
+            assert here.service.streams.count == 1
+
+        async with asyncio.timeout(30):
+            while here.service.streams.count:
+                await ada.get("/me")
+        assert not here.service.streams.channels
+
+
+@on_loop
+async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one tenant cannot have all of them."""
+    monkeypatch.setattr(streams, "MAX_STREAMS", 3)
+    monkeypatch.setattr(streams, "MAX_OF_TENANT", 2)
+    async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
+        ada, eve = await here.key(), await here.key("eve", tenant="other")
+        for _ in range(2):
+            answer = await stack.enter_async_context(stream(here.url, "/events", ada.token))
+            await answer.part()
+
+        assert (await ada.get("/events", accept="text/event-stream")).code == "overloaded"
+        assert (await stack.enter_async_context(stream(here.url, "/events", eve.token))).status == 200
+        assert (await eve.get("/events", accept="text/event-stream")).code == "overloaded"
+        assert (await ada.get("/events")).status == 200
+
+
+# -- which of the two is wanted
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_stream"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        ("text/event-stream", True),
+        ("Text/Event-Stream; charset=utf-8", True),
+        ("text/event-stream, */*", True),
+        ("application/json, text/event-stream", True),
+        ("application/json, text/event-stream;q=0.5", False),
+        ("application/json;q=0.5, text/event-stream;q=0.9", True),
+        ("text/event-stream;q=0", False),
+        ("text/*", False),
+    ],
+)
+def test_the_accept_header_decides(accept: str, is_stream: bool) -> None:
+    """A stream is given only to whoever asks for one by its name."""
+    assert wants_stream(accept) is is_stream
