@@ -12,7 +12,16 @@ import httpx
 
 from deltaci.client import calls, logs, talks
 from deltaci.client.calls import Call
-from deltaci.client.connection import ANSWER_SECONDS, TROUBLES, Key, Settings, request_of, stream_of, trouble
+from deltaci.client.connection import (
+    ANSWER_SECONDS,
+    TROUBLES,
+    Key,
+    Settings,
+    check_open,
+    request_of,
+    stream_of,
+    trouble,
+)
 from deltaci.client.drafts import Draft
 from deltaci.client.errors import ClientError
 from deltaci.client.methods import aasked, afinished, astreamed
@@ -34,6 +43,7 @@ class _Line:
     async def open(self, call: Call[Any], silence_seconds: float) -> Answer:
         """Begin to read; a refusal is read at once."""
         await self.close()
+        check_open(self._http)
         try:
             request = self._http.build_request(**stream_of(call, silence_seconds))
             self._response = response = await self._http.send(request, stream=True)
@@ -206,6 +216,7 @@ class AsyncClient:
         return None
 
     async def _send(self, call: Call[Any]) -> Answer:
+        check_open(self._http)
         try:
             response = await self._http.request(**request_of(call))
         except TROUBLES as error:

@@ -11,7 +11,16 @@ import httpx
 
 from deltaci.client import calls, logs, talks
 from deltaci.client.calls import Call
-from deltaci.client.connection import ANSWER_SECONDS, TROUBLES, Key, Settings, request_of, stream_of, trouble
+from deltaci.client.connection import (
+    ANSWER_SECONDS,
+    TROUBLES,
+    Key,
+    Settings,
+    check_open,
+    request_of,
+    stream_of,
+    trouble,
+)
 from deltaci.client.drafts import Draft
 from deltaci.client.errors import ClientError
 from deltaci.client.methods import asked, finished, streamed
@@ -33,6 +42,7 @@ class _Line:
     def open(self, call: Call[Any], silence_seconds: float) -> Answer:
         """Begin to read; a refusal is read at once."""
         self.close()
+        check_open(self._http)
         try:
             request = self._http.build_request(**stream_of(call, silence_seconds))
             self._response = response = self._http.send(request, stream=True)
@@ -204,6 +214,7 @@ class Client:
         return None
 
     def _send(self, call: Call[Any]) -> Answer:
+        check_open(self._http)
         try:
             response = self._http.request(**request_of(call))
         except TROUBLES as error:

@@ -13,7 +13,7 @@ import httpx
 
 from deltaci.client import places
 from deltaci.client.calls import Call
-from deltaci.client.errors import Unreachable
+from deltaci.client.errors import ClientError, Unreachable
 from deltaci.wire.texts import plain
 
 CONNECT_SECONDS: Final = 5.0
@@ -87,6 +87,12 @@ def stream_of(call: Call[Any], silence_seconds: float) -> dict[str, Any]:
     request["headers"].setdefault("Accept", "*/*")
     request["headers"]["Accept-Encoding"] = "identity"
     return {**request, "timeout": httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS)}
+
+
+def check_open(http: httpx.Client | httpx.AsyncClient) -> None:
+    """Whoever follows something learns that the client was closed meanwhile."""
+    if http.is_closed:
+        raise ClientError("the client was closed")
 
 
 def trouble(url: str, error: Exception) -> Unreachable:

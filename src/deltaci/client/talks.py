@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 RUN, JOB = "run", "job"  # Entities, as events name them.
 PARTIAL: Final = 206
+SIGN_OF_LIFE: Final = b":"
 SILENCE_SECONDS: Final = 60.0  # Servers send a sign of life more often.
 
 _event = msgspec.json.Decoder(api.Event)
@@ -215,12 +216,15 @@ def _listen(
             yield from opened(calls.event_stream(run_id, after), silence)
             reader = Reader()
             while (chunk := (yield Read())) is not None:
-                for event in _events(reader, chunk):
+                events = _events(reader, chunk)
+                for event in events:
                     after = event.seq
                     if (yield from heard(event)):
                         return after
-                waits.reset()
+                if events or chunk.startswith(SIGN_OF_LIFE):
+                    waits.reset()
                 _left(until, run_id)
+            yield Pause(waits.after(Unreachable("the server ends every stream of events that is begun")))
         except ApiError as error:
             if not error.is_passing:
                 raise
