@@ -101,5 +101,6 @@ def follow_command(session: Session, run: RunOption = "", after: AfterOption = 0
 
       deltaci events follow --run r4c1d
     """
-    for event in session.client.follow(inputs.run_only(run) if run else "", after=after):
-        tell_event(session, event)
+    run_id = inputs.run_only(run) if run else ""
+    for event in session.client.follow(run_id, after=after):
+        tell_event(session, event, run_id)

@@ -12,7 +12,7 @@ import typer
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_key
 from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, facts, safe, show
+from deltaci.cli.shown import Rows, ago, facts, safe, show, since
 from deltaci.wire import api
 from deltaci.wire.api_input import SCOPES, Scope
 
@@ -101,7 +101,7 @@ def list_command(session: Session) -> None:
             key.person,
             ", ".join(key.scopes),
             ", ".join(key.roles),
-            ago(key.created_at),
+            since(key.created_at),
             _end(key),
             key.description,
         )
@@ -110,8 +110,8 @@ def list_command(session: Session) -> None:
 
 def _end(key: api.Key) -> str:
     if key.revoked_at is not None:
-        return f"revoked {ago(key.revoked_at)}"
-    return ago(key.expires_at) if key.expires_at is not None else "never"
+        return f"revoked {since(key.revoked_at)}"
+    return since(key.expires_at) if key.expires_at is not None else "never"
 
 
 @command(app, "show")

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
+from rich.text import Text
 
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job
 from deltaci.cli.session import Session, command
-from deltaci.cli.shown import safe
+from deltaci.cli.shown import safe, show, span
 from deltaci.client.errors import ApiError
 from deltaci.client.logs import LogPart
 from deltaci.client.names import Name
+from deltaci.runner.sections import Mark, mark_of, nonce_of
 from deltaci.wire import api
 
 app = typer.Typer()
@@ -41,8 +43,9 @@ def logs_command(
 ) -> None:
     """Print the log of a job's last attempt, or of the attempt that you name.
 
-    Escape sequences that jobs write for terminals are taken out, unless you
-    ask for --raw. With --json, each line is an object with its attempt.
+    Escape sequences that jobs write for terminals are taken out, and the marks
+    of the runner are shown as steps, unless you ask for --raw. With --json,
+    each line is an object with its attempt.
 
     Examples:
 
@@ -104,11 +107,14 @@ class _Printer:
         self._raw = raw
         self._at: LogPart | None = None
         self._rest = b""
+        self._nonce: str | None = None
+        self._is_first = True
 
     def add(self, part: LogPart) -> None:
         """A part of the log."""
         if self._at is not None and (part.attempt, part.lease) != (self._at.attempt, self._at.lease):
             self._flush()
+            self._is_first, self._nonce = True, None
             why = "another worker took it over" if part.attempt == self._at.attempt else "it was tried again"
             if not self._session.is_json:
                 print(f"--- {why}: attempt {part.attempt}, lease {part.lease}", file=sys.stderr, flush=True)
@@ -139,5 +145,24 @@ class _Printer:
         if self._session.is_json:
             assert self._at is not None
             self._session.print_json({"attempt": self._at.attempt, "lease": self._at.lease, "line": text})
-        else:
+            return
+        if self._is_first:
+            self._is_first, self._nonce = False, nonce_of(line + b"\n")
+            if self._nonce is not None:
+                return
+        mark = mark_of(line + b"\n", self._nonce) if self._nonce is not None else None
+        if mark is None:
             print(text)
+        else:
+            show(_step(mark))
+
+
+def _step(mark: Mark) -> Text:
+    """Where a step begins or ends, as the runner wrote it: no job can write that."""
+    if mark.name is not None:
+        return Text(f"── {safe(mark.name)}", style="bold")
+    took = span(mark.seconds or 0)
+    if mark.exit_code == 0:
+        return Text(f"── done in {took}", style="dim")
+    how = "was ended" if mark.exit_code is None else f"exited with {mark.exit_code}"
+    return Text(f"── {how} after {took}", style="red")

@@ -15,7 +15,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job, complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
-from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, status, took
+from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
 from deltaci.cli.telling import tell_event
 from deltaci.client.outcomes import is_over
 from deltaci.wire import api
@@ -96,7 +96,7 @@ def _runs_table(found: list[api.Run]) -> Rows:
             about(run),
             run.branch,
             run.started_by,
-            ago(run.created_at),
+            since(run.created_at),
             took(run.started_at, ended),
             run.reason,
         )
@@ -146,7 +146,7 @@ def show_command(
         return
     if session.is_json or not sys.stdout.isatty():
         for event in session.client.follow(run_id):
-            tell_event(session, event)
+            tell_event(session, event, run_id)
         leave_by(session.client.wait(run_id))
     with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
         while True:

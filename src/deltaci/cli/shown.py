@@ -66,6 +66,15 @@ def ago(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
 
 
+def since(moment: datetime | None) -> str:
+    """The same for a table: only the largest unit."""
+    text = ago(moment)
+    words = text.removesuffix(" ago").removeprefix("in ").split()
+    if len(words) <= 2:
+        return text
+    return text.replace(" ".join(words), " ".join(words[:2]))
+
+
 def span(seconds: float) -> str:
     """A time as people say it: the largest unit, and the next one while it still matters."""
     for size, unit in _UNITS:

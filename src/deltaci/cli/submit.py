@@ -116,7 +116,7 @@ def started(session: Session, run: api.Run, *, wait: bool, follow: bool) -> None
     if not session.is_json:
         print(run.id, flush=True)
     for event in session.client.follow(run.id) if follow else ():
-        tell_event(session, event)
+        tell_event(session, event, run.id)
     over = session.client.wait(run.id)
     if session.is_json and not follow:
         session.print_json(over)

@@ -13,20 +13,21 @@ from deltaci.wire import api
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
-def tell_event(session: Session, event: api.Event) -> None:
-    """One event as a line; as text only those by which something changed."""
+def tell_event(session: Session, event: api.Event, run_id: str = "") -> None:
+    """One event as a line; as text only those by which something changed. Of one run, without its id in every line."""
     if session.is_json:
         session.print_json(event)
     elif event.from_ != event.to:
-        console().print(event_line(event), soft_wrap=True)
+        console().print(event_line(event, run_id), soft_wrap=True)
 
 
-def event_line(event: api.Event) -> Text:
+def event_line(event: api.Event, run_id: str = "") -> Text:
     """When, what, from which state to which, why and by whom."""
     at = datetime.fromisoformat(event.at).astimezone()
     line = Text(f"{at:%H:%M:%S} ", style="dim")
     line.append(f"{event.entity:<7} ", style="")
-    line.append(f"{safe(event.entity_id):<28} ", style="not dim bold")
+    inside = event.entity_id.removeprefix(f"{run_id}/") if run_id else event.entity_id
+    line.append(f"{safe(inside):<{18 if run_id else 30}} ", style="not dim bold")
     change = f"{safe(event.from_)} → {safe(event.to)}" if event.from_ else safe(event.to)
     line.append(f"{change:<28} ", style=f"not dim {COLOURS.get(event.to, '')}")
     line.append(f"{safe(event.trigger)} by {safe(event.actor)}", style=_SEVERITIES.get(event.severity, ""))

@@ -11,7 +11,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_template
 from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe, show
+from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
 from deltaci.wire import api
 
 app = typer.Typer(help="Save, list and look at templates: plans to be used again.", no_args_is_help=True)
@@ -49,7 +49,7 @@ def _print(session: Session, found: list[api.TemplateLine], empty: str) -> None:
         return
     rows = Rows("NAME", "#VERSION", "SAVED", "~BY", "~DESCRIPTION")
     for each in found:
-        rows.add(each.name, each.version, ago(each.created_at), each.created_by, each.description)
+        rows.add(each.name, each.version, since(each.created_at), each.created_by, each.description)
     rows.print(empty)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_worker
 from deltaci.cli.session import Defaults, Session, command
-from deltaci.cli.shown import Rows, ago, facts, show
+from deltaci.cli.shown import Rows, ago, facts, show, since
 
 app = typer.Typer(cls=Defaults, help="List workers, look at one, let a new one in.")
 
@@ -38,7 +38,7 @@ def list_command(
     rows = Rows("WORKER", "STATE", "#BUSY", "~LABELS", "SINCE", "~REASON")
     for each in found:
         busy = f"{len(each.tasks)}/{each.slots}"
-        rows.add(each.id, each.state, busy, ", ".join(each.labels), ago(each.created_at), each.shutdown_reason)
+        rows.add(each.id, each.state, busy, ", ".join(each.labels), since(each.created_at), each.shutdown_reason)
     rows.print("none was shut down" if gone else "no workers; 'deltaci workers token NAME' lets one in")
 
 
