@@ -42,6 +42,20 @@ async def test_workers_hold_no_more_jobs_than_the_tenant_may_and_explain_says_so
 
 
 @on_loop
+async def test_who_waits_for_work_goes_by_the_quota_of_the_moment(site: Opened) -> None:
+    """A runner's poll lasts for minutes; a quota that is set meanwhile holds for it too."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        player = await here.player()
+        asking = asyncio.create_task(player.lease(slots=5))
+        await ada.get("/me")
+        await here.operator().ask("PUT", "/tenants/default/quotas", {"running_jobs": 1})
+        await ada.start(*(task(f"j{n}", needs=[]) for n in range(3)))
+
+        assert len(await asking) == 1
+
+
+@on_loop
 async def test_no_more_runs_may_wait_than_the_quota_allows(site: Opened) -> None:
     """A run that has begun makes room for the next one."""
     async with site() as here:
