@@ -33,6 +33,7 @@ from deltaci.store.port import (
     Held,
     Load,
     LoadJobs,
+    Look,
     Open,
     OpenReady,
     Page,
@@ -72,6 +73,7 @@ HELD_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
 PLANS: Final = {
     "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",  # Good while a table is empty, and remembered until somebody counts its rows.
     "enable_bitmapscan": "off",
     "enable_sort": "off",
     "enable_hashjoin": "off",
@@ -272,6 +274,20 @@ class PostgresStore:
     async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[Held]]:
         rows = await connection.fetch(_OPEN, ids)
         return int(rows[0][0]) + self._shift(), _held([row[1:] for row in rows if row[1] is not None])
+
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Run it on one connection."""
+        looking = work()
+        try:
+            async with self._connected().acquire() as connection:
+                request, result = _next(looking, None)
+                while request is not None:
+                    request, result = _next(looking, await self._answer(connection, request))
+        except AWAY as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        finally:
+            looking.close()
+        return cast(T, result)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
