@@ -104,7 +104,9 @@ async def rerun_run(call: Call) -> Made:
 async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
     await call.parts.tenants.check_queue(record.tenant)
     hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
-    order = StartRun(id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed)
+    order = StartRun(
+        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, is_drawn=not repeat.key
+    )
     try:
         decision = await call.parts.applier.do(order)
     except Refused:
