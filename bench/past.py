@@ -21,7 +21,7 @@ from deltaci.store.port import Entry, Open, Place, Put, Store, Transaction, Writ
 
 TENANT: Final = "default"
 BATCH: Final = 20_000
-BEGAN: Final = 1_700_000_000 * SECOND
+ENDED: Final = 1_700_000_000 * SECOND
 BETWEEN: Final = 37 * SECOND
 BRANCHES: Final = 997
 PEOPLE: Final = 50
@@ -30,10 +30,10 @@ ENDS: Final = (*[run.SUCCESS] * 17, run.FAILED, run.FAILED, run.CANCELED)
 _NOTHING: Final[frozenset[Listed]] = frozenset()
 
 
-def one(id: str, number: int) -> Run:
-    """The run that was started as number so and so; one of a hundred still goes on."""
-    drawn = number * 2_654_435_761 >> 7  # Scattered enough, and the same every time.
-    at = BEGAN + number * BETWEEN
+def one(id: str, age: int) -> Run:
+    """The run that so many came after; one of a hundred still goes on. The newest are the same however long the past."""
+    drawn = (age + 1) * 2_654_435_761 >> 7  # Scattered enough, and the same every time.
+    at = ENDED - age * BETWEEN
     is_reported = drawn % 101 != 0
     return Run(
         id=id,
@@ -45,14 +45,14 @@ def one(id: str, number: int) -> Run:
         created_at=at,
         started_at=at + 3 * SECOND,
         updated_at=at + 200 * SECOND,
-        plan_hash=f"{number:064x}",
+        plan_hash=f"{age:064x}",
         started_by=f"person-{drawn % PEOPLE}",
         origin=Origin(
             project=f"project-{drawn % PROJECTS}",
-            branch="main" if number % 2 == 0 else f"feature-{drawn % BRANCHES}",
+            branch="main" if age % 2 == 0 else f"feature-{drawn % BRANCHES}",
             repository="https://git.example.com/shop/shop.git",
-            commit=f"{number:040x}",
-            title=f"Change number {number}",
+            commit=f"{age:040x}",
+            title=f"Change number {age}",
         ),
     )
 
@@ -75,13 +75,13 @@ async def _live(store: Store, count: int) -> Place:
     middle = Place(0, "")
     for start in range(0, count, BATCH):
         puts: list[Put] = []
-        for id, number in zip(ids[start : start + BATCH], order[start : start + BATCH], strict=True):
-            record = one(id, number)
+        for id, age in zip(ids[start : start + BATCH], order[start : start + BATCH], strict=True):
+            record = one(id, age)
             puts.append(Put(record, 0, None, None, is_over(record)))
             place = (record.created_at, id)
             for name in lists(record):
                 found.setdefault(name, []).append(place)
-            if number == count // 2:
+            if age == count // 2:
                 middle = Place(*place)
         await store.transact(lambda puts=puts: _written(puts, []))  # type: ignore[misc]
         _say_how_far("records", start, count)

@@ -53,6 +53,7 @@ from deltaci.store.wake import Arrived, Wakers
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0
+CACHE_KIBIBYTES: Final = 16 * 1024  # Of each connection: what leads to a row among millions stays in memory.
 MAX_VARIABLES: Final = 500
 
 # An id is given once: what is over keeps its own.
@@ -132,6 +133,7 @@ class SqliteStore:
         connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
         return connection
 
     def _open_writer(self) -> None:
