@@ -208,6 +208,8 @@ async def _body(route: Route, request: Request) -> Any:
 def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
     """Every way to say no: its code, what it says, and the headers that HTTP asks for with it."""
     match error:
+        case BadRange():
+            return error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
         case Refused(code="wrong_method"):
             return error.code, error.message, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
         case Refused(code="bad_credential" | "expired_credential"):
