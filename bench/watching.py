@@ -18,7 +18,7 @@ from bench.serving import more_files
 from deltaci.engine import loops
 
 CONNECTS_AT_ONCE: Final = 50
-MARK: Final = b"id: "
+MARK: Final = b"\nid: "  # Of a line of its own: a header may end like it.
 MAX_LINE: Final = 2**26
 
 

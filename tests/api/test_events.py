@@ -162,14 +162,15 @@ async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
         ):
             begun = await told(answer, 1)
             assert begun[0].event["to"] == "CREATED"
-            await player.finish(await player.take())
+            lease = await player.take()
+            await player.finish(lease)
             rest = await told(answer)
-            await here.until(ada, id, "REPORTED")
             log = await here.log()
             everything = await told(all_of_them, len(log))
 
         assert rest[-1].event["to"] == "REPORTED"
         assert [each.line for each in everything] == lines(log)
+        assert lease["lease_id"].rpartition(".")[2] not in "".join(each.line for each in everything)
 
 
 @on_loop
