@@ -119,7 +119,7 @@ class ApiApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        request_id = secrets.token_hex(8)
+        request.id = request_id = secrets.token_hex(8)
         try:
             answer = await self._answer(request, scope.get("query_string", b""))
         except Exception as error:
