@@ -66,6 +66,21 @@ async def test_all_are_written_or_none(place: Place) -> None:
 
 
 @on_loop
+async def test_a_name_that_no_database_could_keep_is_nowhere(place: Place) -> None:
+    """Whoever asks for one by accident or on purpose is told what is true: there is none."""
+    async with place.opened() as store:
+        await store.put_documents([new("a")])
+
+        for name in ("a\x00", "\x00", "\ud800"):
+            with pytest.raises(ValueError, match="is no name"):
+                await store.put_documents([new("b"), new(name)])
+            assert await store.find_document("template", name, "acme") is None
+            assert await store.find_document(KEY, name) is None
+            assert await store.documents("template", "acme", prefix=name) == []
+            assert names(await store.documents("template", "acme", after=name)) == ["a"]
+
+
+@on_loop
 async def test_a_key_has_one_owner(place: Place) -> None:
     """It is looked up before anybody knows whose it is."""
     async with place.opened() as store:

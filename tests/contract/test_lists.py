@@ -259,6 +259,24 @@ async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None
 
 
 @on_loop
+async def test_a_place_that_no_page_gave_is_no_trouble(place: Somewhere) -> None:
+    """Whoever makes places up gets a page, or none, and nothing breaks."""
+    async with place.opened() as store:
+        await keep(store, born("r0", START), born("r1", START + 1))
+
+        for before, expected in (
+            (Place(2**70, "x"), ["r1", "r0"]),
+            (Place(-(2**70), ""), []),
+            (Place(START + 1, "\x00"), ["r0"]),
+            (Place(START + 1, "\ud800"), ["r0"]),
+        ):
+            assert names(await store.page(TENANT, [listing.RUNS], before=before, limit=9)) == expected
+        assert names(await store.page(TENANT, [listing.RUNS], since=-(2**70), until=2**70, limit=9)) == ["r1", "r0"]
+        assert names(await store.page(TENANT, [listing.RUNS], since=2**70, limit=9)) == []
+        assert names(await store.page(TENANT, [listing.RUNS], until=-5, limit=9)) == []
+
+
+@on_loop
 async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> None:
     """It is shown as what it is; what is no longer there is passed over."""
     bad, entry = put(Run(id="r1", run_id="r1", tenant=TENANT, **NONSENSE)), born("r1", START + 1)[1]

@@ -11,6 +11,7 @@ from deltaci.core.explain.words import duration, listed, shown
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Gate
+from deltaci.core.run import Origin
 from tests.core.explaining import why
 from tests.lab import Lab, gate, task
 
@@ -348,6 +349,16 @@ def test_a_plan_that_failed_or_never_came_says_so() -> None:
     assert why(lab, lab.run("r2")).summary == "Run r2 failed, because there was no plan within 1 min."
 
 
+def test_a_run_says_where_it_comes_from() -> None:
+    """The first sentence of every history."""
+    origin = Origin(template="nightly", template_version=4)
+    lab = Lab().plan(task("build"), started_by="ada", rerun_of="r0", origin=origin)
+
+    assert told(why(lab, lab.run()), "created").text == (
+        "Run r1 was created by ada, as run r0 once more, from template nightly version 4."
+    )
+
+
 # -- the plain queue, hostile texts, little known
 
 
@@ -380,6 +391,34 @@ def test_texts_of_others_stay_on_one_line_and_hide_nothing() -> None:
     assert told(why(lab, lab.job("ok")), "rejected").text.startswith("Job ok was rejected by bob: “ab c d e xxx")
 
 
+@pytest.mark.parametrize(
+    "word", ["REJECTED", "APPROVAL_EXPIRED", "VALIDATION_FAILED", "LEASE_LOST", "BLOCKED", "CANCELED"]
+)
+def test_a_runner_that_uses_our_words_is_not_believed(word: str) -> None:
+    """What a runner calls its failure is free; what happened is not."""
+    lab = Lab().plan(task("build"), task("test", "build"))
+    lab.fail(lab.claim(lab.attempt("build")), word)
+
+    failed = why(lab, lab.job("build"))
+
+    assert failed.history[-1].code == "not_retried"
+    assert f"({word})" in failed.summary
+    assert why(lab, lab.attempt("build")).history[-1].code == "failed"
+    assert "it needs build, which failed: " in why(lab, lab.job("test")).summary
+
+
+@pytest.mark.parametrize("word", ["BLOCKED", "NOT_NEEDED", "RUN_TIMEOUT"])
+def test_a_person_who_uses_our_words_is_quoted(word: str) -> None:
+    """Nothing but a person stopped it."""
+    lab = Lab().plan(task("build"), task("docs"), gate("ok"))
+    lab.claim(lab.attempt("docs"))
+    for name in ("build", "ok"):
+        lab.do(CancelJob(id=f"r1/{name}", actor="user:ada", reason=word))
+
+        assert why(lab, lab.job(name)).summary == f"Job {name} was cancelled by ada: “{word}”."
+        assert why(lab, lab.job(name)).history[-1].code == "canceled"
+
+
 def test_little_knowledge_makes_a_short_answer_and_no_error() -> None:
     """Old events may be gone; the records still say something."""
     lab = Lab().plan(task("build"), task("test", "build"), gate("ok"))
@@ -394,6 +433,16 @@ def test_little_knowledge_makes_a_short_answer_and_no_error() -> None:
         for name in ("build", "test", "ok"):
             assert explain_job(lab.job(name, id), lab.run(id), [], [], [], around).summary
         assert explain_attempt(lab.attempt("build", run_id=id), None, [], [], [], around).summary
+
+
+def test_a_time_beyond_all_calendars_is_no_error() -> None:
+    """Who asks for a hundred million years gets them, and an answer."""
+    forever = 10**15
+    lab = Lab().plan(task("build", timeout_seconds=forever), gate("ok", "build"), timeout_seconds=forever)
+    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+
+    assert "until 9999-12-31 23:59:59 UTC (in 11574074074 d" in why(lab, lab.job("ok")).summary
+    assert why(lab, lab.attempt("build")).summary.startswith("Attempt 1 of build has been running on worker w1 since")
 
 
 def test_words_for_times_and_names() -> None:

@@ -46,7 +46,7 @@ def test_a_job_that_waits_for_one_that_runs_says_where_and_until_when() -> None:
 
     told = only(why(lab.after(60), lab.job("test")), "waiting_for_jobs")
 
-    assert "which is running on worker w1 since 2026-01-04 08:00:00 UTC" in told.text
+    assert "which has been running on worker w1 since 2026-01-04 08:00:00 UTC" in told.text
     assert "until 2026-01-04 08:10:00 UTC (in 9 min)" in told.text
     assert not why(lab, lab.job("build")).waiting
 
@@ -154,6 +154,23 @@ def test_workers_that_are_about_to_leave_are_named() -> None:
     assert "w1" in only(why(lab, lab.job("b")), "workers_leaving").text
 
 
+def test_what_each_of_the_workers_keeps_is_said() -> None:
+    """Some are busy, some are silent, some leave: who counts is who may still come free."""
+    lab = Lab().plan(*(task(name) for name in ("a", "b", "c", "d")))
+    for name, by in (("a", "w1"), ("b", "w2"), ("c", "w3")):
+        lab.register(by)
+        lab.claim(lab.attempt(name), by=by)
+    lab.do(worker.MissHealthChecks(id="w1"))
+    lab.do(worker.Shutdown(id="w2"))
+
+    busy = only(why(lab, lab.job("d")), "workers_busy").text
+    lab.do(worker.Shutdown(id="w3"))
+    leaving = only(why(lab, lab.job("d")), "workers_leaving").text
+
+    assert "1 of the 3 that fit is busy (w3 with r1/c.1), and the rest stopped answering or will leave" in busy
+    assert "2 of the 3 workers that fit (w2 and w3) will leave and take no new work, and the rest stopped" in leaving
+
+
 def test_with_a_free_worker_it_is_a_matter_of_turns() -> None:
     """It will go on by itself; how many are before it is said where it is known."""
     lab = Lab().plan(task("build"))
@@ -245,6 +262,7 @@ def test_after_a_lost_lease_nobody_may_begin_before_the_last_worker_has_surely_e
 
     assert "may not be taken before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in told.text
     assert "worker w1, which lost it, may still be at work on it" in told.text
+    assert why(lab, lab.run()).summary.startswith("Run r1 waits, with 0 of 1 job over: job build may not be taken")
 
 
 def test_what_was_asked_for_later_says_for_when() -> None:
@@ -254,7 +272,7 @@ def test_what_was_asked_for_later_says_for_when() -> None:
 
     told = only(why(lab, lab.queued()), "not_before")
 
-    assert told.text == "Job q1 was asked for 2026-01-04 09:00:00 UTC (in 1 h), not earlier."
+    assert told.text == "Job q1 is meant for 2026-01-04 09:00:00 UTC (in 1 h) and waits until then."
 
 
 # -- for a stop, a plan, a validation

@@ -197,7 +197,12 @@ def test_the_starter_of_a_run_is_its_record_s_or_who_asked_for_it() -> None:
     """A gate that bars the starter must know one, however the run was started."""
     barred = gate("g", gate=Gate(not_by_starter=True))
 
-    for command, starter in ((start(barred), "ada"), (start(barred, started_by="bob"), "bob")):
+    known = (
+        (start(barred), "ada"),
+        (start(barred, started_by="bob"), "bob"),
+        (start(barred, started_by="user:eve"), "eve"),
+    )
+    for command, starter in known:
         lab = Lab()
         lab.do(command)
         assert lab.job("g").started_by == starter

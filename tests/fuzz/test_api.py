@@ -10,7 +10,6 @@ from pathlib import Path
 from deltaci.blobs import keys
 from deltaci.wire import openapi
 from deltaci.wire.addresses import ADDRESSES, MAX_PATH_BYTES, REFUSALS
-from deltaci.wire.messages import Problem
 from tests.fuzz.api import Found, fuzz_api
 from tests.fuzz.profile import EXAMPLES, SCALE, SEED, target
 
@@ -68,15 +67,3 @@ def test_every_address_is_described_with_every_refusal() -> None:
         operation = document["paths"][address.path.replace("<", "{").replace(">", "}")][address.method.lower()]
         assert {str(REFUSALS[code].status) for code in address.codes} < set(operation["responses"])
     assert keys.MAX_PATH_BYTES == MAX_PATH_BYTES
-
-
-def test_another_part_of_the_server_can_be_added() -> None:
-    """The API for people will be described beside the runner protocol."""
-    more = openapi.Operation(
-        method="GET", path="/api/v1/runs", id="runs", does="list runs", part="runs", answer=list[Problem]
-    )
-
-    document = openapi.document((*openapi.PARTS, more))
-
-    assert "/api/v1/runs" in document["paths"]
-    assert "Problem" in document["components"]["schemas"]

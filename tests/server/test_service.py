@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
-from deltaci.server.service import BLOBS_FOLDER, UNFINISHED_SECONDS, Service
+from deltaci.server.service import BLOBS_FOLDER, UNFINISHED_SECONDS, Listener, Service
 from deltaci.store.memory import MemoryStore
 from tests.contract.places import on_loop
 
@@ -24,3 +25,17 @@ async def test_what_a_killed_server_left_half_written_is_removed_in_the_end(tmp_
 
     async with Service(MemoryStore(), tmp_path):
         assert (old.exists(), young.exists()) == (False, True)
+
+
+@on_loop
+async def test_answers_are_sent_at_once(tmp_path: Path) -> None:
+    """With Nagle's algorithm head and body of every answer wait 40 ms for each other."""
+    async with Service(MemoryStore(), tmp_path) as service:
+        listener = Listener(service, "127.0.0.1", 0)
+        try:
+            with socket.create_connection(("127.0.0.1", int(listener.url.rpartition(":")[2]))):
+                accepted, _ = listener.socket.accept()
+                with accepted:
+                    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            listener.socket.close()

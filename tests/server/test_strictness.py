@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.store.port import Unavailable
 from deltaci.wire import messages as wire
-from deltaci.wire.openapi import document
+from deltaci.wire.openapi import whole
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Runner, Site
 
@@ -129,5 +129,5 @@ async def test_anybody_may_read_what_is_served(site: OpenSite) -> None:
         found = await here.ask("GET", "openapi.json", root="/")
         wrong = await here.refused(lambda: here.ask("POST", "openapi.json", root="/"))
 
-        assert found.body == json.loads(wire.encode(document()))
+        assert found.body == json.loads(wire.encode(whole()))
         assert (wrong.status, wrong.code) == (405, "wrong_method")

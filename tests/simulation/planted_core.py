@@ -354,6 +354,18 @@ def requests_are_not_remembered() -> Iterator[None]:
 
 
 @fault
+def a_start_is_forgotten() -> Iterator[None]:
+    """A run does not know the request that it was started by."""
+    real = machine.remembering
+
+    def remember(record: Any, command: Command) -> Any:
+        return record if isinstance(command, decide.StartRun) else real(record, command)
+
+    with instead((decide, "remembering", remember)):
+        yield
+
+
+@fault
 def request_id_fits_everything() -> Iterator[None]:
     """What comes under a known request id is taken for a repetition, whatever it says."""
 

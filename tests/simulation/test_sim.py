@@ -23,7 +23,7 @@ SEEDS = range(24)
 FRESH = 8
 HOURS = 3.0
 MOST_SEEDS = 300
-COVER = (0, 3, 4, 11, 12, 15, 16, 25, 29, 34, 47, 59, 71, 100, 107)  # These take every step; if not, others will.
+COVER = (0, 16, 59, 107, 118, 120, 137, 231, 269)  # These take every step; if not, others will.
 
 
 def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:

@@ -37,6 +37,7 @@ class StartRun(Command, frozen=True, kw_only=True):
     """
 
     by = frozenset({ORCHESTRATOR, USER})
+    is_unordered = True
 
     record: run.Run
     jobs: tuple[JobSpec, ...]
@@ -351,7 +352,7 @@ def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by:
             dependents=tuple(job_id(of.id, name) for name in waiting[spec.name]),
             unmet=len(spec.needs),
             plan_hash=plan_hash if is_gate else "",
-            started_by=started_by if is_gate else "",
+            started_by=started_by.removeprefix(f"{USER}:") if is_gate else "",
             position=position,
         )
         found.append(Birth(id=id, record=record))

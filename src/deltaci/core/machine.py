@@ -24,9 +24,13 @@ REQUESTS_REMEMBERED: Final = 8
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An order addressed to one record, with who gives it."""
+    """An order addressed to one record, with who gives it.
+
+    With `is_unordered`, whoever sends it again may write the keys of its dicts in another order.
+    """
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
+    is_unordered: ClassVar[bool] = False
 
     id: str
     actor: str = ORCHESTRATOR
@@ -299,7 +303,6 @@ def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
 def _request(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
     plain = replace(command, expected_rev=None)
-    # Whoever sends the same again may write its dicts in another order.
-    text = msgspec.json.encode(plain, order="deterministic")
+    text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)
     content = blake2b(text, digest_size=8, person=command.__class__.__name__[:16].encode())
     return f"{command.request_id} {content.hexdigest()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import RUN, WORKER, Event
@@ -10,6 +11,8 @@ from deltaci.core.job import Job
 from deltaci.core.listing import moved
 from deltaci.core.machine import BIRTH, Record
 from deltaci.store.port import Entry
+
+NOBODY: Final[frozenset[str]] = frozenset()
 
 
 def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entry]:
@@ -32,6 +35,8 @@ def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entr
 
 def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
     """Which of these tenants may have room for more leases now. Only a hint: some of these may have ended before."""
+    if not limited:
+        return NOBODY
     return frozenset(
         record.tenant
         for record in changed

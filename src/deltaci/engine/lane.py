@@ -185,6 +185,7 @@ class Lane:
         self._given, self._asked, self._pools = 0, {}, {}
         wanted: set[str] = set()
         drawn: set[str] = set()
+        claims: list[Claim] = []
         for item in items:
             if isinstance(item, Birth) and item.is_drawn:
                 drawn.add(item.id)
@@ -193,7 +194,8 @@ class Lane:
             elif isinstance(item, Claim):
                 name = item.name
                 self._asked[name] = self._asked.get(name, 0) + item.limit
-        yield from self._count_held(items)
+                claims.append(item)
+        yield from self._count_held(claims)
         ready: list[Held] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim) and (limit := self._limit(item)):
             stored, ready = yield OpenReady(item.tenant, item.labels, limit, item.only, self._clock.lead)
@@ -317,16 +319,15 @@ class Lane:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
 
-    def _count_held(self, items: Sequence[Item]) -> Transaction[None]:
+    def _count_held(self, claims: Iterable[Claim]) -> Transaction[None]:
         """How many live leases they have whose claims have a limit; before anything else, see `CountHeld`."""
         self._held.clear()
         limits: dict[str, int] = {}
-        for item in items:
-            if isinstance(item, Claim):
-                if item.tenant_limit:
-                    limits[item.tenant] = max(item.tenant_limit, limits.get(item.tenant, 0))
-                elif self._limited:
-                    self._limited.discard(item.tenant)
+        for claim in claims:
+            if claim.tenant_limit:
+                limits[claim.tenant] = max(claim.tenant_limit, limits.get(claim.tenant, 0))
+            elif self._limited:
+                self._limited.discard(claim.tenant)
         for tenant in sorted(limits):
             self._limited.add(tenant)
             self._held[tenant] = yield CountHeld(tenant, limits[tenant])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,7 @@ MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at
 SPREAD: Final = 2
 
 Gone = Callable[[], Coroutine[Any, Any, None]]
+Limit = Callable[[str], Awaitable[int]]  # How many live leases a tenant may have; 0: as many as it likes.
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -122,9 +123,10 @@ class _Place:
 class Line:
     """All the lines of one process."""
 
-    def __init__(self, applier: Applier, wakers: Wakers) -> None:
+    def __init__(self, applier: Applier, wakers: Wakers, limit: Limit | None = None) -> None:
         self._applier = applier
         self._wakers = wakers
+        self._limit = limit
         self._lines: OrderedDict[tuple[str, tuple[str, ...]], _Line] = OrderedDict()
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -139,7 +141,7 @@ class Line:
     async def claim(self, claim: Claim, wait_seconds: float = 0.0, gone: Gone | None = None) -> list[Claimed]:
         """Claim now, or wait for the first one; nothing is claimed for one that is `gone` while it waits."""
         if wait_seconds <= 0 or claim.only:  # Whoever was told of certain attempts gets these, or none.
-            return (await self._applier.look(claim)).claimed
+            return (await self._find(claim)).claimed
         line = self._enter((claim.tenant, claim.labels))
         try:
             # Where somebody waits there is nothing, or it is given out already. Else nobody knows.
@@ -177,7 +179,7 @@ class Line:
         while True:
             line.looking += 1
             try:
-                found = await self._applier.look(claim)
+                found = await self._find(claim)
             finally:
                 line.looking -= 1
             kept = None if found.claimed else line.take()
@@ -189,6 +191,12 @@ class Line:
             if kept is None:
                 return found
             turn = kept
+
+    async def _find(self, claim: Claim) -> Found:
+        """One look, by what the tenant may have at this moment: who waits for long must not go by what was once."""
+        if self._limit is not None and (limit := await self._limit(claim.tenant)) != claim.tenant_limit:
+            claim = msgspec.structs.replace(claim, tenant_limit=limit)
+        return await self._applier.look(claim)
 
     def _enter(self, name: tuple[str, tuple[str, ...]]) -> _Line:
         line = self._lines.get(name)

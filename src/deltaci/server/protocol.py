@@ -7,7 +7,7 @@ same transaction in which it accepts the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,7 +24,7 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
-from deltaci.engine.line import Gone, Line
+from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
 from deltaci.store.port import Open, Store, Transaction
@@ -71,13 +71,12 @@ class Protocol:
         store: Store,
         applier: Applier,
         ttl_seconds: int = lease.TTL_SECONDS,
-        running_limit: Callable[[str], Awaitable[int]] | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self._store = store
-        self._running_limit = running_limit
         self._applier = applier
         self._ttl_seconds = ttl_seconds
-        self._line = Line(applier, store.wakers)
+        self._line = Line(applier, store.wakers, limit)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
@@ -97,7 +96,6 @@ class Protocol:
             ttl_seconds=self._ttl_seconds,
             accept_seconds=lease.ACCEPT_SECONDS,
             only=tuple(asked.attempts),
-            tenant_limit=await self._running_limit(who.tenant) if self._running_limit is not None else 0,
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + asked.wait_seconds

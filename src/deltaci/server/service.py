@@ -112,8 +112,8 @@ class Service:
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
-        self._reporter = Reporter(store, self.applier)
-        self._follower.tell(self._reporter.hear)
+        self.reporter = Reporter(store, self.applier)
+        self._follower.tell(self.reporter.hear)
         self._api = ApiApp(
             Parts(
                 store=store,
@@ -135,7 +135,7 @@ class Service:
         await self.applier.start()
         await self._follower.start()
         self.control.start()
-        self._reporter.start()
+        self.reporter.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -146,7 +146,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
-        await self._reporter.stop()
+        await self.reporter.stop()
         await self._follower.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)
@@ -184,10 +184,10 @@ class Listener:
     """The socket before the service. It is taken at once, so `url` is known and who comes early only waits."""
 
     def __init__(self, service: Service, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._socket = socket.create_server((host, port))
+        self.socket = socket.create_server((host, port))
         # Every connection inherits it. Without it, head and body of an answer wait for each other for 40 ms.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"{'http' if tls is None else 'https'}://{host}:{self._socket.getsockname()[1]}"
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(
             service.app,
             http=connection_class(),
@@ -209,7 +209,7 @@ class Listener:
 
     async def serve(self) -> None:
         """Until `stop`."""
-        await self._server.serve(sockets=[self._socket])
+        await self._server.serve(sockets=[self.socket])
 
     def stop(self) -> None:
         """Finish what is under way, and end."""

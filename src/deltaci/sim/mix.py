@@ -95,6 +95,7 @@ HABITS: Final = {
     "rerun": 0.4,
     "superseded": 0.4,
     "several approve": 0.8,
+    "started at once": 0.5,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from deltaci.core import job, run, worker
 from deltaci.core.attempt import Attempt, Requeue, Stall
-from deltaci.core.decide import CancelJob, Plan
+from deltaci.core.decide import CancelJob, Plan, StartRun
 from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, Gate, JobSpec
 from deltaci.core.reactions import Birth
@@ -74,18 +74,34 @@ class People:
             timeout_seconds=300 if orders.does("short", random) else random.choice((1800, 7200)),
             rerun_of=rerun_of,
         )
-        birth = Birth(id=id, record=record, actor="user:u", request_id=f"{id} create")
-        await orders.do("birth", birth, random)
+        own = Random(f"{self._mix.seed} {id} start")
+        is_at_once = orders.does("started at once", own)
+        if is_at_once:
+            await self._start(record, own)
+        else:
+            birth = Birth(id=id, record=record, actor="user:u", request_id=f"{id} create")
+            await orders.do("birth", birth, random)
         if older and orders.does("superseded", random):
             newer = run.Cancel(id=older, reason="SUPERSEDED", request_id=f"{older} superseded")
             self._spawn(orders.do("cancel", newer, Random(f"{id} supersedes")))
         if orders.does("run is canceled", random):
             wait = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
             self._cancel(id, wait, Random(f"{self._mix.seed} {id} cancel"))
+        if is_at_once:
+            return
         if random.random() < 0.3:
             await asyncio.sleep(10 * random.random())
         await orders.do("begin", run.BeginPlanning(id=id, request_id=f"{id} begin"), random)
         await self._plan(id, random)
+
+    async def _start(self, record: Run, random: Random) -> None:
+        """Birth and plan in one order, for whoever knows both."""
+        id, count = record.id, random.randint(0, MAX_JOBS)
+        named: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
+        start = StartRun(**named, jobs=tuple(self._job(id, random, n) for n in range(count)), plan_hash="h")
+        if self._orders.does("race", random):
+            self._spawn(self._orders.do("start", start, Random(f"{self._mix.seed} {id} start again")))
+        await self._orders.do("start", start, random, StartRun(**named, jobs=(), plan_hash="other"))
 
     async def _plan(self, id: str, random: Random) -> None:
         orders = self._orders

@@ -37,6 +37,7 @@ class Promises:
             is_so = {
                 "cancel": it.is_canceled,
                 "plan": it.state not in ("CREATED", "PLANNING"),
+                "start": it.state not in ("CREATED", "PLANNING"),
                 "begin": it.state != "CREATED",
                 "validate": it.state not in ("VALIDATING", "RUNNING"),
                 "report": it.state == "REPORTED",

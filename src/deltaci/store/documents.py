@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from deltaci.store.port import KEY, Conflict, Document
+from deltaci.store.port import KEY, Conflict, Document, storable
 
 _COLUMNS: Final = "kind, tenant, name, version, at, body"
 FIND: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name = {{m}}3"
@@ -26,8 +26,11 @@ def conflict(documents: Sequence[Document]) -> Conflict:
     return Conflict(tuple(f"{each.kind} {each.name}" for each in documents))
 
 
-def ordered(documents: Sequence[Document]) -> list[Document]:
-    """In the order in which everybody writes: then nobody waits for one who waits for him."""
+def checked(documents: Sequence[Document]) -> list[Document]:
+    """What can be written, in the order in which everybody writes: then nobody waits for one who waits for him."""
+    for each in documents:
+        if not all(map(storable, _key(each))):
+            raise ValueError(f"{each.name!r} is no name for a document; use one without null characters")
     return sorted(documents, key=_key)
 
 
@@ -40,12 +43,17 @@ class SqlDocuments:
 
     async def find(self, kind: str, name: str, tenant: str) -> Document | None:
         """The document, if there is one."""
+        if not storable(name):
+            return None
         is_anybodys = kind == KEY and not tenant
         rows = await (self._fetch(self._find_key, name) if is_anybodys else self._fetch(self._find, kind, tenant, name))
         return Document(*rows[0]) if rows else None
 
     async def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Those whose names begin like this."""
+        if not storable(prefix):
+            return []
+        after = after if storable(after) else ""
         rows = await self._fetch(self._list, kind, tenant, after, prefix, limit)
         return list(takewhile(lambda each: each.name.startswith(prefix), (Document(*row) for row in rows)))
 
@@ -64,12 +72,14 @@ class MemoryDocuments:
 
     def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Those whose names begin like this."""
+        after = after if storable(after) else ""
         own = [each for each in self._all.values() if (each.kind, each.tenant) == (kind, tenant)]
         found = [each for each in own if each.name > after and each.name.startswith(prefix)]
-        return ordered(found)[:limit]
+        return sorted(found, key=_key)[:limit]
 
     def put(self, documents: Sequence[Document], now: int) -> None:
         """All of them or none."""
+        documents = checked(documents)
         names = {_unique(each) for each in documents}
         if len(names) < len(documents) or not all(map(self._is_current, documents)):
             raise conflict(documents)

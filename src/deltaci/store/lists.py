@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Record
-from deltaci.store.port import Entry, Page, Place, Unreadable
+from deltaci.store.port import Entry, Page, Place, Unreadable, storable
 
 START: Final = Place(2**63 - 1, "")  # Later than everything: where a list begins.
 STEP: Final = 4  # How many times as much is looked at in the next step, when one was not enough.
@@ -19,15 +19,18 @@ Row = tuple[str, str, int, str]  # Of the table: tenant, list, at, id.
 # What was found on the driving list, and whether it is on the others too.
 Walked = tuple[int, str, bool]
 
-# One walk along the key, backwards, with a probe of the same key for every other list.
+# One walk along the key, backwards, with a probe of the same key for every other list. Not with EXISTS: a database may
+# answer that by reading all of the other list.
 WALK: Final = (
     "SELECT d.at, d.id, {0} FROM listed d WHERE d.tenant = {m}1 AND d.list = {m}2 AND (d.at, d.id) < ({m}3, {m}4) "
     "AND d.at >= {m}5 ORDER BY d.at DESC, d.id DESC LIMIT {m}6"
 )
 PROBE: Final = (
-    "EXISTS (SELECT 1 FROM listed o WHERE o.tenant = {m}1 AND o.list = {m}{n} AND o.at = d.at AND o.id = d.id)"
+    "(SELECT 1 FROM listed o WHERE o.tenant = {m}1 AND o.list = {m}{n} AND o.at = d.at AND o.id = d.id) IS NOT NULL"
 )
-COUNT: Final = "SELECT count(*) FROM (SELECT 1 FROM listed WHERE tenant = {m}1 AND list = {m}2 LIMIT {m}3) AS found"
+COUNT: Final = (
+    "SELECT count(*) FROM (SELECT 1 FROM listed WHERE tenant = {m}1 AND list = {m}2 ORDER BY at LIMIT {m}3) AS found"
+)
 
 
 def walk(mark: str, others: int) -> str:
@@ -53,8 +56,9 @@ def dropped(records: Iterable[Record]) -> list[Entry]:
 
 
 def start(before: Place | None, until: int) -> Place:
-    """Where a page begins: behind this place."""
-    return min(before or START, Place(until, "") if until else START)
+    """Where a page begins: behind this place. A place that no page gave is as good as any, if a store can name it."""
+    given = START if before is None else Place(before.at, before.id if storable(before.id) else "")
+    return max(Place(0, ""), min(given, Place(until, "") if until else START))
 
 
 class Pages:
@@ -75,6 +79,7 @@ class Pages:
         if not lists:
             raise ValueError("a page is of one list at least; name one")
         place, found = start(before, until), list[str]()
+        since = min(max(since, 0), START.at)
         size = limit + 1 if len(lists) == 1 else max(limit + 1, FIRST_STEP)
         while budget > 0:
             rows = await self._walk(tenant, lists, place, since, min(size, budget))

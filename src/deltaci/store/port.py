@@ -21,7 +21,6 @@ from deltaci.store import wake
 
 T = TypeVar("T")
 Arrived = wake.Arrived
-Waker = wake.Waker
 Wakers = wake.Wakers
 ROOM: Final = wake.ROOM
 
@@ -219,6 +218,14 @@ class Document(msgspec.Struct, frozen=True):
     body: bytes
 
 
+def storable(text: str) -> bool:
+    """Whether every store can keep this text: PostgreSQL knows no null character, and nobody half of one."""
+    try:
+        return b"\x00" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 class Conflict(Exception):
     """Somebody else wrote one of these records first. Nothing was written: load and decide again."""
 
@@ -293,7 +300,7 @@ class Store(Protocol):
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write them all, each guarded by the version that was read, 0 for a new one; or raise `Conflict`.
 
-        Stored are version + 1 and the store's time, whatever `at` says.
+        Stored are version + 1 and the store's time, whatever `at` says. A name that is not `storable` is a ValueError.
         """
         ...
 

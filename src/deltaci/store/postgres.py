@@ -95,7 +95,7 @@ _LOAD_JOBS: Final = (
 _LOCK_HELD: Final = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
 _COUNT_HELD: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = $1 AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
-    "LIMIT $2) AS found"
+    "ORDER BY priority LIMIT $2) AS found"
 )
 _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (

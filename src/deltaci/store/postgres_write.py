@@ -8,7 +8,7 @@ from typing import Any, Final
 import asyncpg
 
 from deltaci.store.codec import KIND_OF, Chunk, encode, pack
-from deltaci.store.documents import ordered
+from deltaci.store.documents import checked
 from deltaci.store.lists import joined, left
 from deltaci.store.port import Conflict, Document, Entry, Write
 from deltaci.store.sql import new_row
@@ -99,7 +99,7 @@ async def leave(connection: Any, entries: list[Entry]) -> None:
 
 def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
     """The first values of the statement that writes documents."""
-    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in ordered(documents)]
+    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in checked(documents)]
     return _columns(rows, 5)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
-from deltaci.store.documents import DROP, SqlDocuments, conflict
+from deltaci.store.documents import DROP, SqlDocuments, checked, conflict
 from deltaci.store.lists import SqlPages, dropped, joined, left
 from deltaci.store.memory import drive, wall_clock
 from deltaci.store.migrate import migrations, missing
@@ -75,7 +75,7 @@ _JOIN: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _LEAVE: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
 _COUNT_HELD: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = ? AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
-    "LIMIT ?)"
+    "ORDER BY priority LIMIT ?)"
 )
 _NEW_DOCUMENT: Final = "INSERT INTO documents VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING"
 _OLD_DOCUMENT: Final = (
@@ -352,7 +352,7 @@ class SqliteStore:
 
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
         now = self._clock()
-        for each in documents:
+        for each in checked(documents):
             name = (each.kind, each.tenant, each.name)
             if each.version:
                 done = connection.execute(_OLD_DOCUMENT, (now, each.body, *name, each.version))

@@ -172,7 +172,7 @@ class WorkerTokenInput(Asked, frozen=True, kw_only=True):
     expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], says("how long the token is good")] = 86400
 
 
-class Quotas(Asked, frozen=True, kw_only=True):
+class Quotas(Asked, frozen=True, kw_only=True, omit_defaults=False):
     """What a tenant may use at most; 0: as much as it likes."""
 
     running_jobs: Annotated[Quantity, says("jobs that workers hold at the same time")] = 0

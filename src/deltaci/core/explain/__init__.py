@@ -62,7 +62,7 @@ def explain_job(
     surroundings: Surroundings,
 ) -> Explanation:
     """Why the job stands as it does. `jobs` and `attempts` are those of its run."""
-    story = Story(run, jobs, attempts, events, surroundings)
+    story = Story(run, [*jobs, job], attempts, events, surroundings)
     name = f"Job {shown(job.spec.name)}"
     clauses = waits.job_waits(story, job)
     if job.state in jobs_.TERMINAL:
@@ -111,9 +111,12 @@ def explain_attempt(
 
 def lines(explanation: Explanation) -> list[str]:
     """The explanation as people read it on a terminal."""
-    found = [explanation.summary]
-    if explanation.waiting:
-        found += ["", "What it waits for:", *(f"- {each.text}" for each in explanation.waiting)]
+    found, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
+    if waiting and waiting[0].text.startswith(explanation.summary):
+        # The whole reason, with what can be done, in place of its first sentence.
+        found, waiting, title = [waiting[0].text], waiting[1:], "What else it waits for:"
+    if waiting:
+        found += ["", title, *(f"- {each.text}" for each in waiting)]
     if explanation.history:
         found += ["", "What happened:"]
         found += [f"- {moment(each.at)}: {each.text}" if each.at else f"- {each.text}" for each in explanation.history]
@@ -130,13 +133,13 @@ def _run_summary(story: Story, run: Run, said: Sequence[waits.Said]) -> str:
         return _sentence(name, ends.run_end(story, run))
     if said and said[0][0] == name:
         return _sentence(*said[0])
-    states = [each.state for each in story.jobs.values()]
-    over = sum(1 for each in states if each in jobs_.TERMINAL)
-    running = sum(1 for each in states if each == jobs_.RUNNING)
-    stand = f"{over} of {count(len(states), 'job')}"
+    jobs = story.jobs.values()
+    over = sum(1 for each in jobs if each.state in jobs_.TERMINAL)
+    running = sum(1 for each in jobs if waits.is_under_way(story, each))
+    stand = f"{over} of {count(len(jobs), 'job')}"
     verb = "is" if over == 1 else "are"
     if run.state == runs_.CANCEL_REQUESTED:
-        return f"{name} was{ends.run_cancel(story)}; {stand} {verb} over, and {running} must still stop."
+        return f"{name} was{ends.run_cancel(story)}; {stand} {verb} over, and {len(jobs) - over} must still stop."
     if said and not running:
         subject, clause = said[0]
         return f"{name} waits, with {stand} over: {_sentence(_lower(subject), clause)}"

@@ -32,7 +32,7 @@ WAITS: Final[Mapping[str, str]] = {
 ENDED: Final[Mapping[str, str]] = {
     "succeeded": "it succeeded",
     "approved": "enough people approved it",
-    "failed": "an attempt failed; or a run, because of a job; `text` says which",
+    "failed": "an attempt failed; or a run, because of a job",
     "not_retried": "a job failed, and why there is no other attempt",
     "timed_out": "it ran for longer than it may",
     "lost_too_often": "workers lost it more often than is allowed",
@@ -50,7 +50,7 @@ ENDED: Final[Mapping[str, str]] = {
 # What happened on the way.
 STEPS: Final[Mapping[str, str]] = {
     "created": "the run was created",
-    "planned": "the plan was there; or the job is part of it",
+    "planned": "the run has a plan; or the job is part of it",
     "started": "the run or the attempt began",
     "ready": "what the job needs was done",
     "enqueued": "it was put into the queue",

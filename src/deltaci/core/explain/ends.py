@@ -48,7 +48,7 @@ def attempt_end(story: Story, of: Attempt) -> Clause:
         limit = duration(of.timeout_seconds * SECOND)
         text = f"was ended{on}, because it ran for longer than the {limit} that it may"
         return Clause("timed_out", text, of.id, event, "Give it more time with timeout_seconds, or make it faster.")
-    if failure is not None and failure.code == "LEASE_LOST":
+    if of.lost_leases > of.max_lost_leases:
         most = of.max_lost_leases
         allowed = f"only {count(most, 'loss')} {'is' if most == 1 else 'are'} allowed" if most else "none is allowed"
         text = f"was given up, because workers lost it {times(of.lost_leases)} and {allowed}"
@@ -77,19 +77,19 @@ def _by(story: Story, id: str) -> str:
 
 def asked_by(story: Story, of: Attempt) -> str:
     """By whom and why the attempt is or was stopped."""
-    by = "" if is_by_run(of.cancel_reason) else _by(story, of.id)
+    by = "" if is_by_run(story, of.cancel_reason) else _by(story, of.id)
     return f"{by}{because(story, of.cancel_reason)}"
 
 
-def is_by_run(reason: str) -> bool:
-    """Whether it is the run's end that stopped a job, rather than somebody who meant this job."""
-    return reason in _FOR_RUN
+def is_by_run(story: Story, reason: str) -> bool:
+    """Whether it is the run's end that stopped a job, and not somebody who meant this job and used the same word."""
+    told = _BY_RUN.get(reason)
+    return told is not None and (story.run is None or (story.run.conclusion or story.run.state) in told[0])
 
 
 def because(story: Story, reason: str) -> str:
     """Why a job or an attempt was stopped; what the run says of itself, where the run is the cause."""
-    told = _FOR_RUN.get(reason)
-    return told(story) if told is not None else given(reason)
+    return _BY_RUN[reason][1](story) if is_by_run(story, reason) else given(reason)
 
 
 def _with_run(story: Story) -> str:
@@ -111,10 +111,11 @@ def _not_needed(story: Story) -> str:
 
 
 _SHORT: Final = {job.FAILED: "failed", job.CANCELED: "was cancelled", job.SUCCEEDED: "succeeded"}
-_FOR_RUN: Final[dict[str, Callable[[Story], str]]] = {
-    job.RUN_CANCELED: _with_run,
-    job.RUN_TIMEOUT: _after_timeout,
-    job.NOT_NEEDED: _not_needed,
+# Why a run stops its jobs: how such a run stands, and what is said of it.
+_BY_RUN: Final[dict[str, tuple[tuple[str, ...], Callable[[Story], str]]]] = {
+    job.RUN_CANCELED: ((run.CANCEL_REQUESTED, run.CANCELED), _with_run),
+    job.RUN_TIMEOUT: ((run.TIMEOUT,), _after_timeout),
+    job.NOT_NEEDED: ((run.FAILED,), _not_needed),
 }
 
 
@@ -127,22 +128,25 @@ def job_end(story: Story, of: Job) -> Clause:
     if of.state == job.SUCCEEDED:
         return _job_succeeded(of, event)
     if of.state == job.CANCELED:
-        return _blocked(story, of, event) if of.reason == job.BLOCKED else _job_canceled(story, of, event)
-    if of.reason == "REJECTED":
-        by = f" by {person(event.actor)}" if event is not None else ""
-        said = saying(event.metadata.get("comment")) if event is not None else ""
-        return Clause("rejected", f"was rejected{by}{said}", of.id, event)
+        return _blocked(story, of, event) if _is_blocked(story, of) else _job_canceled(story, of, event)
+    if of.spec.kind == job.APPROVAL:
+        return _not_approved(of, event)
+    # What a runner calls its failure is free: only the event tells whether it was the validation.
+    if event.trigger == "validation_failed" if event is not None else of.reason == "VALIDATION_FAILED":
+        said = saying(of.last_error.line) if of.last_error is not None else ""
+        text = f"failed, because its result did not pass the validation{said}"
+        return Clause("validation_failed", text, of.id, event)
+    return not_retried(story, of, event)
+
+
+def _not_approved(of: Job, event: Event | None) -> Clause:
     if of.reason == "APPROVAL_EXPIRED":
         done = f"only {len(of.approvals)} of {of.spec.gate.approvers} people" if of.approvals else "nobody"
-        return Clause(
-            "approval_expired", f"failed, because {done} approved it by {moment(of.approve_by)}", of.id, event
-        )
-    if of.reason == "VALIDATION_FAILED":
-        said = saying(of.last_error.line) if of.last_error is not None else ""
-        return Clause(
-            "validation_failed", f"failed, because its result did not pass the validation{said}", of.id, event
-        )
-    return not_retried(story, of, event)
+        text = f"failed, because {done} approved it by {moment(of.approve_by)}"
+        return Clause("approval_expired", text, of.id, event)
+    by = f" by {person(event.actor)}" if event is not None else ""
+    said = saying(event.metadata.get("comment")) if event is not None else ""
+    return Clause("rejected", f"was rejected{by}{said}", of.id, event)
 
 
 def _job_succeeded(of: Job, event: Event | None) -> Clause:
@@ -167,29 +171,37 @@ def not_retried(story: Story, of: Job, event: Event | None) -> Clause:
 
 
 def _job_canceled(story: Story, of: Job, event: Event | None) -> Clause:
+    if of.reason == job.NOT_NEEDED and is_by_run(story, of.reason):
+        return Clause("not_needed", f"was not needed any more{because(story, of.reason)}", of.id, event)
     last = story.attempt_of(of)
     stopped = last if last is not None and last.state == attempt.CANCELED else None
-    text = "was not needed any more" if of.reason == job.NOT_NEEDED else f"was cancelled{_by_whom(story, of, stopped)}"
-    text += because(story, of.reason)
-    code = "not_needed" if of.reason == job.NOT_NEEDED else "canceled"
-    return Clause(code, text, of.id, event)
+    text = f"was cancelled{_by_whom(story, of, stopped)}{because(story, of.reason)}"
+    return Clause("canceled", text, of.id, event)
 
 
 def _by_whom(story: Story, of: Job, stopped: Attempt | None) -> str:
-    if is_by_run(of.reason):
+    if is_by_run(story, of.reason):
         return ""
     return _by(story, stopped.id if stopped is not None else of.id)
 
 
+def _is_blocked(story: Story, of: Job) -> bool:
+    """Whether a need kept the job from starting: nobody but us says so, and only of a job that has not begun."""
+    if of.state != job.CANCELED or of.reason != job.BLOCKED:
+        return False
+    event = story.last(of.id)
+    return event is None or (event.actor == ORCHESTRATOR and event.from_ == job.PENDING)
+
+
 def _blocked(story: Story, of: Job, event: Event | None) -> Clause:
     path = [of]
-    while path[-1].state == job.CANCELED and path[-1].reason == job.BLOCKED and len(path) <= len(story.jobs):
+    while _is_blocked(story, path[-1]) and len(path) <= len(story.jobs):
         cause = _cause(story, path[-1])
         if cause is None:
             break
         path.append(cause)
     root = path[-1]
-    if root is of or root.reason == job.BLOCKED:
+    if _is_blocked(story, root):
         return Clause("blocked", "could not start, because a job that it needs did not succeed", of.id, event)
     names = [shown(each.spec.name) for each in path[1:]]
     if len(names) > MAX_LINKS:

@@ -23,10 +23,14 @@ _WHAT: Final = {
     "RUNNER_STARTUP": "the runner could not start it",
     "IMAGE_PULL": "its image could not be fetched",
     "CHECKOUT": "its source could not be checked out",
+    "ARTIFACTS": "what it should leave behind is missing",
+    "OUTPUT": "its output cannot be used",
+    "SECRETS": "it could not get its secrets",
+    "BAD_RESULT": "the server refused its result",
     "UPLOAD": "its results could not be uploaded",
     "CACHE_FETCH": "its cache could not be fetched",
     "REGISTRY_FETCH": "a package could not be fetched",
-    "BAD_SPEC": "what it says that is to be done makes no sense",
+    "BAD_SPEC": "its specification makes no sense",
 }
 
 
@@ -53,6 +57,8 @@ def whose(failure: Failure) -> str:
 
 def why_not_again(failure: Failure, index: int, allowed: int) -> str:
     """Why there is no attempt after this one: a sentence of its own."""
+    if failure.failure_class == USER and allowed == 1:
+        return "Another attempt would end in the same way."
     if failure.failure_class == USER:
         return f"Another attempt would end in the same way, so attempt {index} of {allowed} was the last one."
     if not failure.is_retryable:

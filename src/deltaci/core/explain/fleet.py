@@ -8,7 +8,7 @@ from typing import Final
 from deltaci.core import worker
 from deltaci.core.explain.answer import Clause
 from deltaci.core.explain.story import Story
-from deltaci.core.explain.words import MAX_LISTED, count, listed, shown
+from deltaci.core.explain.words import MAX_LISTED, listed, shown
 from deltaci.core.worker import Worker, required_labels
 
 NO_WORKER: Final = "no_worker"
@@ -19,8 +19,6 @@ BUSY: Final = "workers_busy"
 TURN: Final = "waiting_for_worker"
 
 TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING})  # It will not pass by itself.
-
-_START: Final = "Start one with `deltaci runner`"
 
 
 def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
@@ -46,11 +44,12 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     working = [each for each in fitting if each.state != worker.UNRESPONSIVE]
     taking = [each for each in working if not each.shutdown_reason]
     if not working:
-        text = f"waits for {wanted}: {_all(len(fitting))} ({_ids(fitting)}) stopped answering"
-        return Clause(UNRESPONSIVE, text, fitting[0].id, None, "Look after them, or start another one.")
+        text = f"waits for {wanted}: {_part(fitting, fitting)} stopped answering"
+        return Clause(UNRESPONSIVE, text, fitting[0].id, None, "Look after what is silent, or start another worker.")
     if not taking:
-        text = f"waits for {wanted}: {_all(len(working))} ({_ids(working)}) takes no new work and is about to leave"
-        return Clause(LEAVING, text, working[0].id, None, f"{_START}.")
+        rest = ", and the rest stopped answering" if len(working) < len(fitting) else ""
+        text = f"waits for {wanted}: {_part(working, fitting)} will leave and take no new work{rest}"
+        return Clause(LEAVING, text, working[0].id, None, _advice(required))
     free = [each for each in taking if len(each.tasks) < each.max_concurrent_tasks]
     if not free:
         return _busy(taking, len(fitting), wanted)
@@ -77,7 +76,7 @@ def _busy(taking: Sequence[Worker], fitting: int, wanted: str) -> Clause:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
     who = _all(len(taking)) if len(taking) == fitting else f"{len(taking)} of the {fitting} that fit"
     verb = "is" if len(taking) in (1, fitting) else "are"
-    rest = "" if len(taking) == fitting else ", and the rest cannot take it"
+    rest = "" if len(taking) == fitting else ", and the rest stopped answering or will leave"
     text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
     return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")
 
@@ -90,17 +89,18 @@ def _with(labels: Sequence[str]) -> str:
 
 def _advice(required: set[str]) -> str:
     if not required:
-        return f"{_START}."
+        return "Start one with `deltaci runner`."
     labels = shown(",".join(sorted(required)))
-    return f"{_START} --labels {labels}`, or change the labels that the job asks for.".replace("runner` ", "runner ")
+    return f"Start one with `deltaci runner --labels {labels}`, or change the labels that the job asks for."
 
 
 def _all(number: int) -> str:
-    return "the only one that fits" if number == 1 else f"each of the {count(number, 'worker')} that fit"
+    return "the only one that fits" if number == 1 else f"each of the {number} workers that fit"
 
 
-def _ids(workers: Sequence[Worker]) -> str:
-    return listed([each.id for each in workers])
+def _part(some: Sequence[Worker], fitting: Sequence[Worker]) -> str:
+    who = _all(len(some)) if len(some) == len(fitting) else f"{len(some)} of the {len(fitting)} workers that fit"
+    return f"{who} ({listed([each.id for each in some])})"
 
 
 def _has(workers: Sequence[Worker]) -> str:

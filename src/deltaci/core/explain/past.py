@@ -155,7 +155,7 @@ def _cancel_requested(story: Story, event: Event) -> Told | None:
     if "claims" in event.metadata:  # Nobody has it: its end follows at once and says the same.
         return None
     why, by_when = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
-    by = "" if ends.is_by_run(why) else f" by {person(event.actor)}"
+    by = "" if ends.is_by_run(story, why) else f" by {person(event.actor)}"
     until = f" Its worker has until {moment(by_when)} to stop." if isinstance(by_when, int) and by_when else ""
     return "cancel_requested", f"{_attempt_name(story, event)} was asked to stop{by}{ends.because(story, why)}.{until}"
 
@@ -175,7 +175,7 @@ def _attempt_ended_badly(story: Story, event: Event) -> Told | None:
             return None
         worker_id, _ = _lease(event)
         return "forced", f"Worker {worker_id} did not stop {_lower(story, event)} in time: it was ended without it."
-    if event.to == attempt.TIMED_OUT or faults.told(event.metadata).code == "LEASE_LOST":
+    if event.to == attempt.TIMED_OUT or event.from_ == attempt.STALE:
         return _attempt_ended(story, event)
     return None
 
@@ -291,7 +291,7 @@ def _run_created(story: Story, event: Event) -> Told:
 
 
 def _planned(story: Story, event: Event) -> Told:
-    return "planned", f"The plan was there: {count(int(event.metadata.get('jobs', 0)), 'job')}."
+    return "planned", f"The plan has {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
 def _first_active(story: Story, event: Event) -> Told:

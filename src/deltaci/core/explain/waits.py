@@ -55,7 +55,8 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
         text = f"may not be taken before {when(of.fence_until, story.now)}: until then {by}, which lost it, may still"
         found.append(Clause("fence", f"{text} be at work on it", of.id, event))
     elif of.run_at > story.now:
-        found.append(Clause("not_before", f"was asked for {when(of.run_at, story.now)}, not earlier", of.id, event))
+        text = f"is meant for {when(of.run_at, story.now)} and waits until then"
+        found.append(Clause("not_before", text, of.id, event))
     around = story.around
     if around.running_quota and around.running >= around.running_quota and not found:
         text = f"waits for the quota: {around.running} of {around.running_quota} jobs that may run at once do run"
@@ -186,11 +187,18 @@ def at_root(story: Story, of: Job) -> Clause:
 
 def under_way(story: Story, of: Attempt) -> Clause:
     """What is said of an attempt that a runner has."""
-    text = "is being started" if of.state in (attempt.LEASED, attempt.STARTING) else "is running"
-    text += f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
+    on = f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
+    text = f"is being started{on}"
     if of.started_at:
-        text += f" since {moment(of.started_at)} and may do so until {when(of.times_out_at, story.now)}"
+        text = f"has been running{on} since {moment(of.started_at)}"
+        text += f" and may do so until {when(of.times_out_at, story.now)}"
     return Clause(RUNNING, text, of.id, story.last(of.id))
+
+
+def is_under_way(story: Story, of: Job) -> bool:
+    """Whether a runner is at work on the job now."""
+    current = story.attempt_of(of) if of.state == job.RUNNING else None
+    return current is not None and current.state not in _ATTEMPT
 
 
 # -- jobs that wait for others
@@ -205,12 +213,16 @@ class _Link(msgspec.Struct, frozen=True):
     length: int = 0
 
 
-def _open_needs(story: Story, of: Job) -> list[Job]:
-    needed = (story.jobs.get(id) for id in of.needs)
-    return [each for each in needed if each is not None and not satisfies(each)]
+def _unmet(story: Story) -> dict[str, Job]:
+    """The jobs that keep whoever needs them waiting."""
+    return {id: each for id, each in story.jobs.items() if not satisfies(each)}
 
 
-def _links(story: Story, of: Job) -> dict[str, _Link]:
+def _open_needs(unmet: dict[str, Job], of: Job) -> list[Job]:
+    return [unmet[id] for id in of.needs if id in unmet]
+
+
+def _links(story: Story, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
     """For every job that this one waits for, where its wait begins. Linear in the plan, without recursion."""
     found: dict[str, _Link] = {}
     needs: dict[str, list[Job]] = {}
@@ -229,16 +241,17 @@ def _links(story: Story, of: Job) -> dict[str, _Link]:
             found[at.id] = _Link(_WEIGHT.get(at_root(story, at).code, 1), at.id)
         else:
             found[at.id] = _Link(-1, at.id)  # On its way; a plan has no cycles, but bad input must end too.
-            needs[at.id] = _open_needs(story, at)
+            needs[at.id] = _open_needs(unmet, at)
             stack.append((at, True))
             stack.extend((each, False) for each in needs[at.id] if each.id not in found)
     return found
 
 
 def _needs(story: Story, of: Job) -> list[Clause]:
-    links = _links(story, of)
+    unmet = _unmet(story)
+    links = _links(story, unmet, of)
     alike: dict[str, list[Job]] = {}  # By the job at which their wait begins.
-    for need in sorted(_open_needs(story, of), key=lambda each: -links[each.id].weight):
+    for need in sorted(_open_needs(unmet, of), key=lambda each: -links[each.id].weight):
         alike.setdefault(links[need.id].root, []).append(need)
     clauses: list[Clause] = []
     for needs in list(alike.values())[:MAX_REASONS]:
@@ -318,7 +331,8 @@ def _jobs_of(story: Story) -> Iterator[Said]:
         yield f"Job {shown(who[0].spec.name)}", clause
     left = sum(len(alike[key]) for key in keys[MAX_REASONS:])
     if left:
-        yield f"{left} more", Clause("more", f"{'waits' if left == 1 else 'wait'}; ask for a job to see why", "")
+        verb = "waits" if left == 1 else "wait"
+        yield f"{left} more", Clause("more", f"{verb}; ask for a job to see why", story.run.id if story.run else "")
 
 
-__all__ = ["at_root", "attempt_waits", "job_waits", "run_waits", "under_way"]
+__all__ = ["at_root", "attempt_waits", "is_under_way", "job_waits", "run_waits", "under_way"]

@@ -12,6 +12,7 @@ from deltaci.core.instants import SECOND, rfc3339
 MAX_NAME_CHARS: Final = 120
 MAX_QUOTE_CHARS: Final = 200
 MAX_LISTED: Final = 3
+LAST: Final = 253_402_300_799 * SECOND  # 9999-12-31T23:59:59Z
 
 # What a terminal obeys, whole or cut off: nothing of it is shown, or it would be read as a part of the text.
 _ESCAPES: Final = re.compile(
@@ -59,8 +60,8 @@ def duration(microseconds: int) -> str:
 
 
 def moment(at: int) -> str:
-    """An instant, to the second, in UTC."""
-    return f"{rfc3339(at)[:19].replace('T', ' ')} UTC"
+    """An instant, to the second, in UTC. What is later than the last year with four digits is said to be at its end."""
+    return f"{rfc3339(min(at, LAST))[:19].replace('T', ' ')} UTC"
 
 
 def when(at: int, now: int) -> str:

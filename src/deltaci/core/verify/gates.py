@@ -42,10 +42,9 @@ def decided(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("MOD-G4", f"gate {of.id} is decided for plan {told.plan_hash}", of.run.plan_hash or "a run with a hash")
     if line.trigger in ("approved", "approval_given"):
         _approved(log, of, line, told)
-    if actor_kind(line.actor) == USER:
-        wanted = None if of.is_plain else of.approved_by
-        if told.approvers != wanted:
-            log.bad("MOD-G2", f"gate {of.id} tells the approvers {told.approvers}", str(wanted))
+    wanted = of.approved_by if not of.is_plain and actor_kind(line.actor) == USER else None
+    if told.approvers != wanted:
+        log.bad("MOD-G2", f"gate {of.id} tells the approvers {told.approvers}", str(wanted))
 
 
 def _approved(log: Canonical, of: Job, line: Line, told: JobTold) -> None:

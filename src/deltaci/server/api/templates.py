@@ -84,10 +84,9 @@ async def save_template(call: Call) -> api.Template:
     asked: TemplateInput = call.body
     name, tenant = str(call.params["template"]), call.who.tenant
     plans.specs(asked.plan)
-    # A default must be one of the choices; an input without a default needs none.
-    plans.filled_in(
-        asked.inputs, {name: rule.default or next(iter(rule.choices), "") for name, rule in asked.inputs.items()}
-    )
+    for each, rule in asked.inputs.items():
+        if rule.default and rule.choices and rule.default not in rule.choices:
+            raise Refused("bad_request", f"the default of input {each!r} is none of its choices")
     if len(plans.as_env(dict.fromkeys(asked.inputs, ""))) < len(asked.inputs):
         raise Refused("bad_request", "two inputs differ only in upper and lower case; name them otherwise")
     document, head = await _head(call, name)

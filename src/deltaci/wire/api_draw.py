@@ -1,0 +1,55 @@
+"""Draws docs/api-reference.md from the table of addresses.
+
+python -m deltaci.wire.api_draw docs/api-reference.md           write the page
+python -m deltaci.wire.api_draw --check docs/api-reference.md   fail if it is not what the table says
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from deltaci.core.draw import write_or_compare
+from deltaci.wire.api_routes import EVERYWHERE, REFUSALS, ROOT, ROUTES, SERVED, Route, codes_of
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "# The addresses of the API"
+    yield ""
+    yield "Drawn from the table that the server routes by; [api.md](api.md) says what it means, and"
+    yield f"[openapi.json](openapi.json) has every field. All of it is below `{ROOT}`."
+    yield ""
+    yield "| | address | scope | what it does | besides the usual, refused with |"
+    yield "|---|---|---|---|---|"
+    yield from map(_line, ROUTES)
+    yield ""
+    yield "The usual: " + ", ".join(f"`{code}`" for code in (*EVERYWHERE, *SERVED)) + "."
+    yield ""
+    yield "## Codes"
+    yield ""
+    yield "| code | status | means | what to do |"
+    yield "|---|---|---|---|"
+    for code, known in REFUSALS.items():
+        yield f"| `{code}` | {known.status} | {known.title} | {known.hint} |"
+
+
+def _line(route: Route) -> str:
+    usual = {*EVERYWHERE, *SERVED}
+    codes = ", ".join(f"`{code}`" for code in codes_of(route) if code not in usual)
+    address = route.path.replace("*}", "}")
+    again = "; takes an `Idempotency-Key`" if route.is_repeatable else ""
+    return f"| {route.method} | `{address}` | {route.needs} | {route.does}{again} | {codes} |"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    return write_or_compare(arguments, "deltaci.wire.api_draw", "routes", page())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Tenants see nothing of each other: every address, with another tenant's id, answers like one that never was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from deltaci.wire.api_routes import ROUTES, Route
+from tests.api.site import ApiSite, Caller, Reply, gate, task
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+# What the body of a request must say before ids are looked at.
+BODIES: dict[str, Any] = {"saveTemplate": {"plan": {"jobs": [task("a")]}}, "setQuotas": {}}
+# With a name that is everybody's own, and so leads to one's own things.
+OWN_NAMES = {"saveTemplate"}
+# Only for who operates the server, for any tenant.
+OPERATORS = {"setQuotas"}
+
+FOREIGN = [route for route in ROUTES if route.names and route.id not in OWN_NAMES | OPERATORS]
+
+
+async def filled(here: ApiSite) -> dict[str, str]:
+    """One of everything, of the tenant `them`."""
+    them = await here.key("ada", "admin", tenant="them")
+    player = await here.player(tenant="them")
+    id = await them.start(task("a"), gate("g"), labels=["l"], project="p")
+    lease = await player.take()
+    await player.log(lease, b"a log\n")
+    assert (await player.keep(lease, "out/file", b"a file")).status_code == 200
+    await player.finish(lease)
+    assert (await them.ask("PUT", "/templates/t", BODIES["saveTemplate"])).status == 200
+    key = (await them.get("/keys")).body["keys"][0]["id"]
+    return {
+        **{"run": id, "job": "a", "index": "1", "path": "out/file", "template": "t", "version": "1"},
+        **{"worker": player.name, "key": key},
+    }
+
+
+def address(route: Route, names: dict[str, str]) -> str:
+    """The route's address with these names in it."""
+    path = route.path.replace("*}", "}")
+    for name, value in names.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
+
+
+async def asked(caller: Caller, route: Route, names: dict[str, str]) -> Reply:
+    """One request to the route."""
+    return await caller.ask(route.method, address(route, names), BODIES.get(route.id))
+
+
+def plain(reply: Reply, names: dict[str, str]) -> Any:
+    """The answer without what names this request and what it asked for."""
+    body = dict(reply.body)
+    body.pop("request_id")
+    for field in ("message", "detail"):
+        for value in sorted(names.values(), key=len, reverse=True):
+            body[field] = body[field].replace(repr(value), "…")
+    return body, sorted(set(reply.headers) - {"content-length"})
+
+
+@pytest.mark.proves("STP-X1", "STP-X2")
+@on_loop
+async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Opened) -> None:
+    """404 with the same body. A scope that is missing is told before, whatever the id is."""
+    async with site() as here:
+        theirs = await filled(here)
+        us = await here.key("eve", "admin", tenant="us")
+        # Of the same shape, and nobody's.
+        nobodys = {
+            **{"run": "r" + "0" * 20, "job": "zz", "index": "9", "path": "no/file", "template": "zz", "version": "9"},
+            **{"worker": "zz", "key": "0" * 16},
+        }
+        seq = await here.store.last_seq()
+
+        for route in FOREIGN:
+            foreign = await asked(us, route, theirs)
+            missing = await asked(us, route, nobodys)
+
+            assert (foreign.status, missing.status) == (404, 404), (route.id, foreign, missing)
+            assert plain(foreign, theirs) == plain(missing, nobodys), route.id
+
+        assert await here.store.last_seq() == seq
+        assert {route.id for route in FOREIGN} | OWN_NAMES | OPERATORS == {each.id for each in ROUTES if each.names}
+
+
+@pytest.mark.proves("STP-X1")
+@on_loop
+async def test_the_same_addresses_answer_to_their_own_tenant(site: Opened) -> None:
+    """So that the table above shows what it says, and no address that is always missing."""
+    async with site() as here:
+        theirs = await filled(here)
+        them = await here.key("ada", "admin", tenant="them")
+
+        by_id = {route.id: route for route in FOREIGN}
+        reads = [route.id for route in FOREIGN if route.method == "GET"]
+        for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "revokeKey"):
+            reply = await asked(them, by_id[id], theirs)
+            assert reply.status == 200, (id, reply)
+
+
+@pytest.mark.proves("STP-X1")
+@on_loop
+async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
+    """Whatever is asked for."""
+    async with site() as here:
+        await filled(here)
+        us = await here.key("eve", "admin", tenant="us")
+
+        for path in ("/runs", "/runs?label=l", "/runs?project=p", "/runs?status=RUNNING", "/runs?person=ada"):
+            assert (await us.get(path)).body["runs"] == [], path
+        assert (await us.get("/workers")).body["workers"] == []
+        assert (await us.get("/templates")).body["templates"] == []
+        assert [key["person"] for key in (await us.get("/keys")).body["keys"]] == ["eve"]
+        assert (await us.get("/events")).body["events"] == []
+        tenant = (await us.get("/tenant")).body
+        assert (tenant["name"], tenant["usage"]) == (
+            "us",
+            {"running_jobs": 0, "queued_runs": 0, "storage_bytes": 0},
+        )
+
+
+@on_loop
+async def test_one_tenants_template_name_and_idempotency_key_are_not_anothers(site: Opened) -> None:
+    """Names are a tenant's own."""
+    async with site() as here:
+        them, us = await here.key("ada", "admin", tenant="them"), await here.key("eve", "admin", tenant="us")
+        plans = [{"plan": {"jobs": [task(name)]}} for name in ("theirs", "ours")]
+        for caller, plan in zip((them, us), plans, strict=True):
+            assert (await caller.ask("PUT", "/templates/t", plan)).body["version"] == 1
+
+        runs = [(await caller.post("/runs", {"template": "t"}, idempotency_key="k")).body for caller in (them, us)]
+        operators = [await here.operator(tenant).post("/runs", plans[0], idempotency_key="o") for tenant in ("a", "b")]
+
+        assert runs[0]["id"] != runs[1]["id"]
+        assert [
+            (await caller.run(run["id"]))["jobs"][0]["name"] for caller, run in zip((them, us), runs, strict=True)
+        ] == [
+            *("theirs", "ours"),
+        ]
+        assert [reply.status for reply in operators] == [201, 201]

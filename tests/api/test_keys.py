@@ -1,0 +1,176 @@
+"""API keys: hashed at rest, scoped, expirable, revocable; and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.server.api.callers import INCLUDED, REMEMBERED_SECONDS, Keys
+from deltaci.server.credentials import Signer
+from deltaci.store.memory import MemoryStore
+from deltaci.wire.api_input import SCOPES, KeyInput, Scope
+from deltaci.wire.api_routes import ANYBODY, OPERATOR, ROUTES
+from tests.api.site import ApiSite, Caller
+from tests.api.test_isolation import address
+from tests.contract.places import Place, on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+NAMES = {
+    **{"run": "r1", "job": "a", "index": "1", "path": "p", "template": "t", "version": "1", "worker": "w"},
+    **{"key": "0" * 16, "tenant": "us"},
+}
+
+
+@on_loop
+async def test_a_key_does_what_its_scopes_allow_and_nothing_else(site: Opened) -> None:
+    """Every address with a key of every scope; the refusal names the scope that is missing."""
+    async with site() as here:
+        callers: dict[Scope, Caller] = {scope: await here.key("ada", scope) for scope in SCOPES}
+
+        for route in ROUTES:
+            for scope, caller in callers.items():
+                reply = await caller.ask(route.method, address(route, NAMES), {} if route.body else None)
+
+                may = route.needs == ANYBODY or (route.needs != OPERATOR and route.needs in INCLUDED[scope])
+                assert (reply.status == 403) == (not may), (route.id, scope, reply)
+                if not may:
+                    assert reply.code == "missing_scope"
+                    assert route.needs == OPERATOR or repr(route.needs) in reply.body["message"]
+
+
+@on_loop
+async def test_without_a_good_key_every_address_answers_401(site: Opened) -> None:
+    """None, another's, a runner's credential, one that is altered."""
+    async with site() as here:
+        ada = await here.key("ada", "admin")
+        player = await here.player()
+        wrong = ["nonsense", f"{ada.token}x", ada.token[:-1] + ("A" if ada.token[-1] != "A" else "B")]
+        wrong += [player._credential, ada.token.replace("dck_", "dci_")]
+
+        for route in ROUTES:
+            for token in wrong:
+                reply = await Caller(here.http, token).ask(route.method, address(route, NAMES))
+                assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer"), (route.id, token, reply)
+        bare = await here.http.get("/api/v1/runs")
+        assert (bare.status_code, bare.json()["code"]) == (401, "bad_credential")
+
+
+@on_loop
+async def test_a_revoked_key_lets_nobody_in(site: Opened) -> None:
+    """At once on this server; revoking it again changes nothing."""
+    async with site() as here:
+        admin, bob = await here.key("ada", "admin"), await here.key("bob", "read", description="laptop")
+        me = (await bob.get("/me")).body
+
+        first = await admin.ask("DELETE", f"/keys/{me['key_id']}")
+        again = await admin.ask("DELETE", f"/keys/{me['key_id']}")
+        refused = await bob.get("/me")
+
+        assert (me["person"], me["scopes"], me["is_operator"]) == ("bob", ["read"], False)
+        assert (first.body["revoked_by"], again.body) == ("ada", first.body)
+        assert first.body["revoked_at"] is not None
+        assert (refused.status, refused.code) == (401, "bad_credential")
+        assert (await admin.get(f"/keys/{me['key_id']}")).body == first.body
+
+
+@on_loop
+async def test_the_secret_of_a_key_is_nowhere_but_in_its_first_answer(
+    site: Opened, place: Place, tmp_path: Path
+) -> None:
+    """Who reads the database cannot use what is in it."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        made = (await admin.post("/keys", {"person": "bob", "scopes": ["read"]})).body
+        secret = made["token"].rpartition("_")[2]
+
+        shown = [await admin.get("/keys"), await admin.get(f"/keys/{made['id']}")]
+        kept = await here.store.find_document("key", made["id"])
+
+        assert not [reply for reply in shown if secret in str(reply.body) or "token" in reply.body]
+        assert kept is not None
+        assert secret.encode() not in kept.body
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+@on_loop
+async def test_keys_are_listed_page_by_page_and_wrong_ones_are_refused(site: Opened) -> None:
+    """A key needs a person and a scope that exists."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        for n in range(4):
+            await here.key(f"p{n}", "read")
+
+        first = (await admin.get("/keys?limit=3")).body
+        rest = (await admin.get(f"/keys?limit=3&cursor={first['next']}")).body
+        wrong = [
+            await admin.post("/keys", body)
+            for body in ({}, {"person": "x", "scopes": []}, {"person": "x", "scopes": ["root"]}, {"person": "a b"})
+        ]
+
+        assert sorted(key["person"] for key in first["keys"] + rest["keys"]) == ["ada", "p0", "p1", "p2", "p3"]
+        assert rest["next"] is None
+        assert [reply.code for reply in wrong] == ["bad_message"] * 4
+
+
+@on_loop
+async def test_a_key_ends_when_its_time_is_over_and_others_learn_of_a_revocation_in_two_seconds() -> None:
+    """By clocks that the case moves."""
+    now, monotonic = [1000.0], [0.0]
+    store = MemoryStore()
+    signer = Signer(b"k" * 32, lambda: now[0])
+    here, there = (Keys(store, signer, lambda: monotonic[0]) for _ in range(2))
+    record, token = await here.make("us", KeyInput(person="ada", scopes=["run"], expires_seconds=60), "root")
+
+    assert (await there.caller(token)).scopes == {"run", "read"}
+    now[0] += 60
+    with pytest.raises(Refused, match="expired"):
+        await there.caller(token)
+    now[0] -= 30
+    await here.revoke("us", record.id, "root")
+    await there.caller(token)  # It remembers the key, for a while.
+    monotonic[0] += REMEMBERED_SECONDS
+    with pytest.raises(Refused, match="revoked"):
+        await there.caller(token)
+
+
+@on_loop
+async def test_the_operator_acts_for_any_tenant_and_sets_its_quotas(site: Opened) -> None:
+    """Whoever can read the server's key needs no other."""
+    async with site() as here:
+        root = here.operator("us", "root")
+        admin = await here.key("ada", "admin", tenant="us")
+
+        me = (await root.get("/me")).body
+        done = await root.ask("PUT", "/tenants/us/quotas", {"running_jobs": 3})
+        refused = await admin.ask("PUT", "/tenants/us/quotas", {"running_jobs": 0})
+
+        assert (me["tenant"], me["person"], me["is_operator"], me["key_id"]) == ("us", "root", True, "")
+        assert done.body["quotas"] == {
+            **{"running_jobs": 3, "queued_runs": 0, "storage_bytes": 0, "requests_per_second": 0},
+        }
+        assert (refused.status, refused.code) == (403, "missing_scope")
+
+
+@on_loop
+async def test_a_worker_comes_in_by_a_token_that_a_key_with_the_scope_runner_made(site: Opened) -> None:
+    """For the key's own tenant, and once."""
+    async with site() as here:
+        ops, ada = await here.key("ops", "runner", tenant="us"), await here.key("ada", "run", tenant="us")
+        token = (await ops.post("/workers/tokens", {"name": "w-us", "expires_seconds": 60})).body["token"]
+
+        answers: list[httpx.Response] = [
+            await here.http.post("/runner/v1/register", json={"token": token, "capabilities": ["gpu"], "slots": 3})
+            for _ in range(2)
+        ]
+        [worker] = (await ada.get("/workers")).body["workers"]
+
+        assert [answer.status_code for answer in answers] == [200, 401]
+        assert (worker["id"], worker["state"], worker["labels"], worker["slots"]) == ("w-us", "IDLE", ["gpu"], 3)
+        assert (await ada.get("/workers/w-us")).body == worker
+        assert (await ada.get("/workers?gone=true")).body["workers"] == []

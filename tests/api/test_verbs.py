@@ -1,0 +1,147 @@
+"""What can be done in which state: the table of docs/api.md, cell by cell, against a running server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from deltaci.core import job, run
+from deltaci.core.decide import Plan
+from deltaci.core.job import APPROVAL, JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from tests.api.site import TENANT, ApiSite, Caller, Player, gate, task
+from tests.contract.places import within
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+VERBS = ("cancel", "approve", "reject", "rerun")
+
+
+def table() -> dict[str, dict[str, int]]:
+    """What the page promises: for every state, what each verb is answered with."""
+    text = PAGE.read_text(encoding="utf-8").partition("| state of the run |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    return {row[0].replace("`", ""): dict(zip(VERBS, map(int, row[1:]), strict=True)) for row in rows}
+
+
+class Stage:
+    """Brings a fresh run into any state. Nobody reports: outcomes stand still to be looked at."""
+
+    def __init__(self, here: ApiSite, ada: Caller, player: Player) -> None:
+        self.here, self.ada, self.player = here, ada, player
+        self._count = 0
+        self.makers: dict[str, Callable[[], Awaitable[str]]] = {
+            "CREATED": self.created,
+            "PLANNING": self.planning,
+            "QUEUED": lambda: ada.start(task("a", runs_on=["nobody"])),
+            "RUNNING": self.running,
+            "RUNNING, and a gate waits": lambda: self.running(gate("g", needs=[])),
+            "WAITING_APPROVAL": lambda: ada.start(gate("g")),
+            "VALIDATING": self.validating,
+            "CANCEL_REQUESTED": self.cancel_requested,
+            "SUCCESS": self.success,
+            "SUCCESS, and the caller approved it": self.approved,
+            "FAILED": self.failed,
+            "TIMEOUT": self.timeout,
+            "CANCELED": self.canceled,
+            "REPORTED": lambda: self.reported(self.success),
+            "REPORTED, cancelled": lambda: self.reported(self.canceled),
+        }
+
+    async def created(self) -> str:
+        self._count += 1
+        id = f"made-{self._count}"
+        await self.here.service.applier.do(
+            Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, has_validation=True))
+        )
+        return id
+
+    async def planning(self) -> str:
+        id = await self.created()
+        await self.here.service.applier.do(run.BeginPlanning(id=id))
+        return id
+
+    async def running(self, *more: dict[str, object]) -> str:
+        id = await self.ada.start(self._next(), *more)
+        await self.player.take()
+        return id
+
+    async def validating(self) -> str:
+        id = await self.planning()
+        do = self.here.service.applier.do
+        await do(Plan(id=id, jobs=(JobSpec(name="g", kind=APPROVAL),), plan_hash="x"))
+        await do(job.Approve(id=f"{id}/g", actor="user:somebody"))
+        return id
+
+    async def cancel_requested(self) -> str:
+        id = await self.running()
+        await self.ada.post(f"/runs/{id}/cancel")
+        return id
+
+    def _next(self) -> dict[str, Any]:
+        """A task that is claimed before all that earlier cases left."""
+        self._count += 1
+        return task("a", needs=[], priority=self._count)
+
+    async def success(self) -> str:
+        id = await self.ada.start(self._next())
+        await self.player.finish(await self.player.take())
+        return id
+
+    async def approved(self) -> str:
+        id = await self.ada.start(gate("g"))
+        await self.ada.post(f"/runs/{id}/approve")
+        return id
+
+    async def failed(self) -> str:
+        id = await self.ada.start(self._next())
+        await self.player.fail(await self.player.take())
+        return id
+
+    async def timeout(self) -> str:
+        id = await self.ada.start(self._next(), plan={"timeout_seconds": 5})
+        await self.player.take()
+        self.here.place.after(6)
+        await self.here.until(self.ada, id, "TIMEOUT")
+        return id
+
+    async def canceled(self) -> str:
+        id = await self.ada.start(task("a", runs_on=["nobody"]))
+        await self.ada.post(f"/runs/{id}/cancel")
+        return id
+
+    async def reported(self, made: Callable[[], Awaitable[str]]) -> str:
+        id = await made()
+        await self.here.service.applier.do(run.Report(id=id, actor="reporter"))
+        return id
+
+
+@within(170)
+async def test_every_state_answers_every_verb_as_the_page_says(site: Opened) -> None:
+    """A refusal changes nothing: not the state, not the log."""
+    promised = table()
+    async with site() as here:
+        await here.service.reporter.stop()
+        ada = await here.key("ada", "run", "approve")
+        stage = Stage(here, ada, await here.player(slots=100))
+
+        assert set(promised) == set(stage.makers)
+        states = {state.partition(",")[0] for state in promised}
+        assert states | {"PLAN_FAILED"} == set(run.MACHINE.states)
+        for state, answers in promised.items():
+            for verb, expected in answers.items():
+                id = await stage.makers[state]()
+                before, seq = await ada.run(id), await here.store.last_seq()
+                assert before["state"] == state.partition(",")[0], state
+
+                reply = await ada.post(f"/runs/{id}/{verb}")
+
+                assert reply.status == expected, (state, verb, reply)
+                if expected == 409:
+                    assert reply.code == "wrong_state", (state, verb, reply)
+                    assert await here.store.last_seq() == seq, (state, verb)
+                assert re.fullmatch("[A-Z_]+", (await ada.run(id))["state"])

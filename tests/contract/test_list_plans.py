@@ -1,0 +1,102 @@
+"""How the databases find what people ask for: along a key or an index, whatever else is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.job import Job, JobSpec
+from deltaci.store import documents, lists, sqlite
+from deltaci.store.port import Document, Entry, Store, Write
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.places import ask, on_loop, put
+from tests.lab import START, TENANT
+
+MANY = 1000
+WALK = [TENANT, "some", START, "r1", 0, 50, "other", "third"]
+
+
+async def fill(store: Store) -> None:
+    """Enough that a walk through all of it is never the best way."""
+    listed = frozenset({(TENANT, "some"), (TENANT, "other")})
+    entries = [Entry(f"r{n}", START + n, listed) for n in range(MANY)]
+    jobs = [put(Job(id=f"r{n}/a", run_id=f"r{n}", spec=JobSpec(name="a")), is_over=n % 2 == 0) for n in range(MANY)]
+    held = [put(Attempt(id=f"a{n}", tenant=TENANT), due_at=START) for n in range(MANY)]
+    await ask(store, Write(jobs + held, [], True, entries))
+    await store.put_documents([Document("template", TENANT, f"t{n}", 0, 0, b"") for n in range(MANY)])
+
+
+@on_loop
+async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
+    """A page of a list with a million entries costs what one with a thousand does."""
+    path = tmp_path / "plans.db"
+    store = SqliteStore(str(path))
+    await store.open()
+    await fill(store)
+    await store.close()
+    connection = sqlite3.connect(path)
+
+    for sql, values, way in (
+        (lists.walk("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
+        (lists.COUNT.format(m="?"), [TENANT, "some", 5], "PRIMARY KEY (tenant=? AND list=?)"),
+        (sqlite._JOBS_OF, ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
+        (f"{sqlite._SELECT} {sqlite._OF_RUN}", ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
+        (f"{sqlite._SELECT_OVER} {sqlite._OF_RUN}", ["r1", 1], "INDEX history_run (run_id=? AND kind=?)"),
+        (sqlite._COUNT_HELD, [TENANT, 5], "INDEX records_held (tenant=?"),
+        (documents.FIND.format(m="?"), ["k", TENANT, "t1"], "PRIMARY KEY (kind=? AND tenant=? AND name=?)"),
+        (documents.FIND_KEY.format(m="?"), ["k1"], "INDEX documents_key (name=?"),
+        (documents.LIST.format(m="?"), ["k", TENANT, "", "", 5], "PRIMARY KEY (kind=? AND tenant=? AND name>?)"),
+    ):
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+        assert any(way in step for step in plan), plan
+        tables = ("listed", "records", "history", "documents")
+        assert not [step for step in plan if step.startswith(tuple(f"SCAN {table}" for table in tables))], plan
+    walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {lists.walk('?', 2)}", WALK)]
+    assert sum("SEARCH o USING PRIMARY KEY (tenant=? AND list=? AND at=? AND id=?)" in step for step in walked) == 2
+    assert not [step for step in walked if "B-TREE" in step], walked
+    connection.close()
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics"])
+def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, is_analyzed: bool) -> None:
+    """With statistics and without, and with plans that do not know the values."""
+    import asyncpg
+
+    from deltaci.store import postgres
+
+    async def plans() -> list[tuple[str, str]]:
+        store = postgres.PostgresStore(postgres_dsn)
+        await store.open()
+        await fill(store)
+        await store.close()
+        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANS)
+        if is_analyzed:
+            await connection.execute("ANALYZE")
+        found = []
+        for sql, values, way in (
+            (lists.walk("$", 2), "('acme', 'some', 1, 'r1', 0, 50, 'other', 'third')", "listed_pkey"),
+            (lists.COUNT.format(m="$"), "('acme', 'some', 5)", "listed_pkey"),
+            (postgres._LOAD_JOBS, "('r1', 1)", "records_run"),
+            (postgres._LOAD_JOBS, "('r1', 1)", "history_run"),
+            (postgres._COUNT_HELD, "('acme', 5)", "records_held"),
+            (documents.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
+            (documents.FIND_KEY.format(m="$"), "('k1')", "documents_key"),
+            (documents.LIST.format(m="$"), "('template', 'acme', '', '', 5)", "documents_pkey"),
+        ):
+            # Only a prepared statement is planned as ours are: for any values.
+            await connection.execute(f"PREPARE asked AS {sql}")
+            plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE asked {values}"))
+            await connection.execute("DEALLOCATE asked")
+            found.append((way, plan))
+        await connection.close()
+        return found
+
+    for way, plan in asyncio.run(plans()):
+        assert f"using {way}" in plan, plan
+        assert "Seq Scan" not in plan, plan
+        assert "Sort" not in plan, plan
