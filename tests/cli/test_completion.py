@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.main import COMMANDS
+from deltaci.cli.commands import COMMANDS
 from tests.cli.desk import ROOT, Desk
 from tests.client.hosted import gate, plan
 

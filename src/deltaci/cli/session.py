@@ -94,6 +94,11 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 }
 
 
+def shared_options() -> frozenset[str]:
+    """The names of the options that every command has which asks a server."""
+    return frozenset(_SHARED)
+
+
 class NoKey(Exception):
     """There is nothing to show to the server."""
 
