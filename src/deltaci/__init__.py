@@ -1,6 +1,7 @@
 """Delta CI: a self-hosted CI and job orchestrator whose every step can be proved legal.
 
-Programs use the queue as a library: `from deltaci import Queue, AsyncQueue, Worker`.
+Programs use the queue as a library, `from deltaci import Queue, AsyncQueue, Worker`, and a server's API with
+`from deltaci import Client, AsyncClient`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,40 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deltaci.client import ApiError, AsyncClient, Client, Unreachable
     from deltaci.core.errors import Refused, StaleLease
     from deltaci.engine.queue import NewJob
     from deltaci.engine.worker import Task, Worker
     from deltaci.library import AsyncQueue, Queue
 
 __version__ = version("deltaci")
-__all__ = ["AsyncQueue", "NewJob", "Queue", "Refused", "StaleLease", "Task", "Worker", "__version__"]
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "AsyncQueue",
+    "Client",
+    "NewJob",
+    "Queue",
+    "Refused",
+    "StaleLease",
+    "Task",
+    "Unreachable",
+    "Worker",
+    "__version__",
+]
 
 # Where each name lives. Imported when first used, so that the command line starts fast.
 _HOMES = {
+    "ApiError": "deltaci.client",
+    "AsyncClient": "deltaci.client",
     "AsyncQueue": "deltaci.library",
+    "Client": "deltaci.client",
     "NewJob": "deltaci.engine.queue",
     "Queue": "deltaci.library",
     "Refused": "deltaci.core.errors",
     "StaleLease": "deltaci.core.errors",
     "Task": "deltaci.engine.worker",
+    "Unreachable": "deltaci.client",
     "Worker": "deltaci.engine.worker",
 }
 

@@ -103,9 +103,13 @@ class Player:
     async def take(self) -> Any:
         """One job, begun."""
         [lease] = await self.lease()
+        await self.begin(lease)
+        return lease
+
+    async def begin(self, lease: Any) -> None:
+        """Take the job, and start."""
         await self.say(lease, "AckLease", job_id=lease["job_id"], accepted_at=TIME)
         await self.say(lease, "Heartbeat", ts=TIME)
-        return lease
 
     async def say(self, lease: Any, kind: str, **fields: Any) -> Any:
         """One message under a lease."""
@@ -120,6 +124,14 @@ class Player:
     async def fail(self, lease: Any, **fields: Any) -> None:
         """End it badly."""
         await self.finish(lease, status="FAILED", **{"exit_code": 1, **fields})
+
+    async def hand_back(self, lease: Any) -> None:
+        """Give it up; somebody else may have it."""
+        answer = await self._http.post(
+            "/runner/v1/hand-back",
+            headers={"Authorization": f"Bearer {self._credential}", "Delta-Lease": lease["lease_id"]},
+        )
+        assert answer.status_code == 200, answer.text
 
     async def log(self, lease: Any, data: bytes, offset: int = 0) -> None:
         """Add to the log."""

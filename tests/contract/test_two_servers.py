@@ -15,22 +15,18 @@ from deltaci.core.errors import Refused
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.applier import Claimed
-from tests.contract.places import Place, Server, birth, on_loop, refused, saying
+from tests.contract.places import Place, Server, birth, on_loop, saying
 from tests.lab import TENANT, Lease, gate, task
 
 JOBS: Final = 200
-MAX_EMPTY: Final = 200
 
 
 async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, found: list[Claimed]) -> None:
     """Claim until everybody together has all of it."""
-    for _ in range(MAX_EMPTY):
-        if enough.is_set():
-            return
+    while not enough.is_set():
         found += await server.claim(by, limit)
         if len(found) >= JOBS:
             enough.set()
-    raise AssertionError(f"{by} still waits for work; {len(found)} of {JOBS} were handed out")
 
 
 @pytest.mark.proves("PRO-F3")
@@ -186,14 +182,15 @@ async def test_every_message_may_take_another_way(place: Place) -> None:
 
 async def work_off(server: Server, by: str, run_id: str) -> None:
     """Claim and complete, with a heartbeat in between, until the run waits for nobody."""
-    for _ in range(MAX_EMPTY):
-        if (await server.find(run_id, Run)).state not in (run.QUEUED, run.RUNNING):
-            return
-        for each in await server.claim(by, 3):
-            lease = Lease(by, each.lease_id)
-            await server.say(attempt.Heartbeat, lease)
-            await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
-    raise AssertionError(f"run {run_id} never ends")
+    with server.store.wakers.subscribed() as waker:
+        while (await server.find(run_id, Run)).state in (run.QUEUED, run.RUNNING):
+            claimed = await server.claim(by, 3)
+            for each in claimed:
+                lease = Lease(by, each.lease_id)
+                await server.say(attempt.Heartbeat, lease)
+                await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+            if not claimed:
+                await waker.wait()
 
 
 @on_loop
@@ -236,5 +233,5 @@ async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(place: Place)
 
             assert not [each for each in found if isinstance(each, BaseException) and not isinstance(each, Refused)]
             assert (await two.find(id, Run)).state == run.CANCELED
-            await refused(one.do(run.Cancel(id=id, actor="user:ada")), "wrong_state")
+            assert not (await one.do(run.Cancel(id=id, actor="user:ada"))).events
         await one.verified()

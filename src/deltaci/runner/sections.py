@@ -54,6 +54,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """One marker: a step that begins has a name, one that ends has its seconds."""
+
+    name: str | None = None
+    exit_code: int | None = None
+    seconds: float | None = None
+
+
 def new_nonce() -> str:
     """A nonce for one log. Give it to the log's `Mask` as well."""
     return secrets.token_hex(16)
@@ -131,6 +139,18 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
     if found and not found[-1].is_over:
         found[-1] = msgspec.structs.replace(found[-1], stop=offset + len(part))
     return found
+
+
+def mark_of(line: bytes, nonce: str) -> Mark | None:
+    """The marker that a line of the log is, if it is one."""
+    marker = _MARKER.fullmatch(line)
+    if marker is None or marker["nonce"] != nonce.encode():
+        return None
+    if marker["begin"] is not None:
+        name = _name(marker["name"])
+        return None if name is None else Mark(name=name)
+    code = None if marker["exit"] == b"none" else int(marker["exit"])
+    return Mark(exit_code=code, seconds=float(marker["seconds"]))
 
 
 def _name(quoted: bytes) -> str | None:

@@ -21,7 +21,6 @@ from deltaci.store import wake
 
 T = TypeVar("T")
 Arrived = wake.Arrived
-Waker = wake.Waker
 Wakers = wake.Wakers
 ROOM: Final = wake.ROOM
 

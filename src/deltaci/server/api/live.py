@@ -23,16 +23,16 @@ from deltaci.server.api.calls import Call, Handler, Made, Send
 from deltaci.server.api.lookup import run_of
 from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.staying import Stay
-from deltaci.server.api.streams import HEARTBEAT_SECONDS, Frame, Subscription
+from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
 from deltaci.store.port import Unavailable
 from deltaci.wire.api_input import EventQuery
 from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ
 
 STREAM: Final = "text/event-stream"
+HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 1000
 MAX_PAGES: Final = 10  # Of the log, looked through for one page of a tenant.
 PAGE: Final = 1000
-WRITE_BYTES: Final = 64 * 1024
 HEADERS: Final = {
     "Content-Type": f"{STREAM}; charset=utf-8",
     "Cache-Control": "no-store",
@@ -123,7 +123,7 @@ class EventStream:
         """Until it is over. Whoever is cut off goes on after the last event that it read."""
         async with sending(send, self._call.request) as out:
             with self._subscribed as subscription:
-                out.when_gone(subscription.waker.hint)
+                out.when_gone(subscription.ring)
                 subscription.has_last = self._has_last
                 await out.begin(HEADERS)
                 await out.write(b"retry: %d\n\n" % RETRY_MILLISECONDS)
@@ -135,22 +135,30 @@ class EventStream:
     async def _follow(self, out: Outlet, subscription: Subscription) -> None:
         stay, clock = Stay(self._call), asyncio.get_running_loop().time
         beat_at = clock() + HEARTBEAT_SECONDS
-        while not subscription.is_closed and not await stay.is_over():
-            frames = await subscription.take()
-            if not frames and self._is_run and subscription.has_last:
+        while not subscription.is_closed:
+            now = clock()
+            if now >= stay.look_at and await stay.is_over():
+                return
+            text = subscription.take_new()
+            if text is None:
+                await _write(out, await subscription.take())
+                beat_at = now + HEARTBEAT_SECONDS
+            elif text:
+                await out.write(text)
+                beat_at = now + HEARTBEAT_SECONDS
+            elif self._is_run and subscription.has_last:
                 frames = await subscription.read_rest()
                 if not frames:
                     return
-            if frames:
                 await _write(out, frames)
-            elif clock() >= beat_at:
+            elif now >= beat_at:
                 await out.write(b":\n\n")
+                beat_at = now + HEARTBEAT_SECONDS
             elif out.is_gone:
                 raise Gone
             else:
-                await subscription.waker.wait(min(beat_at - clock(), stay.seconds_left))
-                continue
-            beat_at = clock() + HEARTBEAT_SECONDS
+                subscription.due_at = min(beat_at, stay.look_at)
+                await subscription.wait()
 
 
 async def _write(out: Outlet, frames: list[Frame]) -> None:
@@ -160,7 +168,7 @@ async def _write(out: Outlet, frames: list[Frame]) -> None:
     for frame in frames:
         texts.append(frame.text)
         size += len(frame.text)
-        if size >= WRITE_BYTES:
+        if size >= PIECE_BYTES:
             await out.write(b"".join(texts))
             texts, size = [], 0
     if texts:

@@ -65,8 +65,9 @@ async def _wanted(call: Call, asked: RunInput) -> tuple[PlanInput, Origin]:
         labels=tuple(dict.fromkeys(asked.labels)),
     )
     if (asked.template is None) == (asked.plan is None):
-        found = "neither" if asked.plan is None else "both"
-        raise Refused("bad_request", f"{found} of 'template' and 'plan' is given; give exactly one of them")
+        found = "both" if asked.plan is not None else "neither"
+        more = "; this version cannot plan a repository by itself" if asked.repository and found == "neither" else ""
+        raise Refused("bad_request", f"{found} of 'template' and 'plan' is given; give exactly one of them{more}")
     if asked.plan is not None:
         if asked.inputs or asked.version is not None:
             raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")

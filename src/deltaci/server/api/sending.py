@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from types import coroutine
+from typing import Any, Final
 
 from deltaci.server.http import Request, Send
 
@@ -43,11 +45,32 @@ class Outlet:
         """One part more, as soon as the part before is on its way."""
         if self._gone.done():
             raise Gone
+        sent = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            blocked = next(sent)
+        except StopIteration:
+            return  # As good as always; only who has to wait needs a timer.
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await _rest(sent, blocked)
         except TimeoutError:
             raise Gone from None
+
+
+@coroutine
+def _rest(begun: Generator[Any, Any, Any], blocked: Any) -> Generator[Any, Any, None]:
+    """Go on with what was begun, and waits."""
+    while True:
+        try:
+            told = yield blocked
+        except BaseException as error:
+            step = partial(begun.throw, error)
+        else:
+            step = partial(begun.send, told)
+        try:
+            blocked = step()
+        except StopIteration:
+            return
 
 
 @asynccontextmanager

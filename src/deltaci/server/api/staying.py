@@ -18,16 +18,11 @@ class Stay:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._clock = asyncio.get_running_loop().time
-        self._look_at = self._clock() + self._seconds()
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the next look."""
-        return self._look_at - self._clock()
+        self.look_at = self._clock() + self._seconds()  # By the loop's clock.
 
     async def is_over(self) -> bool:
         """Whether it would not be let in again now; looks only when it is time to."""
-        if self.seconds_left > 0:
+        if self._clock() < self.look_at:
             return False
         call = self._call
         try:
@@ -35,7 +30,7 @@ class Stay:
             who.check(call.route.needs)
         except Refused:
             return True
-        self._look_at = self._clock() + self._seconds()
+        self.look_at = self._clock() + self._seconds()
         return who.tenant != call.who.tenant
 
     def _seconds(self) -> float:

@@ -12,17 +12,20 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Final
 
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event, to_line
 from deltaci.engine.items import Overloaded
-from deltaci.store.port import Store, Waker
+from deltaci.store.port import Store
 
 PAGE: Final = 500  # Of the store, for one who is behind.
 READERS: Final = 8  # So many are behind and read at the same time; the others wait for their turn.
-HEARTBEAT_SECONDS: Final = 15.0
+PIECE_BYTES: Final = 64 * 1024  # So much is sent at once, and kept for one who does not take it.
+MAX_PIECES: Final = 8
+TICK_SECONDS: Final = 0.25
 MAX_REMEMBERED_BYTES: Final = 16 * 1024 * 1024
 MAX_STREAMS: Final = 10_000
 MAX_OF_TENANT: Final = MAX_STREAMS // 2
@@ -46,17 +49,19 @@ class Frame:
 class Channel:
     """The latest events of a run or of a tenant: every one that comes after `since`. Empty when nobody follows it."""
 
-    __slots__ = ("_frames", "key", "since", "wakers")
+    __slots__ = ("_frames", "_pieces", "key", "since", "subscriptions")
 
     def __init__(self, key: tuple[str, str], since: int | None) -> None:
         self.key = key
         self.since = since  # None: as nothing was heard yet, nobody knows.
-        self.wakers: set[Waker] = set()
+        self.subscriptions: dict[Subscription, None] = {}
         self._frames: deque[Frame] = deque()
+        self._pieces: dict[int, Piece] = {}
 
     def add(self, frame: Frame) -> None:
         """The next one."""
         self._frames.append(frame)
+        self._pieces.clear()
 
     def drop_first(self) -> None:
         """Forget the oldest one, if it is not forgotten yet."""
@@ -66,17 +71,47 @@ class Channel:
     def forget(self, until: int) -> None:
         """Forget all, up to there."""
         self._frames.clear()
+        self._pieces.clear()
         self.since = until
 
     def after(self, seq: int) -> list[Frame]:
-        """What comes after. Those who are up to date look only at what is new."""
+        """What comes after, at most a piece of it. Those who are up to date look only at what is new."""
         found: list[Frame] = []
         for frame in reversed(self._frames):
             if frame.seq <= seq:
                 break
             found.append(frame)
         found.reverse()
+        size = 0
+        for count, frame in enumerate(found, 1):
+            size += len(frame.text)
+            if size >= PIECE_BYTES:
+                return found[:count]
         return found
+
+    def piece(self, seq: int) -> Piece:
+        """The same as one text. Those who are up to date are all at the same place: it is put together once."""
+        found = self._pieces.get(seq)
+        if found is None:
+            if len(self._pieces) >= MAX_PIECES:
+                self._pieces.clear()
+            found = self._pieces[seq] = Piece(self.after(seq), seq)
+        return found
+
+    def forget_pieces(self) -> None:
+        """Whoever comes late puts its own together."""
+        self._pieces.clear()
+
+
+class Piece:
+    """Some frames as one text, and where it ends."""
+
+    __slots__ = ("has_last", "seq", "text")
+
+    def __init__(self, frames: Sequence[Frame], after: int) -> None:
+        self.text = b"".join([frame.text for frame in frames])
+        self.seq = frames[-1].seq if frames else after
+        self.has_last = any(frame.is_last for frame in frames)
 
 
 class Subscription:
@@ -84,10 +119,38 @@ class Subscription:
 
     def __init__(self, streams: Streams, channel: Channel, after: int) -> None:
         self.seq = after
-        self.waker = Waker(HEARTBEAT_SECONDS)
         self.has_last = False  # Whether the event was taken after which the run does not change any more.
+        self.due_at = inf  # By the loop's clock: woken then anyway, or a little later.
         self._streams = streams
         self._channel = channel
+        self._is_rung = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Wake it. Who does not wait now will not wait next time."""
+        self._is_rung = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self) -> None:
+        """Until there may be more, or it is due."""
+        if not self._is_rung:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        self._is_rung = False
+
+    def take_new(self) -> bytes | None:
+        """What is new, for one who is up to date; None for others, who have to `take`."""
+        since = self._channel.since
+        if since is None or self.seq < since:
+            return None
+        piece = self._channel.piece(self.seq)
+        self.seq = piece.seq
+        self.has_last = self.has_last or piece.has_last
+        return piece.text
 
     @property
     def is_closed(self) -> bool:
@@ -144,6 +207,7 @@ class Streams:
         self._counts: dict[str, int] = {}
         self.count = 0
         self._turns = asyncio.Semaphore(READERS)
+        self._ticking: asyncio.TimerHandle | None = None
         self.is_closed = False
 
     def hear(self, events: Sequence[Event]) -> None:
@@ -164,15 +228,15 @@ class Streams:
                     changed[each] = None
         self._seen = events[-1].seq
         for channel in changed:
-            for waker in channel.wakers:
-                waker.hint()
+            for subscription in channel.subscriptions:
+                subscription.ring()
 
     def close(self) -> None:
         """The server is about to end: every stream ends now, and whoever follows goes on at another server."""
         self.is_closed = True
         for channel in self.channels.values():
-            for waker in channel.wakers:
-                waker.hint()
+            for subscription in channel.subscriptions:
+                subscription.ring()
 
     @contextmanager
     def subscribed(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
@@ -182,9 +246,11 @@ class Streams:
         if channel is None:
             channel = self.channels[key] = Channel(key, self._seen)
         subscription = Subscription(self, channel, after)
-        channel.wakers.add(subscription.waker)
+        channel.subscriptions[subscription] = None
         self.count += 1
         self._counts[tenant] = self._counts.get(tenant, 0) + 1
+        if self._ticking is None:
+            self._tick()
         try:
             yield subscription
         finally:
@@ -192,8 +258,8 @@ class Streams:
             self._counts[tenant] -= 1
             if not self._counts[tenant]:
                 del self._counts[tenant]
-            channel.wakers.discard(subscription.waker)
-            if not channel.wakers:
+            del channel.subscriptions[subscription]
+            if not channel.subscriptions:
                 del self.channels[key]
                 channel.forget(0)
 
@@ -224,6 +290,17 @@ class Streams:
         """A page of the log."""
         async with self._turns:
             return await self._store.events(after, PAGE, run_id=run_id)
+
+    def _tick(self) -> None:
+        """Wake those who are due. One clock for all of them: most are woken by something else, again and again."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for channel in self.channels.values():
+            channel.forget_pieces()
+            for subscription in channel.subscriptions:
+                if subscription.due_at <= now:
+                    subscription.ring()
+        self._ticking = loop.call_later(TICK_SECONDS, self._tick) if self.count else None
 
     def _remember(self, channel: Channel, frame: Frame) -> None:
         """Of all that is remembered, the oldest is forgotten first."""

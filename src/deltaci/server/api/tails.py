@@ -110,7 +110,7 @@ class Tail:
         self._number = number
         self._at = start
         self._is_over = False
-        self._is_appended = True
+        self._is_appended = False
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + call.query.follow
         self._stay = Stay(call)
@@ -122,7 +122,7 @@ class Tail:
         async with sending(send, call.request) as out:
             with of as subscription:
                 await subscription.skip()
-                out.when_gone(subscription.waker.hint)
+                out.when_gone(subscription.ring)
                 await self._look()
                 while not self._number and not self._is_over and not await self._is_time_up(subscription):
                     await self._wait(out, subscription)
@@ -160,7 +160,7 @@ class Tail:
 
     def _hear(self, subscription: Subscription) -> None:
         self._is_appended = True
-        subscription.waker.hint()
+        subscription.ring()
 
     async def _wait(self, out: Outlet, subscription: Subscription) -> None:
         """Until there may be something new in the log, or the attempt changed, or it is time to look anyway."""
@@ -172,10 +172,10 @@ class Tail:
                 if frame.entity_id in self._ids and frame.is_change:
                     await self._look()
                     return
-            left = until - self._clock()
-            if left <= 0:
+            if self._clock() >= until:
                 return
-            await subscription.waker.wait(left)
+            subscription.due_at = until
+            await subscription.wait()
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
         is_late = self._clock() >= self._until
@@ -187,7 +187,7 @@ class Tail:
         attempt = next((each for each in records if isinstance(each, Attempt)), None)
         job = next((each for each in records if isinstance(each, Job)), None)
         if not self._number and attempt is not None and (first := last_lease(attempt)) is not None:
-            self._number, self._is_appended = first.number, True
+            self._number = first.number
         if self._number:
             held = attempt.lease if attempt is not None else None
             self._is_over = held is None or held.number != self._number

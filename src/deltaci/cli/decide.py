@@ -1,0 +1,93 @@
+"""`deltaci approve` and `deltaci reject`: what waits for a person."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from deltaci.cli import inputs
+from deltaci.cli.completing import complete_run
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import about, console, safe, status
+from deltaci.wire import api
+
+app = typer.Typer()
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
+JobOption = Annotated[str | None, typer.Option(help="Which approval; without it, every one that waits.")]
+CommentOption = Annotated[str, typer.Option(help="Why; it becomes part of the record.")]
+HashOption = Annotated[
+    str, typer.Option(metavar="HASH", help="The plan that you looked at; a run with another one is not decided.")
+]
+
+
+@command(app, "approve")
+def approve_command(
+    session: Session,
+    run: RunArgument,
+    job: JobOption = None,
+    comment: CommentOption = "",
+    plan_hash: HashOption = "",
+) -> None:
+    """Approve what waits for it in a run, and show what that opens. Safe to repeat.
+
+    Example:
+
+      deltaci approve r4c1d --comment "checked the diff"
+    """
+    found = session.client.run(inputs.run_only(run))
+    if not session.is_json:
+        _show(found, job, "approving")
+    # Exactly what was shown is approved: a run with another plan is refused.
+    decided = session.client.approve(found.id, job=job, comment=comment, plan_hash=plan_hash or found.plan_hash)
+    _tell(session, decided, "approved")
+
+
+@command(app, "reject")
+def reject_command(
+    session: Session,
+    run: RunArgument,
+    job: JobOption = None,
+    comment: CommentOption = "",
+    plan_hash: HashOption = "",
+) -> None:
+    """Reject what waits for approval in a run: it fails, and what depends on it does not happen.
+
+    Example:
+
+      deltaci reject r4c1d --job deploy-gate --comment "not on a Friday"
+    """
+    found = session.client.run(inputs.run_only(run))
+    if not session.is_json:
+        _show(found, job, "rejecting")
+    decided = session.client.reject(found.id, job=job, comment=comment, plan_hash=plan_hash or found.plan_hash)
+    _tell(session, decided, "rejected")
+
+
+def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
+    """What is being decided: the gates, what is behind them, and of which plan."""
+    out = console()
+    words = " ".join(part for part in (about(run), run.branch and f"on {run.branch}", run.commit[:12]) if part)
+    out.print(f"{doing} in run {safe(run.id)}" + (f": {safe(words)}" if words else ""), soft_wrap=True)
+    for gate in run.jobs:
+        if gate.approval is None or (gate.name != job if job is not None else gate.completed_at is not None):
+            continue
+        behind = [each.name for each in run.jobs if gate.name in each.needs]
+        opens = f"opens {', '.join(behind)}" if behind else "nothing is behind it"
+        given = ", ".join(each.person for each in gate.approval.approvals)
+        more = f"; approved so far by {given}" if given else ""
+        waits = [need for need in gate.needs if any(each.name == need and not each.completed_at for each in run.jobs)]
+        waiting = f"; waits for {', '.join(waits)} first" if waits else ""
+        out.print(f"  {safe(gate.name)}: {safe(opens + more + waiting)}", soft_wrap=True)
+    out.print(Text(f"  plan {safe(run.plan_hash)}, started by {safe(run.started_by)}", style="dim"), soft_wrap=True)
+
+
+def _tell(session: Session, decided: api.Decided, done: str) -> None:
+    if session.is_json:
+        session.print_json(decided)
+        return
+    out = console()
+    more = f"; {', '.join(decided.still_waiting)} waits for more people" if decided.still_waiting else ""
+    out.print(f"{done} {safe(', '.join(decided.jobs) + more)}; the run is", status(decided.run.status), soft_wrap=True)

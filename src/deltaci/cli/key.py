@@ -1,0 +1,157 @@
+"""`deltaci key`: who may use the API, and for what."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from deltaci.cli import inputs
+from deltaci.cli.completing import complete_key
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, ago, facts, safe, show, since
+from deltaci.wire import api
+from deltaci.wire.api_input import SCOPES, Scope
+
+app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+
+IdArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id.", autocompletion=complete_key)]
+
+
+@command(app, "create")
+def create_command(
+    session: Session,
+    person: Annotated[str, typer.Argument(metavar="PERSON", help="Who uses it; what they do carries this name.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What it may do: {', '.join(SCOPES)}; may be repeated. admin is everything.  [default: run]",
+            autocompletion=lambda: list(SCOPES),
+        ),
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="A role of this person, for approvals; may be repeated.")
+    ] = None,
+    expires: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it is good: 12h, 30d; without it, until it is revoked.")
+    ] = "",
+    description: Annotated[str, typer.Option(help="For people.")] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the secret here, readable only by you.")
+    ] = None,
+) -> None:
+    """Make an API key and print its secret. It is shown this once, and kept nowhere.
+
+    Example:
+
+      deltaci key create ada --scope run --scope approve --role release --expires 90d -o ada.key
+    """
+    scopes = scope or ["run"]
+    if unknown := sorted(set(scopes) - set(SCOPES)):
+        raise ValueError(f"there is no scope {unknown[0]!r}; expected one of: {', '.join(SCOPES)}")
+    # The file comes first: a secret that cannot be kept must not be made.
+    kept = None if output is None else os.open(output, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        made = session.client.make_key(
+            person,
+            cast("list[Scope]", scopes),
+            roles=role or (),
+            description=description,
+            expires_seconds=inputs.seconds(expires) if expires else 0,
+        )
+    except BaseException:
+        if output is not None and kept is not None:
+            os.close(kept)
+            output.unlink(missing_ok=True)
+        raise
+    if kept is not None:
+        with os.fdopen(kept, "w", encoding="ascii") as file:
+            file.write(made.token + "\n")
+    if session.is_json:
+        session.print_json(made)
+        return
+    print(f"the secret of key {made.id} for {safe(made.person)} is {_place(output)}", file=sys.stderr)
+    if output is None:
+        print(made.token)
+
+
+def _place(output: Path | None) -> str:
+    return f"in {output}" if output is not None else "shown this once; send it as DELTACI_KEY:"
+
+
+@command(app, "list")
+def list_command(session: Session) -> None:
+    """List API keys, without their secrets.
+
+    Example:
+
+      deltaci key list
+    """
+    found = list(session.client.iter_keys())
+    if session.is_json:
+        session.print_json(found)
+        return
+    rows = Rows("KEY", "PERSON", "SCOPES", "~ROLES", "MADE", "ENDS", "~DESCRIPTION")
+    for key in found:
+        rows.add(
+            key.id,
+            key.person,
+            ", ".join(key.scopes),
+            ", ".join(key.roles),
+            since(key.created_at),
+            _end(key),
+            key.description,
+        )
+    rows.print("no keys; 'deltaci key create PERSON' makes one")
+
+
+def _end(key: api.Key) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {since(key.revoked_at)}"
+    return since(key.expires_at) if key.expires_at is not None else "never"
+
+
+@command(app, "show")
+def show_command(session: Session, key: IdArgument) -> None:
+    """Show an API key, without its secret.
+
+    Example:
+
+      deltaci key show 5f3a9c0b1d2e4f60
+    """
+    _show(session, session.client.key(key))
+
+
+@command(app, "revoke")
+def revoke_command(session: Session, key: IdArgument) -> None:
+    """Let nobody in with this key any more. Safe to repeat.
+
+    Example:
+
+      deltaci key revoke 5f3a9c0b1d2e4f60
+    """
+    _show(session, session.client.revoke_key(key))
+
+
+def _show(session: Session, found: api.Key) -> None:
+    if session.is_json:
+        session.print_json(found)
+        return
+    revoked = f"{ago(found.revoked_at)} by {found.revoked_by}" if found.revoked_at is not None else ""
+    show(
+        facts(
+            (
+                ("key", found.id),
+                ("person", found.person),
+                ("scopes", ", ".join(found.scopes)),
+                ("roles", ", ".join(found.roles)),
+                ("about", found.description),
+                ("made", f"{ago(found.created_at)} by {found.created_by}"),
+                ("ends", ago(found.expires_at)),
+                ("revoked", revoked),
+            )
+        )
+    )

@@ -1,0 +1,93 @@
+"""`deltaci whoami` and `deltaci tenant`: who asks, and what they may use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from deltaci.cli.session import Defaults, Session, command
+from deltaci.cli.shown import Rows, ago, facts, show, size
+from deltaci.wire import api
+from deltaci.wire.api_input import Quotas
+
+app = typer.Typer()
+tenant_app = typer.Typer(cls=Defaults, help="What a tenant may use and what it uses.")
+app.add_typer(tenant_app, name="tenant")
+
+
+@command(app, "whoami")
+def whoami_command(session: Session) -> None:
+    """Show who you are to the server, and what you may do.
+
+    Example:
+
+      deltaci whoami
+    """
+    me = session.client.me()
+    if session.is_json:
+        session.print_json(me)
+        return
+    show(
+        facts(
+            (
+                ("person", me.person),
+                ("tenant", me.tenant),
+                ("may", ", ".join(me.scopes) + (", and operate the server" if me.is_operator else "")),
+                ("roles", ", ".join(me.roles)),
+                ("key", me.key_id or "none: signed with the server's own"),
+                ("until", ago(me.expires_at)),
+                ("server", session.client.url),
+            )
+        )
+    )
+
+
+@command(tenant_app, "show")
+def show_command(session: Session) -> None:
+    """Show what your tenant may use and what it uses now.
+
+    Example:
+
+      deltaci tenant show
+    """
+    _show(session, session.client.tenant())
+
+
+@command(tenant_app, "set-quotas")
+def set_quotas_command(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="TENANT", help="Whose.")],
+    running_jobs: Annotated[int, typer.Option(min=0, help="Jobs that workers hold at the same time; 0: any.")] = 0,
+    queued_runs: Annotated[int, typer.Option(min=0, help="Runs that have not begun; 0: any.")] = 0,
+    storage_bytes: Annotated[int, typer.Option(min=0, help="Bytes of artifacts and caches; 0: any.")] = 0,
+    requests_per_second: Annotated[int, typer.Option(min=0, help="Requests to each server; 0: any.")] = 0,
+) -> None:
+    """Say what a tenant may use at most; what is not given is not limited. For who operates the server.
+
+    Example:
+
+      deltaci tenant set-quotas acme --running-jobs 50 --queued-runs 1000
+    """
+    quotas = Quotas(
+        running_jobs=running_jobs,
+        queued_runs=queued_runs,
+        storage_bytes=storage_bytes,
+        requests_per_second=requests_per_second,
+    )
+    _show(session, session.client.set_quotas(name, quotas))
+
+
+def _show(session: Session, found: api.Tenant) -> None:
+    if session.is_json:
+        # A quota that is not set is 0, and a program should not have to know that.
+        session.print_json({**msgspec.structs.asdict(found), "quotas": msgspec.structs.asdict(found.quotas)})
+        return
+    quotas, usage = found.quotas, found.usage
+    rows = Rows(f"OF {found.name}", "#USED", "#AT MOST")
+    rows.add("running jobs", usage.running_jobs, quotas.running_jobs or "any")
+    rows.add("queued runs", usage.queued_runs, quotas.queued_runs or "any")
+    rows.add("storage", size(usage.storage_bytes), size(quotas.storage_bytes) if quotas.storage_bytes else "any")
+    rows.add("requests a second", "", quotas.requests_per_second or "any")
+    rows.print("")

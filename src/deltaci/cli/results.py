@@ -1,0 +1,145 @@
+"""`deltaci artifacts`, `outputs` and `costs`: what runs leave behind."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from deltaci.cli import inputs
+from deltaci.cli.completing import complete_job, complete_run
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, console, safe, size
+from deltaci.wire import api
+
+app = typer.Typer()
+artifacts_app = typer.Typer(help="List and get the files that jobs left behind.", no_args_is_help=True)
+app.add_typer(artifacts_app, name="artifacts")
+
+MAX_SHOWN: Final = 100_000
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
+IdArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN[/JOB[.N]]", help="A run, a job or an attempt.", autocompletion=complete_job),
+]
+
+
+def _artifacts(session: Session, id: str) -> list[api.RunArtifact]:
+    """Those of all that the id names."""
+    run_id, _, rest = id.partition("/")
+    found = session.client.artifacts(run_id).artifacts
+    return [each for each in found if not rest or rest in (each.job, f"{each.job}.{each.attempt}")]
+
+
+@command(artifacts_app, "list")
+def list_command(session: Session, id: IdArgument) -> None:
+    """List the files that a run, a job or an attempt left behind.
+
+    Example:
+
+      deltaci artifacts list r4c1d
+    """
+    found = _artifacts(session, id)
+    if session.is_json:
+        session.print_json(found)
+        return
+    rows = Rows("JOB", "#TRY", "#SIZE", "~PATH")
+    for each in found:
+        rows.add(each.job, each.attempt, size(each.bytes), each.path)
+    rows.print("nothing was left behind")
+
+
+@command(artifacts_app, "get")
+def get_command(
+    session: Session,
+    id: IdArgument,
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]…", help="Which; * and ? work. All if none.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to put them, as JOB.N/PATH.")
+    ] = Path("artifacts"),
+) -> None:
+    """Get files that jobs left behind. Each is there whole or not at all.
+
+    Example:
+
+      deltaci artifacts get r4c1d/build 'dist/*' -o out
+    """
+    wanted = [each for each in _artifacts(session, id) if not paths or any(fnmatchcase(each.path, p) for p in paths)]
+    if not wanted:
+        raise ValueError(f"{id} left nothing behind that fits; 'deltaci artifacts list {id}' shows what there is")
+    kept = []
+    for each in wanted:
+        to = output / f"{each.job}.{each.attempt}" / _inside(each.path)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        session.client.download(inputs.run_only(id.partition("/")[0]), each.job, each.attempt, each.path, to)
+        kept.append({"job": each.job, "attempt": each.attempt, "path": each.path, "file": str(to)})
+        if not session.is_json:
+            print(safe(to, 2000), flush=True)
+    if session.is_json:
+        session.print_json(kept)
+
+
+def _inside(path: str) -> PurePosixPath:
+    """The path, if it stays below the folder: it was a job that chose it."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or not path.isprintable():
+        raise ValueError(f"the path {safe(path)!r} leads out of the folder; it was not kept")
+    return pure
+
+
+@command(app, "outputs")
+def outputs_command(session: Session, run: RunArgument) -> None:
+    """Show what the jobs of a run gave as their results.
+
+    Example:
+
+      deltaci outputs r4c1d --json
+    """
+    found = session.client.outputs(inputs.run_only(run)).outputs
+    if session.is_json:
+        session.print_json(found)
+        return
+    out = console()
+    for name, value in found.items():
+        out.print(Text(safe(name), style="bold"))
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        for line in text.splitlines():
+            out.print(f"  {safe(line, MAX_SHOWN)}", soft_wrap=True)
+    if not found:
+        out.print("no job gave a result")
+
+
+@command(app, "costs")
+def costs_command(session: Session, run: RunArgument) -> None:
+    """Show what a run used: each attempt, and the sum.
+
+    Example:
+
+      deltaci costs r4c1d
+    """
+    found = session.client.costs(inputs.run_only(run))
+    if session.is_json:
+        session.print_json(found)
+        return
+    names = sorted({name for each in found.attempts for name in each.cost})
+    rows = Rows("JOB", "#TRY", *(f"#{safe(name)}" for name in names))
+    for each in found.attempts:
+        rows.add(each.job, each.attempt, *(_amount(name, each.cost.get(name)) for name in names))
+    if len(found.attempts) > 1:
+        rows.add(Text("total", style="bold"), "", *(_amount(name, found.total.get(name)) for name in names))
+    rows.print("no attempt told what it used")
+
+
+def _amount(name: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    if name.endswith("_bytes"):
+        return size(int(value))
+    return f"{value:,.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,297 @@
+"""`deltaci runs`, `show`, `cancel` and `explain`: find runs, look at one, stop it, ask why."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from deltaci.cli import inputs
+from deltaci.cli.completing import complete_job, complete_run, complete_template
+from deltaci.cli.session import Session, command, leave_by
+from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
+from deltaci.cli.telling import tell_event
+from deltaci.client.outcomes import is_over
+from deltaci.wire import api
+from deltaci.wire.api_input import MAX_PAGE, RUN_STATES, STATUSES
+
+app = typer.Typer()
+
+WATCH_SECONDS: Final = 1.0
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
+
+
+@command(app, "runs")
+def runs_command(
+    session: Session,
+    status: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(STATUSES)}.", autocompletion=lambda: list(STATUSES))
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="The exact state, e.g. QUEUED.", autocompletion=lambda: list(RUN_STATES))
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Of this project.")] = None,
+    branch: Annotated[str | None, typer.Option(help="Of this branch.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="With this label; may be repeated.")] = None,
+    person: Annotated[str | None, typer.Option(help="Started by this person.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Made from this template.", autocompletion=complete_template)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Created then or later: 2h, 3d, 2026-01-31.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Created before then.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+    all: Annotated[bool, typer.Option("--all", help="All of them, however many.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing them, until Ctrl-C.")] = False,
+) -> None:
+    """Show runs, the newest first. All that is given must hold.
+
+    Examples:
+
+      deltaci runs --branch main --status FAILED --since 2d
+
+      deltaci runs --watch
+    """
+    asked: dict[str, Any] = {
+        **{"status": status and status.upper(), "state": state and state.upper(), "project": project, "branch": branch},
+        **{"labels": label or (), "person": person, "template": template},
+        **{"since": inputs.moment(since), "until": inputs.moment(until)},
+    }
+    most = None if all else limit
+    if watch:
+        _watch_runs(session, asked, most)
+    found = _found(session, asked, most)
+    if session.is_json:
+        session.print_json(found)
+    else:
+        _runs_table(found).print("no runs; 'deltaci submit' starts one")
+        if most is not None and len(found) == most:
+            console().print(Text(f"the newest {most}; --limit N or --all shows more", style="dim"))
+
+
+def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[api.Run]:
+    if most is not None and most <= MAX_PAGE:
+        # Pages may be short, even empty, before the last one: only the iterator knows when there are no more.
+        page = session.client.runs(**asked, limit=most)
+        if page.next is None or len(page.runs) == most:
+            return page.runs
+    return list(itertools.islice(session.client.iter_runs(**asked), most))
+
+
+def _runs_table(found: list[api.Run]) -> Rows:
+    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "#TOOK", "~REASON")
+    for run in found:
+        ended = run.updated_at if is_over(run) else None
+        rows.add(
+            run.id,
+            status(run.status),
+            about(run),
+            run.branch,
+            run.started_by,
+            since(run.created_at),
+            took(run.started_at, ended),
+            run.reason,
+        )
+    return rows
+
+
+def _watch_runs(session: Session, asked: dict[str, Any], most: int | None) -> None:
+    if session.is_json:
+        seen: dict[str, int] = {}
+        while True:
+            for run in reversed(_found(session, asked, most)):
+                if seen.get(run.id) != run.rev:
+                    seen[run.id] = run.rev
+                    session.print_json(run)
+            time.sleep(WATCH_SECONDS)
+    _check_terminal()
+    with Live(console=console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            found = _found(session, asked, most)
+            live.update(_runs_table(found).table() if found else Text("no runs yet"), refresh=True)
+            time.sleep(WATCH_SECONDS)
+
+
+def _check_terminal() -> None:
+    if not sys.stdout.isatty():
+        raise ValueError("--watch draws on a terminal, and this is none; use --json, or 'deltaci events follow'")
+
+
+@command(app, "show")
+def show_command(
+    session: Session,
+    run: RunArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Until it is over; the exit code tells how it ended.")
+    ] = False,
+) -> None:
+    """Show a run with its jobs: how far each is, what it waits for, why it failed.
+
+    Example:
+
+      deltaci show r4c1d --watch
+    """
+    run_id = inputs.run_only(run)
+    if not watch:
+        found = session.client.run(run_id)
+        session.print_json(found) if session.is_json else show(_run_shown(found))
+        return
+    if session.is_json or not sys.stdout.isatty():
+        for event in session.client.follow(run_id):
+            tell_event(session, event, run_id)
+        leave_by(session.client.wait(run_id))
+    with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            found = session.client.run(run_id)
+            live.update(_run_shown(found), refresh=True)
+            if is_over(found) and not found.tally.open:
+                break
+            time.sleep(WATCH_SECONDS)
+    leave_by(found)
+
+
+def _run_shown(run: api.RunWithJobs) -> RenderableType:
+    ended = run.updated_at if is_over(run) else None
+    head = facts(
+        (
+            ("run", run.id),
+            ("status", status(run.status) + Text(f"  ({safe(run.state)})", style="dim")),
+            ("reason", run.reason),
+            ("title", run.title),
+            ("project", run.project),
+            ("branch", run.branch),
+            ("commit", run.commit),
+            ("repository", run.repository),
+            ("template", run.template and f"{run.template}@{run.template_version}"),
+            ("inputs", ", ".join(f"{name}={value}" for name, value in run.inputs.items())),
+            ("labels", ", ".join(run.labels)),
+            ("again", run.rerun_of and f"a rerun of {run.rerun_of}"),
+            ("started by", run.started_by),
+            ("created", f"{ago(run.created_at)} ({run.created_at.astimezone():%Y-%m-%d %H:%M:%S})"),
+            ("took", took(run.started_at, ended)),
+            ("plan", run.plan_hash),
+        )
+    )
+    rows = Rows("JOB", "STATUS", "STATE", "#TRIES", "~WORKER", "#TOOK", "~NOTE")
+    jobs = {job.name: job for job in run.jobs}
+    for job in run.jobs:
+        is_task = job.kind == "task"
+        rows.add(
+            job.name,
+            status(job.status),
+            Text(safe(job.state), style="dim"),
+            f"{job.attempts}/{job.max_attempts}" if is_task else "",
+            job.worker_id or (job.tries[-1].worker_id if job.tries else ""),
+            took(job.started_at, job.completed_at) if job.started_at else "",
+            _note(job, jobs),
+        )
+    parts: list[RenderableType] = [head, Text(), rows.table()]
+    if run.job_count > len(run.jobs):
+        parts.append(Text(f"and {run.job_count - len(run.jobs)} more jobs: --json with the API has them", style="dim"))
+    return Group(*parts)
+
+
+def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
+    """What somebody who looks at the job would ask next."""
+    if job.completed_at is not None:
+        error = job.last_error
+        told = (error.message or error.line or error.code) if error is not None else ""
+        return ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
+    if job.next_run_at is not None:
+        return f"tried again {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
+    if waits := [need for need in job.needs if need in jobs and jobs[need].completed_at is None]:
+        return f"waits for {', '.join(waits[:5])}" + (f" and {len(waits) - 5} more" if len(waits) > 5 else "")
+    if job.approval is not None:
+        gate = job.approval
+        missing = gate.approvers - len(gate.approvals)
+        who = f"somebody with role {gate.role}" if gate.role else "somebody"
+        count = f"{missing} people" + (f" with role {gate.role}" if gate.role else "") if missing > 1 else who
+        until = f", at the latest {ago(gate.approve_by)}" if gate.approve_by is not None else ""
+        return f"waits for {count} to approve{until}"
+    if job.started_at is None and not job.worker_id:
+        return "waits for a worker" + (f" with {', '.join(job.runs_on)}" if job.runs_on else "")
+    return _progress(job)
+
+
+def _is_allowed(job: api.Job) -> bool:
+    return job.allow_failure and job.last_error is not None
+
+
+def _progress(job: api.Job) -> str:
+    told = job.tries[-1].progress if job.tries else None
+    if not isinstance(told, dict):
+        return ""
+    percent, message = told.get("percent"), told.get("message") or told.get("phase") or ""
+    return " ".join(
+        part for part in (f"{percent:.0f} %" if isinstance(percent, int | float) else "", str(message)) if part
+    )
+
+
+@command(app, "cancel")
+def cancel_command(
+    session: Session,
+    id: Annotated[
+        str, typer.Argument(metavar="RUN[/JOB]", help="The run, or one of its jobs.", autocompletion=complete_job)
+    ],
+    reason: Annotated[str, typer.Option(help="Why, for people.")] = "",
+) -> None:
+    """Stop a run, or one job of it. Safe to repeat.
+
+    Example:
+
+      deltaci cancel r4c1d --reason "wrong branch"
+    """
+    run_id, slash, job = id.partition("/")
+    if slash:
+        inputs.in_a_run(id)
+        stopped: api.Job | api.Run = session.client.cancel_job(run_id, job, reason)
+    else:
+        stopped = session.client.cancel(inputs.run_only(id), reason)
+    if session.is_json:
+        session.print_json(stopped)
+    else:
+        console().print(
+            Text(safe(stopped.id), style="bold"), "is now", status(stopped.status), f"({safe(stopped.state)})"
+        )
+
+
+@command(app, "explain")
+def explain_command(
+    session: Session,
+    id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="A run RUN, a job RUN/JOB or an attempt RUN/JOB.N.", autocompletion=complete_job
+        ),
+    ],
+) -> None:
+    """Say why a run, a job or an attempt is as it is, and what led to it.
+
+    Examples:
+
+      deltaci explain r4c1d
+
+      deltaci explain r4c1d/build.2
+    """
+    told = session.client.explain(id)
+    if session.is_json:
+        session.print_json(told)
+        return
+    out = console()
+    out.print(Text(safe(told.id), style="bold"), "is", status(told.status), f"({safe(told.state)})")
+    out.print(safe(told.summary, 2000), soft_wrap=True)
+    for title, reasons in (("what it waits for", told.waiting), ("how it came to this", told.history)):
+        if reasons:
+            out.print(f"\n{title}:", style="bold")
+        for each in reasons:
+            at = f"{each.at.astimezone():%H:%M:%S}  " if each.at is not None else ""
+            seq = f"  [{each.seq}]" if each.seq is not None else ""
+            out.print(Text(f"  {at}{safe(each.text, 2000)}") + Text(seq, style="dim"), soft_wrap=True)

@@ -1,0 +1,240 @@
+"""What every command that asks a server shares: its options, how it gets in, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import getpass
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from deltaci.client import places
+from deltaci.client.blocking import Client
+from deltaci.client.connection import Key
+from deltaci.client.errors import ApiError, Unreachable
+from deltaci.client.outcomes import is_good
+from deltaci.client.patience import Patience
+from deltaci.wire import api, api_input
+from deltaci.wire.texts import plain
+
+GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+EXIT_CODES: Final = {
+    GOOD: "it went well",
+    BAD: "what was waited for failed, was cancelled or ran out of time",
+    USAGE: "the command makes no sense as it was written, or a file cannot be read",
+    REFUSED: "the server refused it: there is no such thing, it is in the wrong state, a field is wrong …",
+    NOT_ALLOWED: "not allowed: no key, not a good one, or one that may not do this",
+    UNREACHABLE: "the server cannot be reached",
+    INTERRUPTED: "Ctrl-C",
+}
+NOT_ALLOWED_STATUSES: Final = frozenset({401, 403})
+TOKEN_SECONDS: Final = 300
+SIGNED_AGAIN_SECONDS: Final = 120.0
+OPERATOR: Final = "operator"
+CONNECTION: Final = "Server"
+KEY_FILE: Final = "server.key"
+MAX_SHOWN: Final = 2000
+
+NO_KEY: Final = (
+    "no API key: put one into DELTACI_KEY, or into a file for --key-file. Where the server's data is, none is needed: "
+    "go there, or name the folder with --data; and 'deltaci key create NAME' makes one for somebody else"
+)
+
+P = ParamSpec("P")
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The server's address; else the one that runs in the folder --data, else 127.0.0.1:8080.",
+        envvar=places.SERVER_VARIABLE,
+        rich_help_panel=CONNECTION,
+    ),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with your API key; or put the key into DELTACI_KEY.", rich_help_panel=CONNECTION, metavar="FILE"
+    ),
+]
+DataOption = Annotated[
+    Path,
+    typer.Option(
+        help="The folder of a server on this machine; whoever can read it needs no key.",
+        rich_help_panel=CONNECTION,
+        metavar="FOLDER",
+    ),
+]
+TenantOption = Annotated[
+    str, typer.Option(help="For whom, where no key says so.", rich_help_panel=CONNECTION, metavar="NAME")
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option(help="Who signs the server's certificate, PEM.", rich_help_panel=CONNECTION, metavar="FILE"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+_SHARED: Final[dict[str, tuple[Any, Any]]] = {
+    "json": (JsonOption, False),
+    "server": (ServerOption, None),
+    "key_file": (KeyFileOption, None),
+    "data": (DataOption, places.DATA_FOLDER),
+    "tenant": (TenantOption, "default"),
+    "ca": (CaOption, None),
+}
+
+
+class NoKey(Exception):
+    """There is nothing to show to the server."""
+
+
+class Session:
+    """A command's way to the server. What it prints is one JSON document, or text."""
+
+    def __init__(self, client: Client, *, is_json: bool) -> None:
+        self.client = client
+        self.is_json = is_json
+
+    def print_json(self, value: Any) -> None:
+        """One JSON document, on one line."""
+        print(msgspec.json.encode(value).decode(), flush=True)
+
+
+class Defaults(TyperGroup):
+    """A group whose first command is meant when none is named: `deltaci workers` is `deltaci workers list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the name of the command there."""
+        asks_for_help = bool(args) and args[0] in ctx.help_option_names
+        if not asks_for_help and (not args or args[0].startswith("-")):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Session, P], None]], None]:
+    """Make a function a command that asks a server: it gets a session, and its caller the options for that."""
+
+    def made(function: Callable[Concatenate[Session, P], None]) -> None:
+        @wraps(function)
+        def called(**given: Any) -> None:
+            shared = {option: given.pop(option) for option in _SHARED}
+            with reported(name):
+                client = Client(
+                    _server(shared["server"], shared["data"]),
+                    _key(shared["key_file"], shared["data"], shared["tenant"]),
+                    ca=shared["ca"],
+                )
+                with client:
+                    function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
+
+        asked = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        added = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            for option, (kind, default) in _SHARED.items()
+        ]
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in asked] + added
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name)(called)
+
+    return made
+
+
+@contextmanager
+def reported(name: str) -> Iterator[None]:
+    """What goes wrong is one or two lines and an exit code, never a traceback."""
+    try:
+        yield
+    except ApiError as error:
+        told = [f"{error.message} ({error.code})", *([error.hint] if error.hint else [])]
+        if error.request_id and error.status >= 500:
+            told.append(f"the server's log has more, under request {error.request_id}")
+        fail(name, "; ".join(told), NOT_ALLOWED if error.status in NOT_ALLOWED_STATUSES else REFUSED)
+    except NoKey as error:
+        fail(name, str(error), NOT_ALLOWED)
+    except Unreachable as error:
+        fail(name, str(error), UNREACHABLE)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (ValueError, OSError) as error:
+        fail(name, str(error), USAGE)
+
+
+def fail(name: str, message: str, code: int) -> NoReturn:
+    """Say what is wrong, and leave."""
+    print(f"deltaci {name}: {plain(message, MAX_SHOWN)}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def leave_by(run: api.Run) -> NoReturn:
+    """The exit code that the outcome of a run deserves."""
+    raise typer.Exit(GOOD if is_good(run) else BAD)
+
+
+def quick_client(given: Mapping[str, Any], seconds: float) -> Client:
+    """A client that gives up soon, for shell completion; `given` is what the command line says so far."""
+    data = given.get("data") or places.DATA_FOLDER
+    return Client(
+        _server(given.get("server"), data),
+        _key(given.get("key_file"), data, given.get("tenant") or "default"),
+        ca=given.get("ca"),
+        patience=Patience(give_up_seconds=0),
+        timeout_seconds=seconds,
+    )
+
+
+def _server(given: str | None, data: Path) -> str:
+    return given or places.server_url(data)
+
+
+def _key(file: Path | None, data: Path, tenant: str) -> Key:
+    """From the file, the variable, or signed with the key of the server whose folder this is."""
+    if file is not None:
+        return places.key_in(file)
+    if given := places.checked_key(os.environ.get(places.KEY_VARIABLE, "")):
+        return given
+    if not os.access(data / KEY_FILE, os.R_OK):
+        raise NoKey(NO_KEY)
+    return _Signed(data, tenant)
+
+
+class _Signed:
+    """Operator's tokens, each good for minutes, made as they are needed."""
+
+    def __init__(self, data: Path, tenant: str) -> None:
+        from deltaci.server.credentials import Signer, is_tenant_name, server_key
+
+        if not is_tenant_name(tenant):
+            raise ValueError("--tenant has 1 to 200 printable ASCII characters")
+        self._signer = Signer(server_key(data / KEY_FILE), time.time)
+        self._tenant = tenant
+        self._token = ""
+        self._until = 0.0
+
+    def __call__(self) -> str:
+        if time.monotonic() >= self._until:
+            self._token = self._signer.sign("operate", _person(), self._tenant, TOKEN_SECONDS)
+            self._until = time.monotonic() + SIGNED_AGAIN_SECONDS
+        return self._token
+
+
+def _person() -> str:
+    """Who sits here, if that can be a person's name."""
+    try:
+        name = os.environ.get("USER") or getpass.getuser()
+    except (KeyError, OSError):
+        name = ""
+    try:
+        return msgspec.convert(name, api_input.Person)
+    except msgspec.ValidationError:
+        return OPERATOR

@@ -1,0 +1,177 @@
+"""How things look on a terminal: tables that fit, colours only where somebody looks, and nothing that a terminal obeys.
+
+Every text that comes from people or jobs goes through `safe`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deltaci.wire import api
+from deltaci.wire.texts import plain
+
+MAX_CELL: Final = 500
+MIN_FLEXIBLE: Final = 8
+PIPED_WIDTH: Final = 160  # Where nobody says how wide it is: wide enough not to cut ids.
+COLOURS: Final = {
+    "SUCCEEDED": "green",
+    "SUCCESS": "green",
+    "FAILED": "red",
+    "TIMEOUT": "red",
+    "CANCELED": "magenta",
+    "RUNNING": "cyan",
+    "WAITING_APPROVAL": "yellow",
+    "PENDING": "dim",
+}
+MARKS: Final = {
+    "SUCCEEDED": "✓",
+    "FAILED": "✗",
+    "CANCELED": "■",
+    "RUNNING": "●",
+    "WAITING_APPROVAL": "?",
+    "PENDING": "·",
+}
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def console() -> Console:
+    """Where text is shown. Into a file or a pipe it goes without colours and without being cut to a terminal."""
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
+
+
+def safe(text: object, most: int = MAX_CELL) -> str:
+    """One line without escapes."""
+    return plain(str(text), most)
+
+
+def status(word: str) -> Text:
+    """A status with its colour, and with a sign for those who see none."""
+    mark = MARKS.get(word, "")
+    return Text(f"{mark} {safe(word)}".strip(), style=COLOURS.get(word.upper(), ""))
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, or in how long."""
+    if moment is None:
+        return ""
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+
+
+def since(moment: datetime | None) -> str:
+    """The same for a table: only the largest unit."""
+    text = ago(moment)
+    words = text.removesuffix(" ago").removeprefix("in ").split()
+    if len(words) <= 2:
+        return text
+    return text.replace(" ".join(words), " ".join(words[:2]))
+
+
+def span(seconds: float) -> str:
+    """A time as people say it: the largest unit, and the next one while it still matters."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            whole, rest = divmod(int(seconds), size)
+            smaller = {"d": (3600, "h"), "h": (60, "min"), "min": (1, "s")}[unit]
+            more = rest // smaller[0]
+            return f"{whole} {unit} {more} {smaller[1]}" if more and whole < 10 else f"{whole} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 or seconds == 0 else f"{max(seconds, 0.1):.1f} s"
+
+
+def took(begun: datetime | None, ended: datetime | None) -> str:
+    """How long it took, or has taken so far."""
+    if begun is None:
+        return ""
+    return span(max(0.0, ((ended or datetime.now(UTC)) - begun).total_seconds()))
+
+
+def size(count: int) -> str:
+    """Bytes as people say them."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+class Rows:
+    """A table without lines. What is flexible (`~`) is cut when it does not fit and left out when it is empty, the rest
+    is not; `#` is a number."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = columns
+        self._rows: list[list[Text]] = []
+
+    def add(self, *cells: object) -> None:
+        """One row. Texts are made safe here."""
+        self._rows.append([_cell(each) for each in cells])
+
+    def table(self) -> Table:
+        """As Rich shows it."""
+        made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+        kept = []
+        for number, name in enumerate(self._columns):
+            longest = max((row[number].cell_len for row in self._rows), default=0)
+            is_flexible = name.startswith("~")
+            if is_flexible and not longest:
+                continue
+            kept.append(number)
+            made.add_column(
+                name.lstrip("#~"),
+                justify="right" if name.startswith("#") else "left",
+                no_wrap=not is_flexible,
+                overflow="ellipsis",
+                min_width=min(longest, MIN_FLEXIBLE) if is_flexible else None,
+            )
+        for row in self._rows:
+            made.add_row(*(row[number] for number in kept))
+        return made
+
+    def print(self, empty: str) -> None:
+        """The table; or a line that says that there is nothing."""
+        show(self.table() if self._rows else empty)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print it. Where nobody looks, without the spaces at the end of lines by which Rich fills a terminal."""
+    out = console()
+    if out.is_terminal:
+        out.print(*renderables)
+        return
+    with out.capture() as caught:
+        out.print(*renderables)
+    print("\n".join(line.rstrip() for line in caught.get().splitlines()))
+
+
+def _cell(value: object) -> Text:
+    # The text itself does not wrap, so that only its column gives way when there is not enough room.
+    text = value.copy() if isinstance(value, Text) else Text(safe("" if value is None else value))
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """Names and values, aligned; without what is not there."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, show_edge=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value not in ("", None):
+            made.add_row(name, value if isinstance(value, Text) else safe(value, 2000))
+    return made
+
+
+def about(run: api.Run) -> str:
+    """What a run is about, in a few words."""
+    if run.title:
+        return run.title
+    return run.template and f"{run.template}@{run.template_version}"

@@ -1,0 +1,160 @@
+"""`deltaci template`: plans to be used again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from deltaci.cli import inputs
+from deltaci.cli.completing import complete_template
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.wire import api
+
+app = typer.Typer(help="Save, list and look at templates: plans to be used again.", no_args_is_help=True)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The template's name.", autocompletion=complete_template)
+]
+
+
+@command(app, "list")
+def list_command(session: Session) -> None:
+    """List the templates by name, each with its newest version.
+
+    Example:
+
+      deltaci template list
+    """
+    _print(session, list(session.client.iter_templates()), "no templates; 'deltaci template save' makes one")
+
+
+@command(app, "versions")
+def versions_command(session: Session, name: NameArgument) -> None:
+    """List the versions of a template, the oldest first.
+
+    Example:
+
+      deltaci template versions deploy
+    """
+    _print(session, list(session.client.iter_versions(name)), "no versions")
+
+
+def _print(session: Session, found: list[api.TemplateLine], empty: str) -> None:
+    if session.is_json:
+        session.print_json(found)
+        return
+    rows = Rows("NAME", "#VERSION", "SAVED", "~BY", "~DESCRIPTION")
+    for each in found:
+        rows.add(each.name, each.version, since(each.created_at), each.created_by, each.description)
+    rows.print(empty)
+
+
+@command(app, "show")
+def show_command(
+    session: Session,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME[@VERSION]", help="The template's name.", autocompletion=complete_template),
+    ],
+) -> None:
+    """Show a template: what it asks for and what its runs do.
+
+    Example:
+
+      deltaci template show deploy@2
+    """
+    _show(session, session.client.template(*inputs.template(name)))
+
+
+def _show(session: Session, found: api.Template) -> None:
+    if session.is_json:
+        session.print_json(found)
+        return
+    out = console()
+    show(
+        facts(
+            (
+                ("template", f"{found.name}@{found.version}"),
+                ("about", found.description),
+                ("saved", f"{ago(found.created_at)} by {found.created_by}"),
+                ("fail fast", "yes" if found.plan.fail_fast else ""),
+            )
+        )
+    )
+    if found.inputs:
+        rows = Rows("INPUT", "NEEDED", "DEFAULT", "~CHOICES", "~DESCRIPTION")
+        for name, rule in found.inputs.items():
+            rows.add(name, "yes" if rule.required else "", rule.default, ", ".join(rule.choices), rule.description)
+        out.print()
+        show(rows.table())
+    rows = Rows("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
+    is_chain = all(job.needs is None for job in found.plan.jobs)
+    for job in found.plan.jobs:
+        needs = "(the one before)" if is_chain and job is not found.plan.jobs[0] else ", ".join(job.needs or ())
+        steps = msgspec.to_builtins(job.work).get("steps", []) if job.work is not None else []
+        shown = "; ".join(step if isinstance(step, str) else str(step.get("run", step)) for step in steps)
+        rows.add(job.name, job.kind, needs, ", ".join(job.runs_on), shown)
+    out.print()
+    show(rows.table())
+
+
+@command(app, "save")
+def save_command(
+    session: Session,
+    name: NameArgument,
+    file: Annotated[
+        str, typer.Option("--file", "-f", metavar="FILE", help="A plan or a template as JSON; - reads standard input.")
+    ],
+    description: Annotated[str, typer.Option(help="For people; goes before what the file says.")] = "",
+    expect: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="VERSION", help="Only if this is the newest version now; 0: only if there is none."
+        ),
+    ] = None,
+) -> None:
+    """Save a new version of a template. Runs keep the version that they started with.
+
+    The file holds a plan, {"jobs": […]}, or a template, {"plan": {"jobs": […]},
+    "inputs": {"env": {"required": true}}}. An input reaches every task as a
+    variable, here INPUT_ENV.
+
+    Example:
+
+      deltaci template save deploy --file deploy.json
+    """
+    given = inputs.json_file(file)
+    body: dict[str, Any] = given if "plan" in given else {"plan": given}
+    unknown = set(body) - {"plan", "description", "inputs", "expected_version"}
+    if unknown:
+        raise ValueError(f"{file} has a field {min(unknown)!r}; a template has plan, description and inputs")
+    saved = session.client.save_template(
+        name,
+        body["plan"],
+        description=description or body.get("description", ""),
+        inputs=body.get("inputs"),
+        expected_version=expect if expect is not None else body.get("expected_version"),
+    )
+    if session.is_json:
+        session.print_json(saved)
+    else:
+        print(f"saved {safe(saved.name)}@{saved.version}")
+
+
+@command(app, "remove")
+def remove_command(session: Session, name: NameArgument) -> None:
+    """Let nobody start runs from a template any more. Its runs stay.
+
+    Example:
+
+      deltaci template remove deploy
+    """
+    gone = session.client.remove_template(name)
+    if session.is_json:
+        session.print_json(gone)
+    else:
+        console().print(f"removed {safe(gone.name)};", Text(f"its newest version was {gone.version}", style="dim"))

@@ -1,0 +1,369 @@
+"""Every call of `/api/v1`, described once: what is sent, and as what its answer is read.
+
+A function here makes a `Call` and sends nothing. The two clients turn each into a method with the same parameters.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from deltaci.client.names import Name
+from deltaci.wire import api, api_input
+from deltaci.wire.api_input import PlanInput, Quotas, Scope
+from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
+
+T = TypeVar("T")
+
+BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
+# Saying these twice changes nothing, though they carry no key.
+SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas"})
+EVENT_STREAM: Final = "text/event-stream"
+
+
+class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One request. `reads` is the type of its answer; None for what is read as it comes."""
+
+    method: str
+    path: str
+    reads: type[T]
+    query: tuple[tuple[str, str], ...] = ()
+    headers: dict[str, str] = {}
+    body: bytes | None = None
+    is_repeatable: bool = False
+
+
+def _call(
+    id: str,
+    reads: type[T],
+    *,
+    query: Mapping[str, Any] | None = None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    once: str = "",
+    **parts: str | int,
+) -> Call[T]:
+    route = BY_ID[id]
+    if not (once.isascii() and once.isprintable() and len(once) <= MAX_KEY_CHARS):
+        raise ValueError(f"an idempotency key has at most {MAX_KEY_CHARS} printable ASCII characters")
+    path = route.path
+    for name, part in parts.items():
+        path = path.replace(f"{{{name}}}", quote(str(part), safe="")).replace(f"{{{name}*}}", quote(str(part)))
+    sent = {**(headers or {}), **({IDEMPOTENCY_HEADER: once} if once else {})}
+    return Call(
+        method=route.method,
+        path=ROOT + path,
+        reads=reads,
+        query=tuple(_query(query or {})),
+        headers=sent,
+        body=None if body is None else msgspec.json.encode(body),
+        is_repeatable=route.method == "GET" or bool(once) or id in SAFE,
+    )
+
+
+def _query(asked: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was given, as text."""
+    found: list[tuple[str, str]] = []
+    for name, value in asked.items():
+        if isinstance(value, (list, tuple)):
+            found += [(name, each) for each in value]
+        elif isinstance(value, bool):
+            found += [(name, "true")] if value else []
+        elif isinstance(value, datetime):
+            found.append((name, value.isoformat()))
+        elif value not in (None, ""):
+            found.append((name, str(value)))
+    return found
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Without what was left out."""
+    return {name: value for name, value in fields.items() if value is not False and value not in (None, "", [], {})}
+
+
+def new_key() -> str:
+    """An idempotency key that nobody else has."""
+    return secrets.token_urlsafe(18)
+
+
+# -- runs
+
+
+def start(
+    *,
+    template: str | None = None,
+    version: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    plan: PlanInput | Mapping[str, Any] | None = None,
+    project: str = "",
+    branch: str = "",
+    repository: str = "",
+    commit: str = "",
+    title: str = "",
+    labels: Sequence[str] = (),
+    idempotency_key: str = "",
+) -> Call[api.Run]:
+    """Start a run from a template or from a plan. Safe to repeat: the same key always gives the same run."""
+    body = _given(
+        **{"template": template, "version": version, "inputs": dict(inputs or {}), "plan": plan, "project": project},
+        **{"branch": branch, "repository": repository, "commit": commit, "title": title, "labels": list(labels)},
+    )
+    return _call("startRun", api.Run, body=body, once=idempotency_key or new_key())
+
+
+def runs(
+    *,
+    state: str | None = None,
+    status: str | None = None,
+    project: str | None = None,
+    branch: str | None = None,
+    labels: Sequence[str] = (),
+    person: str | None = None,
+    template: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = api_input.PAGE,
+    cursor: str = "",
+) -> Call[api.RunPage]:
+    """One page of runs, the newest first; all that is given must hold."""
+    query: dict[str, Any] = {"state": state, "status": status, "project": project, "branch": branch}
+    query |= {"label": list(labels), "person": person, "template": template, "since": since, "until": until}
+    return _call("listRuns", api.RunPage, query={**query, "limit": limit, "cursor": cursor})
+
+
+def run(run_id: str) -> Call[api.RunWithJobs]:
+    """A run with its jobs and their attempts."""
+    return _call("readRun", api.RunWithJobs, run=run_id)
+
+
+def cancel(run_id: str, reason: str = "") -> Call[api.Run]:
+    """Stop a run. Safe to repeat."""
+    return _call("cancelRun", api.Run, body=_given(reason=reason), run=run_id)
+
+
+def approve(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.Decided]:
+    """Approve what waits for it: one job, or every one that waits. Safe to repeat."""
+    return _call("approveRun", api.Decided, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id)
+
+
+def reject(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.Decided]:
+    """Reject what waits for approval: one job, or every one that waits."""
+    return _call("rejectRun", api.Decided, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id)
+
+
+def rerun(run_id: str, *, failed_only: bool = False, idempotency_key: str = "") -> Call[api.Run]:
+    """Start a new run that does the same again, or only what failed. Safe to repeat, like `start`."""
+    once = idempotency_key or new_key()
+    return _call("rerunRun", api.Run, body=_given(failed_only=failed_only), once=once, run=run_id)
+
+
+def explain_name(name: Name) -> Call[api.Explanation]:
+    """Why it is as it is."""
+    if name.index:
+        return _call("explainAttempt", api.Explanation, run=name.run, job=name.job, index=name.index)
+    if name.job:
+        return _call("explainJob", api.Explanation, run=name.run, job=name.job)
+    return _call("explainRun", api.Explanation, run=name.run)
+
+
+def plan(run_id: str) -> Call[api.Plan]:
+    """What the run does."""
+    return _call("readPlan", api.Plan, run=run_id)
+
+
+def events(run_id: str = "", *, after: int = 0, limit: int = api_input.MAX_EVENTS) -> Call[api.EventPage]:
+    """One page of the events of a run, or of the whole tenant, in the order of the log."""
+    query = {"after": after, "limit": limit}
+    if run_id:
+        return _call("readRunEvents", api.EventPage, query=query, run=run_id)
+    return _call("readEvents", api.EventPage, query=query)
+
+
+def event_stream(run_id: str, after: int) -> Call[bytes]:
+    """The same, as server-sent events: what is there and what will be."""
+    headers = {"Accept": EVENT_STREAM, LAST_EVENT_HEADER: str(after)}
+    if run_id:
+        return _call("readRunEvents", bytes, headers=headers, run=run_id)
+    return _call("readEvents", bytes, headers=headers)
+
+
+def artifacts(run_id: str, job: str = "", index: int = 0) -> Call[api.Artifacts]:
+    """What the jobs of a run, or one attempt of a job, left behind."""
+    if job:
+        return _call("listArtifacts", api.Artifacts, run=run_id, job=job, index=index or 1)
+    return _call("listRunArtifacts", api.Artifacts, run=run_id)
+
+
+def artifact(run_id: str, job: str, index: int, path: str, start: int = 0) -> Call[bytes]:
+    """The bytes of a file that an attempt left behind, from `start` on."""
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    return _call("readArtifact", bytes, headers=headers, run=run_id, job=job, index=index, path=path)
+
+
+def outputs(run_id: str) -> Call[api.Outputs]:
+    """The results of the run's jobs."""
+    return _call("readOutputs", api.Outputs, run=run_id)
+
+
+def costs(run_id: str) -> Call[api.Costs]:
+    """What the run used."""
+    return _call("readCosts", api.Costs, run=run_id)
+
+
+# -- jobs and attempts
+
+
+def jobs(run_id: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.JobPage]:
+    """One page of the run's jobs, in the order of the plan."""
+    return _call("listJobs", api.JobPage, query={"limit": limit, "cursor": cursor}, run=run_id)
+
+
+def job(run_id: str, job: str) -> Call[api.Job]:
+    """A job with its attempts."""
+    return _call("readJob", api.Job, run=run_id, job=job)
+
+
+def cancel_job(run_id: str, job: str, reason: str = "") -> Call[api.Job]:
+    """Stop one job. Safe to repeat."""
+    return _call("cancelJob", api.Job, body=_given(reason=reason), run=run_id, job=job)
+
+
+def attempts(run_id: str, job: str) -> Call[api.Attempts]:
+    """The attempts of a job, the first one first."""
+    return _call("listAttempts", api.Attempts, run=run_id, job=job)
+
+
+def attempt(run_id: str, job: str, index: int) -> Call[api.Attempt]:
+    """One execution of a job."""
+    return _call("readAttempt", api.Attempt, run=run_id, job=job, index=index)
+
+
+def log(
+    run_id: str, job: str, index: int = 0, *, lease: int = 0, start: int = 0, end: int | None = None
+) -> Call[bytes]:
+    """The log of an attempt, or of the last one; from byte `start` up to, and without, byte `end`."""
+    return log_stream(run_id, job, index, lease=lease, start=start, end=end, follow_seconds=0)
+
+
+def log_stream(
+    run_id: str, job: str, index: int, *, lease: int, start: int, end: int | None = None, follow_seconds: int
+) -> Call[bytes]:
+    """The same, and for so many seconds what is added to it."""
+    headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+    query = {"lease": lease, "follow": follow_seconds}
+    if index:
+        return _call("readLog", bytes, query=query, headers=headers, run=run_id, job=job, index=index)
+    return _call("readJobLog", bytes, query=query, headers=headers, run=run_id, job=job)
+
+
+# -- templates
+
+
+def templates(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.TemplatePage]:
+    """One page of templates, by name."""
+    return _call("listTemplates", api.TemplatePage, query={"limit": limit, "cursor": cursor})
+
+
+def template(name: str, version: int | None = None) -> Call[api.Template]:
+    """A template: this version, or the newest."""
+    if version is None:
+        return _call("readTemplate", api.Template, template=name)
+    return _call("readVersion", api.Template, template=name, version=version)
+
+
+def save_template(
+    name: str,
+    plan: PlanInput | Mapping[str, Any],
+    *,
+    description: str = "",
+    inputs: Mapping[str, api_input.InputRule | Mapping[str, Any]] | None = None,
+    expected_version: int | None = None,
+) -> Call[api.Template]:
+    """Save a new version of a template; with `expected_version` only if that is the newest."""
+    body = {"plan": plan, **_given(description=description, inputs=dict(inputs or {}))}
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    return _call("saveTemplate", api.Template, body=body, template=name)
+
+
+def remove_template(name: str) -> Call[api.TemplateLine]:
+    """Let nobody start runs from it any more."""
+    return _call("removeTemplate", api.TemplateLine, template=name)
+
+
+def versions(name: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.TemplatePage]:
+    """One page of the versions of a template, the oldest first."""
+    return _call("listVersions", api.TemplatePage, query={"limit": limit, "cursor": cursor}, template=name)
+
+
+# -- workers, keys, the tenant
+
+
+def workers(*, gone: bool = False, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.WorkerPage]:
+    """One page of workers, the newest first; `gone` lists those that were shut down instead."""
+    return _call("listWorkers", api.WorkerPage, query={"gone": gone, "limit": limit, "cursor": cursor})
+
+
+def worker(name: str) -> Call[api.Worker]:
+    """A runner, as the fleet sees it."""
+    return _call("readWorker", api.Worker, worker=name)
+
+
+def worker_token(name: str, *, again: bool = False, expires_seconds: int = 86400) -> Call[api.WorkerToken]:
+    """A token with which a runner can come in, once."""
+    body = {**_given(name=name, again=again), "expires_seconds": expires_seconds}
+    return _call("makeWorkerToken", api.WorkerToken, body=body)
+
+
+def keys(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.KeyPage]:
+    """One page of API keys."""
+    return _call("listKeys", api.KeyPage, query={"limit": limit, "cursor": cursor})
+
+
+def key(key_id: str) -> Call[api.Key]:
+    """An API key, without its secret."""
+    return _call("readKey", api.Key, key=key_id)
+
+
+def make_key(
+    person: str,
+    scopes: Sequence[Scope],
+    *,
+    roles: Sequence[str] = (),
+    description: str = "",
+    expires_seconds: int = 0,
+) -> Call[api.NewKey]:
+    """Make an API key; its secret is shown this once."""
+    body = _given(
+        person=person,
+        scopes=list(scopes),
+        roles=list(roles),
+        description=description,
+        expires_seconds=expires_seconds,
+    )
+    return _call("makeKey", api.NewKey, body=body)
+
+
+def revoke_key(key_id: str) -> Call[api.Key]:
+    """Let nobody in with this key any more. Safe to repeat."""
+    return _call("revokeKey", api.Key, key=key_id)
+
+
+def me() -> Call[api.Me]:
+    """Who asks, as the server sees it."""
+    return _call("readMe", api.Me)
+
+
+def tenant() -> Call[api.Tenant]:
+    """What the tenant may use and what it uses."""
+    return _call("readTenant", api.Tenant)
+
+
+def set_quotas(tenant: str, quotas: Quotas) -> Call[api.Tenant]:
+    """Say what a tenant may use; only who operates the server may."""
+    return _call("setQuotas", api.Tenant, body=quotas, tenant=tenant)

@@ -1,0 +1,109 @@
+"""What both clients know about HTTP: how a request is made, and what its troubles mean."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from deltaci.client import places
+from deltaci.client.calls import Call
+from deltaci.client.errors import ClientError, Unreachable
+from deltaci.wire.texts import plain
+
+CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 60.0
+MAX_CONNECTIONS: Final = 100
+MAX_HEADER_CHARS: Final = 8000
+TROUBLES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL)
+_NEVER_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+Key = str | Callable[[], str]  # A function is asked for each request: what it makes may be short-lived.
+
+
+class _Bearer(httpx.Auth):
+    """Shows the key."""
+
+    def __init__(self, key: Callable[[], str]) -> None:
+        self._key = key
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Once with each request."""
+        request.headers["Authorization"] = f"Bearer {self._key()}"
+        yield request
+
+
+class Settings:
+    """The server's address and the key, checked, as httpx takes them."""
+
+    def __init__(self, server: str | None, key: Key | None, ca: str | Path | None) -> None:
+        self.url = places.checked_url(places.server_url() if server is None else server)
+        self._key: Callable[[], str] | None = None
+        if callable(key):
+            self._key = key
+        elif shown := places.checked_key(os.environ.get(places.KEY_VARIABLE, "") if key is None else key):
+            self._key = lambda: shown
+        self._ca = ca
+
+    def options(self, timeout_seconds: float) -> dict[str, Any]:
+        """For either kind of httpx client. Proxies of the environment are for servers that are elsewhere."""
+        headers = {"User-Agent": "deltaci", "Accept": "application/json"}
+        host = urlsplit(self.url).hostname or ""
+        return {
+            "base_url": self.url,
+            "headers": headers,
+            "auth": None if self._key is None else _Bearer(self._key),
+            "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
+            "limits": httpx.Limits(max_connections=MAX_CONNECTIONS),
+            "trust_env": not places.is_this_machine(host),
+            "verify": True if self._ca is None else ssl.create_default_context(cafile=str(self._ca)),
+            "follow_redirects": False,
+        }
+
+
+def request_of(call: Call[Any]) -> dict[str, Any]:
+    """The request, for either kind of httpx client."""
+    headers = dict(call.headers)
+    if call.body is not None:
+        headers["Content-Type"] = "application/json"
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": list(call.query) or None,
+        "headers": headers,
+        "content": call.body,
+    }
+
+
+def stream_of(call: Call[Any], silence_seconds: float) -> dict[str, Any]:
+    """The same for an answer that is read as it comes; uncompressed, as its bytes are counted."""
+    request = request_of(call)
+    request["headers"].setdefault("Accept", "*/*")
+    request["headers"]["Accept-Encoding"] = "identity"
+    return {**request, "timeout": httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS)}
+
+
+def check_open(http: httpx.Client | httpx.AsyncClient) -> None:
+    """Whoever follows something learns that the client was closed meanwhile."""
+    if http.is_closed:
+        raise ClientError("the client was closed")
+
+
+def trouble(url: str, error: Exception) -> Unreachable:
+    """What no answer means, in one line."""
+    if isinstance(error, httpx.ConnectTimeout):
+        found = f"no connection within {CONNECT_SECONDS:.0f} s"
+    elif isinstance(error, httpx.TimeoutException):
+        found = "no answer in time"
+    else:
+        found = plain(str(error), 200) or type(error).__name__
+    return Unreachable(
+        f"the server {url} cannot be reached: {found}; is it running, and is that its address?",
+        is_unheard=isinstance(error, _NEVER_CONNECTED),
+    )

@@ -1,0 +1,86 @@
+"""What can go wrong when a server is asked, and how its refusals are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from deltaci.wire import api
+from deltaci.wire.api_routes import REQUEST_ID_HEADER
+from deltaci.wire.texts import plain
+
+UNEXPECTED: Final = "unexpected_answer"
+SHOWN_CHARS: Final = 200
+# Refusals that another moment may change; a full quota or an unreadable record is still so a second later.
+PASSING_STATUSES: Final = frozenset({429, 502, 503, 504})
+LASTING_CODES: Final = frozenset({"over_quota", "unreadable"})
+
+_problem = msgspec.json.Decoder(api.ApiProblem)
+
+
+class ClientError(Exception):
+    """A call that gave no result."""
+
+
+class Unreachable(ClientError):
+    """No answer came: nobody listens there, the connection broke, or it took too long.
+
+    `is_unheard` when it never got as far as a connection, so that nothing can have been changed.
+    """
+
+    def __init__(self, message: str, *, is_unheard: bool = False) -> None:
+        super().__init__(message)
+        self.is_unheard = is_unheard
+
+
+class ApiError(ClientError):
+    """The server refused the request. `code` is a stable word; `hint` says what to do."""
+
+    def __init__(self, *, status: int, code: str, message: str, hint: str = "", request_id: str = "") -> None:
+        super().__init__(f"{code}: {message}")
+        self.status = status
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.request_id = request_id
+        self.retry_after: float | None = None
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may be answered a little later."""
+        return self.status in PASSING_STATUSES and self.code not in LASTING_CODES
+
+
+def refusal(url: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """The error that an answer tells; also when it is none of ours, like the page of a proxy."""
+    try:
+        told = _problem.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = unexpected(url, status, headers, body)
+    else:
+        error = ApiError(
+            status=status, code=told.code, message=told.message, hint=told.hint, request_id=told.request_id
+        )
+    error.retry_after = _seconds(headers.get("retry-after", ""))
+    return error
+
+
+def unexpected(url: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """An answer that no server of ours gives."""
+    kind = headers.get("content-type", "").partition(";")[0] or "no content type"
+    begins = plain(body[: 4 * SHOWN_CHARS].decode(errors="replace"), SHOWN_CHARS)
+    return ApiError(
+        status=status,
+        code=UNEXPECTED,
+        message=f"{url} answered {status} with {plain(kind, 80)}, which is no answer of Delta CI"
+        + (f"; it begins: {begins}" if begins else ""),
+        hint="check the server's address and what stands between, or whether its version fits this client",
+        request_id=headers.get(REQUEST_ID_HEADER, ""),
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """`Retry-After` in seconds. A date, which our servers never send, counts as not given."""
+    return float(text) if text.isdecimal() and len(text) < 7 else None

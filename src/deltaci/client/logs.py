@@ -1,0 +1,109 @@
+"""Following the log of a job through everything that can happen to it: lost leases, retries, broken connections."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from deltaci.client import calls
+from deltaci.client.errors import ApiError, Unreachable
+from deltaci.client.patience import Patience, Waits
+from deltaci.client.steps import Emit, Mind, Pause, Read, Stream
+from deltaci.client.talks import SILENCE_SECONDS, ask, opened
+from deltaci.wire import api
+
+FOLLOW_SECONDS: Final = 25  # Of one request: less than what a proxy takes for silence, and we for a broken line.
+ASK_AGAIN_SECONDS: Final = 0.5  # For what no stream tells: whether somebody has taken the job by now.
+NOTHING_MORE: Final = frozenset({"not_found", "bad_range"})  # Nothing was said yet, or nothing since.
+
+
+class LogPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a job's log: what the holder of this lease of this attempt said."""
+
+    attempt: int
+    lease: int
+    data: bytes
+
+
+class _Place(msgspec.Struct, kw_only=True):
+    """How far it was read."""
+
+    attempt: int
+    lease: int
+    offset: int = 0
+
+
+def follow_log(run_id: str, job: str, index: int = 0) -> Stream[LogPart]:
+    """The log of a job's last attempt as it is written, then of the next ones, until the job is over.
+
+    With an `index`, only of that attempt. Each lease has a log of its own: a worker that takes a job over begins anew.
+    """
+    patience: Patience = yield Mind()
+    waits = Waits(patience, patience.lost_seconds)
+    place: _Place | None = None
+    while True:
+        # Looked at before it is read: what is over now says nothing more, so the reading below is the last one.
+        seen = yield from ask(calls.job(run_id, job))
+        place = place or _begin(seen, index)
+        is_closed = _is_closed(seen, place)
+        before = place.offset
+        try:
+            if place.lease:
+                yield from _read(run_id, job, place, waits, follow_seconds=0 if is_closed else FOLLOW_SECONDS)
+        except Unreachable as error:
+            yield Pause(waits.after(error))
+            continue
+        except ApiError as error:
+            if error.code not in NOTHING_MORE:
+                if not error.is_passing:
+                    raise
+                yield Pause(waits.after(error))
+                continue
+        if is_closed and _moved_on(seen, place, is_single=bool(index)):
+            continue
+        if is_closed and (index or seen.completed_at is not None):
+            return
+        if place.offset == before:
+            yield Pause(ASK_AGAIN_SECONDS)
+
+
+def _read(run_id: str, job: str, place: _Place, waits: Waits, *, follow_seconds: int) -> Stream[LogPart]:
+    call = calls.log_stream(
+        run_id, job, place.attempt, lease=place.lease, start=place.offset, follow_seconds=follow_seconds
+    )
+    yield from opened(call, SILENCE_SECONDS)
+    while (chunk := (yield Read())) is not None:
+        waits.reset()
+        if chunk:
+            place.offset += len(chunk)
+            yield Emit(LogPart(attempt=place.attempt, lease=place.lease, data=chunk))
+
+
+def _begin(job: api.Job, index: int) -> _Place:
+    index = index or max((each.index for each in job.tries), default=1)
+    return _Place(attempt=index, lease=_leases(job, index))
+
+
+def _leases(job: api.Job, index: int) -> int:
+    return next((each.lease for each in job.tries if each.index == index), 0)
+
+
+def _is_closed(job: api.Job, place: _Place) -> bool:
+    """Whether nothing can be added to this log any more: what comes next has a log of its own."""
+    last = max((each.index for each in job.tries), default=0)
+    is_next_awaited = job.completed_at is not None or job.next_run_at is not None
+    return is_next_awaited or last > place.attempt or _leases(job, place.attempt) > place.lease
+
+
+def _moved_on(job: api.Job, place: _Place, *, is_single: bool) -> bool:
+    """Go to the next lease or the next attempt; False when there is none."""
+    if _leases(job, place.attempt) > place.lease:
+        place.lease += 1
+    elif not is_single and any(each.index > place.attempt for each in job.tries):
+        place.attempt += 1
+        place.lease = min(1, _leases(job, place.attempt))
+    else:
+        return False
+    place.offset = 0
+    return True

@@ -1,0 +1,45 @@
+"""How often and how long something is asked again before it counts as failed."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from deltaci.client.errors import ApiError, ClientError
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Waits grow from `first_seconds` to `most_seconds`. What is safe to repeat is given up after `give_up_seconds` of
+    them, what is followed after `lost_seconds` without an answer."""
+
+    first_seconds: float = 0.2
+    most_seconds: float = 10.0
+    give_up_seconds: float = 20.0
+    lost_seconds: float = 600.0
+
+
+class Waits:
+    """The waits before each repeat: about twice as long each time, and not as long as everybody else's."""
+
+    def __init__(self, patience: Patience, give_up_seconds: float) -> None:
+        self._patience = patience
+        self._give_up = give_up_seconds
+        self.reset()
+
+    def reset(self) -> None:
+        """It went well: begin anew."""
+        self._next = self._patience.first_seconds
+        self._left = self._give_up
+
+    def after(self, error: ClientError) -> float:
+        """How long to wait after this; raises it when that would be too long. `Retry-After` is obeyed."""
+        pause, self._next = self._next, min(self._patience.most_seconds, self._next * 2)
+        pause *= random.uniform(0.5, 1.0)
+        if isinstance(error, ApiError) and error.retry_after is not None:
+            # Never sooner than it says, and a little later than all the others who were told the same.
+            pause = error.retry_after + pause * 0.1
+        if pause > self._left:
+            raise error
+        self._left -= pause
+        return pause

@@ -1,0 +1,73 @@
+"""Where the server is, and what to show it, when nobody says so."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+SERVER_VARIABLE: Final = "DELTACI_SERVER"
+KEY_VARIABLE: Final = "DELTACI_KEY"
+DATA_FOLDER: Final = Path(".state")
+URL_FILE: Final = "server.url"  # Written by a server that runs, into its folder.
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+MAX_KEY_CHARS: Final = 4000
+MAX_URL_CHARS: Final = 2000
+
+
+def server_url(data: Path = DATA_FOLDER) -> str:
+    """What the variable DELTACI_SERVER says; else the server whose folder this is; else one on this machine."""
+    if given := os.environ.get(SERVER_VARIABLE, "").strip():
+        return given
+    try:
+        with (data / URL_FILE).open(encoding="utf-8") as file:
+            return file.read(MAX_URL_CHARS).strip() or DEFAULT_URL
+    except (OSError, UnicodeDecodeError):
+        return DEFAULT_URL
+
+
+def checked_url(url: str) -> str:
+    """The address of a server, without what would lead elsewhere; raises a ValueError otherwise."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_good = False
+    else:
+        is_good = is_good and not (parts.query or parts.fragment or parts.username) and url.isprintable()
+    if not is_good or " " in url:
+        raise ValueError(f"{url!r} is no address of a server; expected one like {DEFAULT_URL}")
+    return url.rstrip("/")
+
+
+def checked_key(key: str) -> str:
+    """A key as it can be sent; raises a ValueError, without the key in it, otherwise."""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable() and " " not in key and len(key) <= MAX_KEY_CHARS):
+        raise ValueError("that is no API key: expected one line of printable ASCII characters without spaces")
+    return key
+
+
+def key_in(path: Path) -> str:
+    """The key in this file."""
+    with path.open("rb") as file:
+        read = file.read(MAX_KEY_CHARS + 2)
+    try:
+        key = checked_key(read.decode("ascii"))
+    except (UnicodeDecodeError, ValueError):
+        raise ValueError(f"{path} holds no API key: expected one line of printable ASCII characters") from None
+    if not key:
+        raise ValueError(f"{path} is empty; expected an API key in it")
+    return key
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether the name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

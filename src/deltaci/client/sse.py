@@ -1,0 +1,51 @@
+"""Server-sent events, read as their bytes come in. Knows nothing of what they tell."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+
+
+class Message(NamedTuple):
+    """One of them."""
+
+    event: str
+    data: str
+    id: str
+
+
+class Reader:
+    """Bytes in, messages out. A message that was cut off is not given: it comes again after `Last-Event-ID`."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._event = ""
+        self._data: list[str] = []
+        self._id = ""
+        self._size = 0
+
+    def read(self, chunk: bytes) -> list[Message]:
+        """The messages that are whole now."""
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        self._size += len(chunk)
+        if self._size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"one event is longer than {MAX_MESSAGE_BYTES} bytes")
+        return [message for line in lines if (message := self._line(line)) is not None]
+
+    def _line(self, raw: bytes) -> Message | None:
+        line = raw.removesuffix(b"\r").decode(errors="replace")
+        if not line:
+            found = Message(self._event or "message", "\n".join(self._data), self._id) if self._data else None
+            self._event, self._data, self._size = "", [], len(self._rest)
+            return found
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._event = value
+        elif name == "id":
+            self._id = value
+        return None

@@ -1,0 +1,284 @@
+"""Everything that takes more than one request, as steps that a shell performs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from deltaci.client import calls
+from deltaci.client.calls import Call
+from deltaci.client.errors import ApiError, ClientError, Unreachable, refusal, unexpected
+from deltaci.client.names import Name, readings
+from deltaci.client.outcomes import is_over
+from deltaci.client.patience import Patience, Waits
+from deltaci.client.sse import Reader
+from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
+from deltaci.wire import api
+from deltaci.wire.api_input import MAX_EVENTS, MAX_PAGE
+
+T = TypeVar("T")
+
+RUN, JOB = "run", "job"  # Entities, as events name them.
+PARTIAL: Final = 206
+SIGN_OF_LIFE: Final = b":"
+SILENCE_SECONDS: Final = 60.0  # Servers send a sign of life more often.
+
+_event = msgspec.json.Decoder(api.Event)
+
+
+def repeated(url: str, call: Call[T], patience: Patience) -> Talk[T]:
+    """Send it, and again where that is safe, until there is an answer or no patience left."""
+    waits = Waits(patience, patience.give_up_seconds)
+    while True:
+        error: ClientError
+        try:
+            answer: Answer = yield Send(call)
+            return understood(url, call, answer)
+        except ApiError as refused:
+            if not (refused.is_passing and call.is_repeatable):
+                raise
+            error = refused
+        except Unreachable as unreachable:
+            # Whoever was never connected has not been heard; otherwise only what is safe is said again.
+            if not (call.is_repeatable or unreachable.is_unheard):
+                raise
+            error = unreachable
+        yield Pause(waits.after(error))
+
+
+def understood(url: str, call: Call[T], answer: Answer) -> T:
+    """What the answer says; raises what it refuses with."""
+    if answer.status >= 300:
+        raise refusal(url, answer.status, answer.headers, answer.body)
+    if call.reads is bytes:
+        return answer.body  # type: ignore[return-value]
+    try:
+        return msgspec.json.decode(answer.body, type=call.reads)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise unexpected(url, answer.status, answer.headers, answer.body) from None
+
+
+def ask(call: Call[T]) -> Talk[T]:
+    """One request, as a part of a talk."""
+    found: T = yield Ask(call)
+    return found
+
+
+def first_found(text: str, make: Callable[[Name], Call[T]]) -> Talk[T]:
+    """Ask about what the text names; its second reading, if it has one, when there is nothing under the first."""
+    first: ApiError | None = None
+    for name in readings(text):
+        try:
+            return (yield from ask(make(name)))
+        except ApiError as error:
+            if error.code != "not_found":
+                raise
+            first = first or error
+    assert first is not None
+    raise first  # The likelier reading is also what to complain about.
+
+
+def explain(id: str) -> Talk[api.Explanation]:
+    """Why a run, a job or an attempt is as it is: `RUN`, `RUN/JOB` or `RUN/JOB.N`."""
+    return (yield from first_found(id, calls.explain_name))
+
+
+# -- page by page
+
+
+def iter_runs(
+    *,
+    state: str | None = None,
+    status: str | None = None,
+    project: str | None = None,
+    branch: str | None = None,
+    labels: Sequence[str] = (),
+    person: str | None = None,
+    template: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Stream[api.Run]:
+    """All runs, the newest first; asks for the next page when it is needed."""
+    asked: dict[str, Any] = {"state": state, "status": status, "project": project, "branch": branch, "labels": labels}
+    asked |= {"person": person, "template": template, "since": since, "until": until, "limit": MAX_PAGE}
+    yield from _pages(lambda cursor: calls.runs(**asked, cursor=cursor), lambda page: page.runs)
+
+
+def iter_jobs(run_id: str) -> Stream[api.Job]:
+    """All jobs of a run, in the order of the plan."""
+    yield from _pages(lambda cursor: calls.jobs(run_id, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs)
+
+
+def iter_templates() -> Stream[api.TemplateLine]:
+    """All templates, by name."""
+    yield from _pages(lambda cursor: calls.templates(limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
+
+
+def iter_versions(name: str) -> Stream[api.TemplateLine]:
+    """All versions of a template, the oldest first."""
+    yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
+
+
+def iter_workers(*, gone: bool = False) -> Stream[api.Worker]:
+    """All workers, the newest first."""
+    yield from _pages(lambda cursor: calls.workers(gone=gone, limit=MAX_PAGE, cursor=cursor), lambda page: page.workers)
+
+
+def iter_keys() -> Stream[api.Key]:
+    """All API keys."""
+    yield from _pages(lambda cursor: calls.keys(limit=MAX_PAGE, cursor=cursor), lambda page: page.keys)
+
+
+def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> Stream[T]:
+    cursor: str | None = ""
+    while cursor is not None:
+        page = yield from ask(make(cursor))
+        for item in items(page):
+            yield Emit(item)
+        cursor = page.next
+
+
+def iter_events(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
+    """All events that there are now, of a run or of the whole tenant, in the order of the log."""
+    while True:
+        page = yield from ask(calls.events(run_id, after=after, limit=MAX_EVENTS))
+        for event in page.events:
+            yield Emit(event)
+        if page.last <= after:
+            return
+        after = page.last
+
+
+# -- as it happens
+
+Hearing = Callable[[api.Event], Generator[Step | Emit[Any], Any, bool]]  # Whether this was the last one to hear.
+
+
+def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
+    """The events of a run until it is over, or of the whole tenant for ever: what was, then what happens.
+
+    A connection that breaks is made anew, and goes on behind the last event that was heard.
+    """
+    if not run_id:
+        yield from _listen("", after, _told)
+        return
+    if not _is_settled((yield from ask(calls.run(run_id)))):
+        after = yield from _listen(run_id, after, _told_until_settled)
+    yield from iter_events(run_id, after=after)
+
+
+def _told(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+    yield Emit(event)
+    return False
+
+
+def _told_until_settled(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+    yield Emit(event)
+    is_turn = event.entity in (RUN, JOB) and event.from_ != event.to
+    return is_turn and _is_settled((yield from ask(calls.run(event.run_id))))
+
+
+def _is_settled(run: api.Run) -> bool:
+    """Whether its outcome stands and none of its jobs is still being stopped."""
+    return is_over(run) and not run.tally.open
+
+
+def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:
+    """Wait until the run's outcome stands. Raises `TimeoutError` when that takes longer."""
+    found = yield from ask(calls.run(run_id))
+
+    def heard(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+        nonlocal found
+        if event.entity == RUN and event.from_ != event.to:
+            found = yield from ask(calls.run(run_id))
+        return is_over(found)
+
+    if not is_over(found):
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        # What it hears it keeps to itself, so there is nothing to emit.
+        yield from _listen(run_id, 0, heard, until)  # type: ignore[misc]
+    return found
+
+
+def _listen(
+    run_id: str, after: int, heard: Hearing, until: float | None = None
+) -> Generator[Step | Emit[Any], Any, int]:
+    """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost."""
+    patience: Patience = yield Mind()
+    waits = Waits(patience, patience.lost_seconds)
+    while True:
+        silence = _left(until, run_id)
+        try:
+            yield from opened(calls.event_stream(run_id, after), silence)
+            reader = Reader()
+            while (chunk := (yield Read())) is not None:
+                events = _events(reader, chunk)
+                for event in events:
+                    after = event.seq
+                    if (yield from heard(event)):
+                        return after
+                if events or chunk.startswith(SIGN_OF_LIFE):
+                    waits.reset()
+                _left(until, run_id)
+            yield Pause(waits.after(Unreachable("the server ends every stream of events that is begun")))
+        except ApiError as error:
+            if not error.is_passing:
+                raise
+            yield Pause(waits.after(error))
+        except Unreachable as error:
+            _left(until, run_id)
+            yield Pause(waits.after(error))
+
+
+def _events(reader: Reader, chunk: bytes) -> list[api.Event]:
+    try:
+        return [_event.decode(message.data) for message in reader.read(chunk)]
+    except (ValueError, msgspec.DecodeError):
+        raise unexpected("the stream of events", 200, {"content-type": calls.EVENT_STREAM}, chunk) from None
+
+
+def _left(until: float | None, run_id: str) -> float:
+    """For how long silence is no trouble; raises when there is no time left."""
+    if until is None:
+        return SILENCE_SECONDS
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"run {run_id} is not over yet")
+    return min(SILENCE_SECONDS, left)
+
+
+def opened(call: Call[bytes], silence_seconds: float) -> Talk[Answer]:
+    """Begin to read an answer as it comes."""
+    answer: Answer = yield Open(call, silence_seconds)
+    if answer.status >= 300:
+        raise refusal(call.path, answer.status, answer.headers, answer.body)
+    return answer
+
+
+def artifact_bytes(run_id: str, job: str, index: int, path: str) -> Stream[bytes]:
+    """A file that an attempt left behind, part by part; a broken connection is made anew and goes on where it was."""
+    patience: Patience = yield Mind()
+    waits = Waits(patience, patience.give_up_seconds)
+    done = 0
+    while True:
+        try:
+            answer = yield from opened(calls.artifact(run_id, job, index, path, done), SILENCE_SECONDS)
+            if done and answer.status != PARTIAL:
+                raise unexpected(path, answer.status, answer.headers, b"")
+            while (chunk := (yield Read())) is not None:
+                waits.reset()
+                done += len(chunk)
+                yield Emit(chunk)
+            return
+        except ApiError as error:
+            if error.code == "bad_range" and done:
+                return  # It broke behind the last byte.
+            if not error.is_passing:
+                raise
+            yield Pause(waits.after(error))
+        except Unreachable as error:
+            yield Pause(waits.after(error))

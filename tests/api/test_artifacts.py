@@ -1,0 +1,174 @@
+"""What jobs left behind, over the API: found, read whole or in part, and never taken for a page of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from deltaci.blobs import keys
+from deltaci.server.api import files
+from deltaci.server.api.files import disposition
+from tests.api.following import asked
+from tests.api.site import ApiSite, task
+from tests.contract.places import Place, on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+DATA = bytes(range(256)) * 10
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """What is shown here does not depend on the store."""
+    from deltaci.store.memory import wall_clock
+    from deltaci.store.sqlite import SqliteStore
+
+    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
+
+
+# -- refusals
+
+
+@on_loop
+async def test_files_that_are_not_there_and_files_of_others_look_the_same(site: Opened) -> None:
+    """Nobody learns by asking what another tenant has, and no path leads out of an attempt."""
+    async with site() as here:
+        ada, eve, player = await here.key(), await here.key("eve", tenant="other"), await here.player()
+        id = await ada.start(task("build"))
+        await player.keep(await player.take(), "out/a.bin", DATA)
+        attempt = "jobs/build/attempts/1/artifacts"
+
+        for path in ("artifacts", attempt, f"{attempt}/out/a.bin"):
+            theirs, never = await eve.get(f"/runs/{id}/{path}"), await eve.get(f"/runs/never/{path}")
+            assert theirs.status == never.status == 404
+            assert theirs.body["message"].replace(id, "never") == never.body["message"]
+        for path in (f"{attempt}/out", f"{attempt}/a.bin", "jobs/build/attempts/2/artifacts/out/a.bin"):
+            assert (await ada.get(f"/runs/{id}/{path}")).code == "not_found", path
+        for path in ("a/%2e%2e/b", "a//b", "a%00b", "x" * 599 + "%C3%A9"):
+            assert (await ada.get(f"/runs/{id}/{attempt}/{path}")).status in (400, 404), path
+
+
+@on_loop
+async def test_bytes_that_do_not_exist_are_refused(site: Opened) -> None:
+    """With how many there are."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        await player.keep(await player.take(), "a.bin", DATA)
+
+        reply = await ada.get(f"/runs/{id}/jobs/build/attempts/1/artifacts/a.bin", range=f"bytes={len(DATA)}-")
+
+        assert (reply.status, reply.code) == (416, "bad_range")
+        assert reply.headers["content-range"] == f"bytes */{len(DATA)}"
+
+
+# -- what is there
+
+
+@on_loop
+async def test_files_are_listed_by_attempt_and_by_run(site: Opened) -> None:
+    """Of every attempt those of its last lease: what a lost one left counts no more."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"), task("test"), task("never"))
+        first = await player.take()
+        await player.keep(first, "lost.txt", b"lost")
+        await player.hand_back(first)
+        second = await player.take()
+        for path, data in (("b/c.txt", b"12345"), ("a.txt", b"1")):
+            assert (await player.keep(second, path, data)).status_code == 200
+        await player.finish(second)
+        await player.keep(await player.take(), "t.txt", b"")
+
+        build = [
+            {"job": "build", "attempt": 1, "path": "a.txt", "bytes": 1},
+            {"job": "build", "attempt": 1, "path": "b/c.txt", "bytes": 5},
+        ]
+        assert (await ada.get(f"/runs/{id}/jobs/build/attempts/1/artifacts")).body == {"artifacts": build}
+        test = [{"job": "test", "attempt": 1, "path": "t.txt", "bytes": 0}]
+        assert (await ada.get(f"/runs/{id}/artifacts")).body == {"artifacts": [*build, *test]}
+
+
+@on_loop
+async def test_a_run_with_too_many_files_for_one_list_says_so(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a list would look like a whole one."""
+    monkeypatch.setattr(files, "MAX_LISTED", 1)
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        lease = await player.take()
+        for name in ("a", "b"):
+            await player.keep(lease, name, b"x")
+
+        assert (await ada.get(f"/runs/{id}/artifacts")).code == "too_large"
+        assert len((await ada.get(f"/runs/{id}/jobs/build/attempts/1/artifacts")).body["artifacts"]) == 2
+
+
+@on_loop
+async def test_a_file_is_read_whole_and_in_parts(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As something to be saved, with its checksum when it is all of it."""
+    monkeypatch.setattr(keys, "PART_BYTES", 100)
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        name = 'ünï "x".html'
+        assert (await player.keep(await player.take(), f"out/{quote(name)}", DATA)).status_code == 200
+        path = f"/runs/{id}/jobs/build/attempts/1/artifacts/out/{quote(name)}"
+
+        whole = await ada.get(path)
+        assert (whole.status, whole.body) == (200, DATA)
+        assert whole.headers["delta-sha256"] == sha256(DATA).hexdigest()
+        assert whole.headers["content-disposition"] == disposition(name)
+        assert whole.headers["content-type"] == "application/octet-stream"
+        assert whole.headers["content-security-policy"] == "sandbox"
+        assert whole.headers["x-content-type-options"] == "nosniff"
+
+        part = await ada.get(path, range="bytes=1000-1250")
+        assert (part.status, part.body) == (206, DATA[1000:1251])
+        assert part.headers["content-range"] == f"bytes 1000-1250/{len(DATA)}"
+        assert "delta-sha256" not in part.headers
+        assert (await ada.get(path, range="bytes=-300")).body == DATA[-300:]
+        assert (await ada.get(path, range="bytes=-1", if_range=whole.headers["etag"])).body == DATA[-1:]
+        assert (await ada.get(path, range="bytes=-1", if_range='"another"')).body == DATA
+
+
+@on_loop
+async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download of gigabytes must not go on for nobody."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        await player.keep(await player.take(), "large", b"x" * 30_000_000)
+        read: list[int] = []
+        get = here.service.blobs.get
+
+        def counted(key: str, offset: int = 0, limit: int = 0) -> bytes:
+            read.append(offset)
+            return get(key, offset, limit)
+
+        monkeypatch.setattr(here.service.blobs, "get", counted)
+        async with asked(
+            here.url, f"/runs/{id}/jobs/build/attempts/1/artifacts/large", ada.token, buffer=4096
+        ) as answer:
+            assert answer.status == 200
+        before = len(read)
+        async with asyncio.timeout(30):
+            for _ in range(20):
+                await ada.get("/me")
+
+        assert before < 40
+        assert len(read) <= before + 1
+
+
+def test_a_name_is_safe_to_save_under() -> None:
+    """Whatever a job calls its files: no quote, no line break and no folder gets through."""
+    assert disposition("a.txt") == "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
+    assert disposition('a"\\é\n') == "attachment; filename=\"a____\"; filename*=UTF-8''a%22%5C%C3%A9%0A"

@@ -1,0 +1,206 @@
+"""The hub of all streams: whatever it forgets, whoever is slow, each reader gets its own events once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deltaci.core.events import Event, numbered
+from deltaci.server.api import streams
+from deltaci.server.api.streams import Frame, Streams, Subscription
+from deltaci.server.service import Listener, Service
+from deltaci.store.sqlite import SqliteStore
+from tests.api.following import stream
+from tests.api.site import ApiSite
+from tests.contract.places import Place, fact, on_loop, write
+
+TENANTS = ("a", "b")
+SEEDS = range(60)
+
+
+def event(seq: int, tenant: str, run_id: str, **fields: Any) -> Event:
+    """One that was committed."""
+    made = numbered(fact(f"e{seq}", run_id=run_id), seq)
+    return msgspec.structs.replace(made, tenant=tenant, **fields)
+
+
+class Log:
+    """A log that grows, and counts how often it was read. Only what a hub asks a store for."""
+
+    def __init__(self) -> None:
+        self.events_: list[Event] = []
+        self.reads = 0
+
+    def grow(self, count: int, random: random.Random) -> list[Event]:
+        """So many events more, of whoever."""
+        new = [
+            event(len(self.events_) + n + 1, random.choice(TENANTS), random.choice(("", "r1", "r2")))
+            for n in range(count)
+        ]
+        self.events_ += new
+        return new
+
+    async def events(self, after: int, limit: int, *, run_id: str = "") -> list[Event]:
+        """As a store has them; others may go on meanwhile."""
+        self.reads += 1
+        found = [each for each in self.events_[after:] if run_id in ("", each.run_id)][:limit]
+        await asyncio.wait([asyncio.get_running_loop().create_task(_nothing())])
+        return found
+
+    async def last_seq(self) -> int:
+        """The newest."""
+        await asyncio.wait([asyncio.get_running_loop().create_task(_nothing())])
+        return len(self.events_)
+
+
+async def _nothing() -> None:
+    """One turn of the loop."""
+
+
+class Reader:
+    """One who follows, and what it has got."""
+
+    def __init__(self, tenant: str, run_id: str, after: int) -> None:
+        self.tenant = tenant
+        self.run_id = run_id
+        self.after = after
+        self.got: list[int] = []
+
+    def wanted(self, log: Log) -> list[int]:
+        """What it should have got in the end."""
+        return [
+            each.seq
+            for each in log.events_
+            if each.seq > self.after and each.tenant == self.tenant and self.run_id in ("", each.run_id)
+        ]
+
+    async def take(self, subscription: Subscription) -> bool:
+        """Once; whether there was something."""
+        frames = await subscription.take()
+        self.got += [frame.seq for frame in frames]
+        return bool(frames)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@on_loop
+async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come and wait, the log grows, the hub hears late, misses pages and forgets: in any order."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(streams, "PAGE", chance.choice((1, 3, 500)))
+    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
+    log = Log()
+    log.grow(chance.randrange(30), chance)
+    hub = Streams(log)  # type: ignore[arg-type]
+    heard = len(log.events_)
+    readers: list[tuple[Reader, Subscription]] = []
+    with ExitStack() as stack:
+        for _ in range(120):
+            step = chance.random()
+            if step < 0.15:
+                tenant, run_id, after = chance.choice(TENANTS), chance.choice(("", "r1", "r2")), chance.randrange(40)
+                reader = Reader(tenant, run_id, after)
+                of: AbstractContextManager[Subscription] = hub.subscribed(tenant, after, run_id)
+                readers.append((reader, stack.enter_context(of)))
+            elif step < 0.4:
+                log.grow(chance.randrange(1, 8), chance)
+            elif step < 0.6 and heard < len(log.events_):
+                heard += 0 if step > 0.41 else 1  # Seldom an event is lost on the way.
+                until = chance.randrange(heard, len(log.events_)) + 1 if heard < len(log.events_) else heard
+                if until > heard:
+                    hub.hear(log.events_[heard:until])
+                    heard = until
+            elif readers:
+                await asyncio.gather(*(reader.take(each) for reader, each in chance.sample(readers, 1)))
+        if heard < len(log.events_):
+            hub.hear(log.events_[heard:])
+        log.grow(1, chance)
+        hub.hear(log.events_[-1:])
+        for reader, each in readers:
+            while await reader.take(each):
+                pass
+            assert reader.got == reader.wanted(log)
+    assert not hub.channels
+    assert hub.count == 0
+
+
+@on_loop
+async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
+    """A thousand readers that wait must not read the log a thousand times."""
+    log, hub_of = Log(), Streams
+    hub = hub_of(log)  # type: ignore[arg-type]
+    chance = random.Random(0)
+    hub.hear(log.grow(5, chance))
+    with hub.subscribed("a", 5, "r1") as one, hub.subscribed("a", 5) as other:
+        hub.hear(log.grow(50, chance))
+        own, all_of_them = await one.take(), await other.take()
+
+    assert log.reads == 0
+    shared = {frame.seq: frame for frame in all_of_them}
+    assert own
+    assert all(shared[frame.seq] is frame for frame in own), "an event is written out once"
+
+
+@on_loop
+async def test_no_more_is_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads slowly keeps nothing here: the store has it all."""
+    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", 5000)
+    log = Log()
+    hub = Streams(log)  # type: ignore[arg-type]
+    chance = random.Random(0)
+    with hub.subscribed("a", 0) as slow:
+        for _ in range(100):
+            hub.hear(log.grow(5, chance))
+        kept = sum(len(frame.text) for channel in hub.channels.values() for frame in channel.after(0))
+        frames: list[Frame] = []
+        while found := await slow.take():
+            frames += found
+
+    assert kept <= 5000
+    assert [frame.seq for frame in frames] == [each.seq for each in log.events_ if each.tenant == "a"]
+
+
+@on_loop
+async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes nothing while far more is sent than any buffer holds; another one reads all of it meanwhile."""
+    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", 100_000)
+    place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
+    async with Service(place.store(), tmp_path) as service:
+        listener = Listener(service, "127.0.0.1", 0)
+        serving = asyncio.create_task(listener.serve())
+        try:
+            token = ApiSite(place, service, listener.url, tmp_path, None).operator().token  # type: ignore[arg-type]
+            facts = [
+                msgspec.structs.replace(fact(f"e{n}"), tenant="default", metadata={"x": "y" * 8000}) for n in range(50)
+            ]
+            async with (
+                stream(listener.url, "/events", token, buffer=4096) as slow,
+                stream(listener.url, "/events", token) as quick,
+            ):
+                count = 0
+                for _ in range(40):
+                    await write(service.store, events=facts)
+                    count += len(facts)
+                seen = [each.id async for each in _first(quick.events(), count)]
+                late = [each.id async for each in _first(slow.events(), count)]
+        finally:
+            listener.stop()
+            await serving
+
+    assert seen == late == list(range(1, count + 1))
+
+
+async def _first(events: Any, count: int) -> Any:
+    found = 0
+    async for each in events:
+        yield each
+        found += 1
+        if found == count:
+            return
