@@ -14,7 +14,7 @@ from deltaci.wire.api_routes import (
     LAST_EVENT_HEADER,
     LEASE_NUMBER_HEADER,
     MAX_KEY_CHARS,
-    MAX_SEQ,
+    MAX_SEQ_DIGITS,
     PARAMETERS,
     REFUSALS,
     REPLAYED_HEADER,
@@ -48,8 +48,8 @@ _IDEMPOTENCY: Final[Json] = {
 _LAST_EVENT: Final[Json] = {
     "name": LAST_EVENT_HEADER,
     "in": "header",
-    "description": "go on after this event; wins over `after`",
-    "schema": {"type": "integer", "minimum": 0, "maximum": MAX_SEQ},
+    "description": "go on after this event; wins over `after`; empty: there was none",
+    "schema": {"type": "string", "pattern": f"^[0-9]{{0,{MAX_SEQ_DIGITS}}}$"},
 }
 _RANGE: Final[Json] = {
     "name": "Range",

@@ -17,7 +17,7 @@ REQUEST_ID_HEADER: Final = "Delta-Request-Id"
 LEASE_NUMBER_HEADER: Final = "Delta-Lease-Number"
 LAST_EVENT_HEADER: Final = "Last-Event-ID"
 MAX_KEY_CHARS: Final = 200
-MAX_SEQ: Final = 10**15 - 1
+MAX_SEQ_DIGITS: Final = 15
 
 # Whoever is let in may ask; only who operates the server may; otherwise one of the scopes of a key.
 ANYBODY: Final = "anybody"

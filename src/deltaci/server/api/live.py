@@ -26,7 +26,7 @@ from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
 from deltaci.store.port import Unavailable
 from deltaci.wire.api_input import EventQuery
-from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ
+from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
 
 STREAM: Final = "text/event-stream"
 HEARTBEAT_SECONDS: Final = 15.0
@@ -94,7 +94,7 @@ def wants_stream(accept: str) -> bool:
 def _last_event(call: Call) -> int | None:
     """What the client says that it read last; nonsense is refused, also where it would not matter."""
     told = call.request.header(LAST_EVENT_HEADER.lower().encode())
-    if told and not (told.isascii() and told.isdecimal() and len(told) <= len(str(MAX_SEQ))):
+    if told and not (told.isascii() and told.isdecimal() and len(told) <= MAX_SEQ_DIGITS):
         raise Refused("bad_request", f"{LAST_EVENT_HEADER} is {told[:20]!r}; send the id of an event")
     return int(told) if told else None
 
