@@ -86,6 +86,10 @@ class Request:
                 found = value
         return found.decode("utf-8", "replace")
 
+    def has(self, wanted: bytes) -> bool:
+        """Whether there is such a header, even an empty one."""
+        return any(name == wanted for name, _ in self._headers)
+
     async def body(self, limit: int) -> bytes:
         """All of it, or a refusal as soon as it is too much."""
         return b"".join([part async for part in self.parts(limit)])
@@ -145,7 +149,7 @@ class Request:
 
     def digest(self) -> str | None:
         """What the body is said to be, if that is said."""
-        if not any(name == _SHA256 for name, _ in self._headers):
+        if not self.has(_SHA256):
             return None
         told = self.header(_SHA256)
         if not DIGEST.fullmatch(told):
