@@ -189,8 +189,6 @@ def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, 
             return error.code, error.message, {"Connection": "close"}
         case Refused(code="over_quota" | "unreadable"):
             return error.code, error.message, RETRY
-        case BadRange():
-            return error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
         case Refused():
             return error.code, error.message, {}
         case TooOften():
