@@ -182,9 +182,9 @@ def _told_until_settled(event: api.Event) -> Generator[Step | Emit[Any], Any, bo
     return is_turn and _is_settled((yield from ask(calls.run(event.run_id))))
 
 
-def _is_settled(run: api.Run) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped."""
-    return is_over(run) and not run.tally.open
+def _is_settled(run: api.RunWithJobs) -> bool:
+    """Whether its outcome stands and none of its jobs is still being stopped; a run that is over counts no more."""
+    return is_over(run) and all(job.completed_at is not None for job in run.jobs)
 
 
 def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:
@@ -209,11 +209,13 @@ def _listen(
 ) -> Generator[Step | Emit[Any], Any, int]:
     """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost."""
     patience: Patience = yield Mind()
-    waits = Waits(patience, patience.lost_seconds)
+    # Who was never there is given up sooner than who was, and comes back.
+    waits = Waits(patience, patience.give_up_seconds)
     while True:
         silence = _left(until, run_id)
         try:
             yield from opened(calls.event_stream(run_id, after), silence)
+            waits.allow(patience.lost_seconds)
             reader = Reader()
             while (chunk := (yield Read())) is not None:
                 events = _events(reader, chunk)
