@@ -31,7 +31,7 @@ _NOTHING: Final[frozenset[Listed]] = frozenset()
 
 
 def one(id: str, age: int) -> Run:
-    """The run that so many came after; one of a hundred still goes on. The newest are the same however long the past."""
+    """The run that so many came after; one of a hundred still goes on. The newest are the same in every past."""
     drawn = (age + 1) * 2_654_435_761 >> 7  # Scattered enough, and the same every time.
     at = ENDED - age * BETWEEN
     is_reported = drawn % 101 != 0
