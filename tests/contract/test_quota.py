@@ -94,7 +94,8 @@ async def test_another_tenant_has_its_own_room(place: Place) -> None:
             server.claim("w4", 3, tenant="third"),
         )
 
-        assert [len(each) for each in found] == [1, 2, 0, 0]
+        w1, w2, w3, w4 = map(len, found)
+        assert (w1 + w3, w2, w4) == (1, 2, 0)  # Which of the first tenant's two was counted first, nobody can say.
 
 
 @on_loop
