@@ -9,16 +9,20 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.fuzz.prey import prey
+from tests.fuzz.people import settle
+from tests.fuzz.prey import Prey, prey
 
 ROOT: Final = Path(__file__).parents[2]
 EVERY_PHASE: Final = "examples,coverage,fuzzing,stateful"
 MAX_RESPONSE_SECONDS: Final = 5
 SPARE_SECONDS: Final = 400  # On a machine that is busy with other things.
-# What counts as a refusal: schemathesis' own list, and 413, with which we refuse what is too much.
+# What counts as a refusal: schemathesis' own list, and 413, with which we refuse what is too much. What fits may be
+# answered with 416 as well: whether there are such bytes depends on the file.
 CONFIG: Final = """
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, "5xx"]
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "3xx", 401, 403, 404, 409, 416, 429, "5xx"]
 [checks.missing_required_header]
 expected-statuses = [400, 401]
 """
@@ -32,28 +36,53 @@ class Found(NamedTuple):
     told: str
 
 
+class Asker(NamedTuple):
+    """Who asks, what about, and with which knowledge of what is there."""
+
+    part: str
+    token: str
+    hooks: str
+    environment: dict[str, str]
+
+
+def runner(here: Prey, *, is_known: bool = True) -> Asker:
+    """A runner, or somebody who would like to be one."""
+    known = {"FUZZ_FOLDER": str(here.folder), "FUZZ_CREDENTIAL": here.credential}
+    return Asker("runner protocol", here.credential if is_known else "", "tests.fuzz.hooks", known)
+
+
+def person(here: Prey, name: str) -> Asker:
+    """One of the people, by name."""
+    people = settle(here.url, here.folder)
+    own = " ".join(token.split("_")[1] for token in (people.admin, people.reader))
+    known = {"FUZZ_ADMIN": people.admin, "FUZZ_OWN_KEYS": own}
+    return Asker("api", getattr(people, name), "tests.fuzz.people_hooks", known)
+
+
 def fuzz_api(
-    folder: Path, seed: int, *, examples: int, phases: str = EVERY_PHASE, is_known: bool = True, seconds: int = 0
+    folder: Path, seed: int, *, examples: int, phases: str = EVERY_PHASE, who: str = "runner", seconds: int = 0
 ) -> Found:
-    """One run against a server of its own, by a runner or by a stranger. The server must come through it unharmed."""
-    with prey(folder) as here:
+    """One run against a server of its own, by a runner, a person or a stranger. It must come through it unharmed."""
+    is_runner = "runner" in who
+    with prey(folder, has_work=is_runner) as here:
+        asker = runner(here, is_known=who == "runner") if is_runner else person(here, who)
         config, report = folder / "schemathesis.toml", folder / "report.json"
         config.write_text(CONFIG, encoding="utf-8")
         words = [
             *("--config-file", str(config), "run", f"{here.url}/openapi.json", "--no-color", "--warnings", "off"),
+            *("--include-tag", asker.part, *(("--include-tag", "about") if is_runner else ())),
             *("--checks", "all", "--mode", "all", "--phases", phases, "--max-examples", str(examples)),
             *("--seed", str(seed), "--generation-database", "none", "--continue-on-failure"),
             *("--max-response-time", str(MAX_RESPONSE_SECONDS), "--request-timeout", str(2 * MAX_RESPONSE_SECONDS)),
             *("--report", "json", "--report-json-path", str(report)),
-            *(("--header", f"Authorization: Bearer {here.credential}") if is_known else ()),
+            *(("--header", f"Authorization: Bearer {asker.token}") if asker.token else ()),
             *(("--max-time", str(seconds)) if seconds else ()),
         ]
-        hooks = {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        known = {"FUZZ_FOLDER": str(folder), "FUZZ_URL": here.url, "FUZZ_CREDENTIAL": here.credential}
+        known = {"SCHEMATHESIS_HOOKS": asker.hooks, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **asker.environment}
         done = subprocess.run(
             [sys.executable, "-c", "import schemathesis.cli; schemathesis.cli.schemathesis()", *words],
             cwd=folder,
-            env={**os.environ, **hooks, **known, "FUZZ_SEED": str(seed)},
+            env={**os.environ, **known, "FUZZ_URL": here.url, "FUZZ_SEED": str(seed)},
             capture_output=True,
             timeout=seconds + SPARE_SECONDS + 4 * examples,
             check=False,

@@ -40,7 +40,7 @@ class Prey:
         self.credential = ""
 
     async def fill(self) -> None:
-        """Work for everybody: small jobs, one that is too large to be embedded, one that makes no sense."""
+        """Work for every runner: small jobs, one that is too large to be embedded, one that makes no sense."""
         large = {"steps": ["true"], "env": {"LARGE": "x" * 70_000}}
         specs = [SPEC] * (JOBS - 20) + [large] * 10 + [{"steps": 5}] * 10
         async with AsyncQueue(open_store(self.store_url), has_timers=False) as queue:
@@ -79,11 +79,12 @@ class Prey:
 
 
 @contextmanager
-def prey(folder: Path) -> Iterator[Prey]:
+def prey(folder: Path, *, has_work: bool = True) -> Iterator[Prey]:
     """A server from here to the end of the block. It must still be there then, and end when it is asked to."""
     folder.mkdir(parents=True, exist_ok=True)
     here = Prey(folder)
-    asyncio.run(here.fill())
+    if has_work:
+        asyncio.run(here.fill())
     words = ("server", "--store", here.store_url, "--data", str(folder), "--port", "0")
     with (
         here.log.open("ab") as log,

@@ -1,4 +1,4 @@
-"""The server over HTTP against its own description, see `api`. A failure prints the seed that repeats it."""
+"""The server over HTTP against its own description, as runners see it, see `api`. A failure prints the seed that repeats it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_runner_finds_it_in_new_ways_too(tmp_path: Path, record_property: Call
 
 def test_a_stranger_is_told_who_may_come_in(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Without a credential nothing but registration and the description is answered."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(10 * SCALE), phases="fuzzing,stateful", is_known=False)
+    found = fuzz_api(tmp_path, new_seed(), examples=round(10 * SCALE), phases="fuzzing,stateful", who="no runner")
 
     judge(found, test_a_stranger_is_told_who_may_come_in, record_property)
 

@@ -76,6 +76,7 @@ class Request:
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive
+        self.id = ""  # Names it in the log of the server, where it was given a name.
 
     def header(self, wanted: bytes) -> str:
         """What a header says, by its lower-case name; of many the last one."""
@@ -84,6 +85,10 @@ class Request:
             if name == wanted:
                 found = value
         return found.decode("utf-8", "replace")
+
+    def has(self, wanted: bytes) -> bool:
+        """Whether there is such a header, even an empty one."""
+        return any(name == wanted for name, _ in self._headers)
 
     async def body(self, limit: int) -> bytes:
         """All of it, or a refusal as soon as it is too much."""
@@ -144,7 +149,7 @@ class Request:
 
     def digest(self) -> str | None:
         """What the body is said to be, if that is said."""
-        if not any(name == _SHA256 for name, _ in self._headers):
+        if not self.has(_SHA256):
             return None
         told = self.header(_SHA256)
         if not DIGEST.fullmatch(told):

@@ -14,6 +14,7 @@ from deltaci.wire.api_routes import (
     LAST_EVENT_HEADER,
     LEASE_NUMBER_HEADER,
     MAX_KEY_CHARS,
+    MAX_SEQ_DIGITS,
     PARAMETERS,
     REFUSALS,
     REPLAYED_HEADER,
@@ -47,14 +48,14 @@ _IDEMPOTENCY: Final[Json] = {
 _LAST_EVENT: Final[Json] = {
     "name": LAST_EVENT_HEADER,
     "in": "header",
-    "description": "go on after this event; wins over `after`",
-    "schema": {"type": "integer", "minimum": 0, "maximum": 2**53},
+    "description": "go on after this event; wins over `after`; empty: there was none",
+    "schema": {"type": "string", "pattern": f"^[0-9]{{0,{MAX_SEQ_DIGITS}}}$"},
 }
 _RANGE: Final[Json] = {
     "name": "Range",
     "in": "header",
     "description": "one range of bytes, e.g. `bytes=1000-`; anything else is answered with all of it",
-    "schema": {"type": "string", "pattern": "^bytes=[0-9]{1,15}-$"},
+    "schema": {"type": "string"},
 }
 _LINKED: Final = ("readRun", "cancelRun", "approveRun", "rejectRun", "explainRun", "readPlan", "listJobs", "rerunRun")
 

@@ -17,6 +17,7 @@ REQUEST_ID_HEADER: Final = "Delta-Request-Id"
 LEASE_NUMBER_HEADER: Final = "Delta-Lease-Number"
 LAST_EVENT_HEADER: Final = "Last-Event-ID"
 MAX_KEY_CHARS: Final = 200
+MAX_SEQ_DIGITS: Final = 15
 
 # Whoever is let in may ask; only who operates the server may; otherwise one of the scopes of a key.
 ANYBODY: Final = "anybody"
@@ -307,5 +308,6 @@ def codes_of(route: Route) -> tuple[str, ...]:
     repeatable = ("request_id_reused",) if route.is_repeatable else ()
     with_body = WITH_BODY if route.body is not None else ()
     with_query = ("bad_message",) if route.query is not None else ()
-    found = (*EVERYWHERE, *SERVED, *with_body, *with_query, *repeatable, *route.codes)
+    named = ("not_found",) if route.names else ()
+    found = (*EVERYWHERE, *SERVED, *with_body, *with_query, *named, *repeatable, *route.codes)
     return tuple(dict.fromkeys(found))

@@ -68,7 +68,41 @@ BETWEEN_FIELDS: Final[dict[str, Json]] = {
     "Complete": {
         "if": {"properties": {"status": {"const": "SUCCEEDED"}}},
         "then": {"properties": {"exit_code": {"const": 0}}, "required": ["exit_code"]},
-    }
+    },
+    "RunInput": {
+        "oneOf": [
+            {"required": ["template"], "properties": {"template": {"type": "string"}, "plan": {"type": "null"}}},
+            {
+                "required": ["plan"],
+                "properties": {
+                    "plan": {"type": "object"},
+                    "template": {"type": "null"},
+                    "version": {"type": "null"},
+                    "inputs": {"maxProperties": 0},
+                },
+            },
+        ]
+    },
+    "JobInput": {
+        "oneOf": [
+            {
+                "required": ["work"],
+                "properties": {
+                    "kind": {"const": "task"},
+                    "work": {"type": "object"},
+                    "approval": {"type": "null"},
+                },
+            },
+            {
+                "required": ["kind"],
+                "properties": {
+                    "kind": {"const": "approval"},
+                    "work": {"type": "null"},
+                    "runs_on": {"maxItems": 0},
+                },
+            },
+        ]
+    },
 }
 
 

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import ceil
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
-from deltaci.server.api import explain, files, jobs, keys, live, runs, templates, workers
+from deltaci.server.api import explain, files, jobs, keys, live, queries, runs, templates, workers
 from deltaci.server.api.calls import Call, Handler, Made, Parts
 from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
@@ -27,12 +26,12 @@ from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
 from deltaci.wire.api import ApiProblem
-from deltaci.wire.api_input import MAX_BODY_BYTES, Asked
+from deltaci.wire.api_input import MAX_BODY_BYTES
 from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200
-RETRY_SECONDS: Final = 1
+RETRY: Final = {"Retry-After": "1"}
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
@@ -78,36 +77,26 @@ def _tree() -> _Node:
 
 _TREE: Final = _tree()
 _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
-_LISTS: Final = {
-    route.query: frozenset(
-        field.name
-        for field in msgspec.structs.fields(route.query)
-        if isinstance(field.default_factory, type) and issubclass(field.default_factory, list)
-    )
-    for route in ROUTES
-    if route.query is not None
-}
 
 
 def _found(path: str) -> dict[str, tuple[Route, list[str]]]:
     """What can be asked at this address, by method, with the parts that the address leaves open."""
     found: dict[str, tuple[Route, list[str]]] = {}
-    _collect(_TREE, path.strip("/").split("/") if path.startswith("/") else [], [], found)
+    _collect(_TREE, path.split("/")[1:], [], found)
     return found
 
 
 def _collect(node: _Node, parts: list[str], open: list[str], found: dict[str, tuple[Route, list[str]]]) -> None:
-    """What is named goes before what is left open."""
+    """What is named hides what is left open, for every method: each address is one thing."""
     if not parts:
-        for method, route in node.routes.items():
-            found.setdefault(method, (route, open))
+        found.update({method: (route, open) for method, route in node.routes.items()})
         return
     if (named := node.named.get(parts[0])) is not None:
         _collect(named, parts[1:], open, found)
-    if node.any is not None:
+    if not found and node.any is not None:
         _collect(node.any, parts[1:], [*open, parts[0]], found)
-    for method, route in node.rest.items():
-        found.setdefault(method, (route, [*open, "/".join(parts)]))
+    if not found:
+        found.update({method: (route, [*open, "/".join(parts)]) for method, route in node.rest.items()})
 
 
 class ApiApp:
@@ -119,15 +108,12 @@ class ApiApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        request_id = secrets.token_hex(8)
+        request.id = request_id = secrets.token_hex(8)
         try:
             answer = await self._answer(request, scope.get("query_string", b""))
         except Exception as error:
-            refused, more = _refusal(error, request, request_id)
-            await _send_problem(send, refused, request_id, more)
+            await _send_problem(send, request_id, *_refusal(error, request, request_id))
             return
-        if isinstance(answer, bytes):
-            return  # Cannot happen: handlers answer values.
         if hasattr(answer, "send"):
             await answer.send(send)
             return
@@ -144,7 +130,7 @@ class ApiApp:
             route=route,
             who=who,
             params=_params(route, open),
-            query=_query(route, query),
+            query=queries.read(query, route.query) if route.query is not None else None,
             body=await _body(route, request),
             request=request,
             parts=self._parts,
@@ -172,30 +158,12 @@ def _params(route: Route, open: list[str]) -> dict[str, Any]:
     """The parts of the address by name. One that cannot be an id names nothing, like one that is not there."""
     found: dict[str, Any] = {}
     for name, text in zip(route.names, open, strict=True):
+        kind = PARAMETERS[name]
         try:
-            found[name] = msgspec.convert(text, PARAMETERS[name], strict=False)
+            found[name] = msgspec.convert(queries.number(text) if kind.__origin__ is int else text, kind)
         except msgspec.ValidationError:
             raise Refused("not_found", f"there is no {name} {text[:MAX_SHOWN]!r}") from None
     return found
-
-
-def _query(route: Route, query: bytes) -> Asked | None:
-    if route.query is None:
-        return None
-    lists = _LISTS[route.query]
-    given: dict[str, Any] = {}
-    try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError as error:
-        raise Refused("bad_request", f"the query cannot be read: {error}") from None
-    for name, value in pairs:
-        if name in lists:
-            given.setdefault(name, []).append(value)
-        elif name in given:
-            raise Refused("bad_request", f"{name[:MAX_SHOWN]!r} is given twice in the query")
-        else:
-            given[name] = value
-    return msgspec.convert(given, route.query, strict=False)
 
 
 async def _body(route: Route, request: Request) -> Any:
@@ -208,46 +176,46 @@ async def _body(route: Route, request: Request) -> Any:
     return _DECODERS[route.id](data)
 
 
-def _refusal(error: Exception, request: Request, request_id: str) -> tuple[Refused, dict[str, str]]:
-    """Every way to say no, with the headers that HTTP asks for with it."""
+def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
+    """Every way to say no: its code, what it says, and the headers that HTTP asks for with it."""
     match error:
-        case Refused(code="wrong_method"):
-            return error, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
-        case Refused(code="bad_credential" | "expired_credential"):
-            return error, {"WWW-Authenticate": "Bearer"}
-        case Refused(code="too_slow"):
-            return error, {"Connection": "close"}
-        case Refused(code="over_quota" | "overloaded" | "unreadable"):
-            return error, {"Retry-After": str(RETRY_SECONDS)}
         case BadRange():
-            return error, {"Content-Range": f"bytes */{error.size}"}
+            return error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
+        case Refused(code="wrong_method"):
+            return error.code, error.message, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
+        case Refused(code="bad_credential" | "expired_credential"):
+            return error.code, error.message, {"WWW-Authenticate": "Bearer"}
+        case Refused(code="too_slow"):
+            return error.code, error.message, {"Connection": "close"}
+        case Refused(code="over_quota" | "unreadable"):
+            return error.code, error.message, RETRY
         case Refused():
-            return error, {}
+            return error.code, error.message, {}
         case TooOften():
-            return Refused("too_many_requests", str(error)), {"Retry-After": str(max(1, ceil(error.seconds)))}
+            return "too_many_requests", str(error), {"Retry-After": str(max(1, ceil(error.seconds)))}
         case msgspec.ValidationError():
-            return Refused("bad_message", str(error)), {}
+            return "bad_message", str(error), {}
         case msgspec.DecodeError():
-            return Refused("bad_json", f"the body is not JSON: {error}"), {}
+            return "bad_json", f"the body is not JSON: {error}", {}
         case Overloaded():
-            return Refused("overloaded", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+            return "overloaded", str(error), RETRY
         case Unavailable() | Conflict() | BlobsUnavailable():
-            return Refused("unavailable", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+            return "unavailable", str(error), RETRY
     LOGGER.error("request %s: an error of ours", request_id, exc_info=error)
-    return Refused("internal", f"an error of ours; the server's log has it under {request_id}"), {}
+    return "internal", f"an error of ours; the server's log has it under {request_id}", {}
 
 
-async def _send_problem(send: Send, refused: Refused, request_id: str, more: dict[str, str]) -> None:
-    known = REFUSALS.get(refused.code) or REFUSALS["wrong_state"]
+async def _send_problem(send: Send, request_id: str, code: str, message: str, more: Mapping[str, str]) -> None:
+    known = REFUSALS.get(code) or REFUSALS["wrong_state"]
     problem = ApiProblem(
-        type=f"urn:deltaci:problem:{refused.code}",
+        type=f"urn:deltaci:problem:{code}",
         title=known.title,
         status=known.status,
-        code=refused.code,
-        message=refused.message,
+        code=code,
+        message=message,
         hint=known.hint,
         request_id=request_id,
-        detail=refused.message,
+        detail=message,
     )
     headers = {REQUEST_ID_HEADER: request_id, **more}
     with suppress(ConnectionError):

@@ -67,7 +67,10 @@ async def read_artifact(call: Call) -> File:
     path, lease, blobs = call.params["path"], last_lease(attempt), call.parts.blobs
     if lease is None:
         raise missing("artifact", path)
-    key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
+    try:
+        key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
+    except Refused:
+        raise missing("artifact", path) from None  # No file can have such a name.
     stored = await disk.do(lambda: blobs.stat(key))
     if stored is None:
         raise missing("artifact", path)

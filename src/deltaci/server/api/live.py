@@ -17,6 +17,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, to_line
+from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.api import tails
 from deltaci.server.api.calls import Call, Handler, Made, Send
@@ -26,12 +27,11 @@ from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
 from deltaci.store.port import Unavailable
 from deltaci.wire.api_input import EventQuery
-from deltaci.wire.api_routes import LAST_EVENT_HEADER
+from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
 
 STREAM: Final = "text/event-stream"
 HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 1000
-MAX_DIGITS: Final = 15
 MAX_PAGES: Final = 10  # Of the log, looked through for one page of a tenant.
 PAGE: Final = 1000
 HEADERS: Final = {
@@ -46,9 +46,9 @@ _QUALITY: Final = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 async def read_run_events(call: Call) -> Made | EventStream:
     """A run's events, or a stream of them."""
     of = await run_of(call)
-    query: EventQuery = call.query
+    query, told = call.query, _last_event(call)
     if wants_stream(call.request.header(b"accept")):
-        return await _stream(call, of.id, has_last=is_over(of))
+        return await _stream(call, told, of.id, has_last=is_over(of))
     found = await call.parts.store.events(query.after, query.limit, run_id=of.id)
     found = [event for event in found if event.tenant == call.who.tenant]
     return _page(found, found[-1].seq if found else query.after)
@@ -56,9 +56,9 @@ async def read_run_events(call: Call) -> Made | EventStream:
 
 async def read_events(call: Call) -> Made | EventStream:
     """All events of the tenant, or a stream of them."""
-    query: EventQuery = call.query
+    query, told = call.query, _last_event(call)
     if wants_stream(call.request.header(b"accept")):
-        return await _stream(call, "", has_last=False)
+        return await _stream(call, told, "", has_last=False)
     found: list[Event] = []
     last = query.after
     for _ in range(MAX_PAGES):
@@ -92,12 +92,17 @@ def wants_stream(accept: str) -> bool:
     return found["stream"] > 0 and found["stream"] >= found["json"]
 
 
-async def _stream(call: Call, run_id: str, *, has_last: bool) -> EventStream:
+def _last_event(call: Call) -> int | None:
+    """What the client says that it read last; nonsense is refused, also where it would not matter."""
     told = call.request.header(LAST_EVENT_HEADER.lower().encode())
-    if told and not (told.isascii() and told.isdecimal() and len(told) <= MAX_DIGITS):
+    if told and not (told.isascii() and told.isdecimal() and len(told) <= MAX_SEQ_DIGITS):
         raise Refused("bad_request", f"{LAST_EVENT_HEADER} is {told[:20]!r}; send the id of an event")
+    return int(told) if told else None
+
+
+async def _stream(call: Call, told: int | None, run_id: str, *, has_last: bool) -> EventStream:
     query: EventQuery = call.query
-    after = int(told) if told else query.after
+    after = told if told is not None else query.after
     streams = call.parts.streams
     streams.check_room(call.who.tenant)
     await streams.check_exists(after)
@@ -112,7 +117,7 @@ class EventStream:
     ) -> None:
         self._call = call
         self._subscribed = subscribed
-        self._is_run = bool(run_id)
+        self._run_id = run_id
         self._has_last = has_last
 
     async def send(self, send: Send) -> None:
@@ -131,30 +136,35 @@ class EventStream:
     async def _follow(self, out: Outlet, subscription: Subscription) -> None:
         stay, clock = Stay(self._call), asyncio.get_running_loop().time
         beat_at = clock() + HEARTBEAT_SECONDS
+        is_news = True
         while not subscription.is_closed:
             now = clock()
             if now >= stay.look_at and await stay.is_over():
                 return
             text = subscription.take_new()
-            if text is None:
-                await _write(out, await subscription.take())
-                beat_at = now + HEARTBEAT_SECONDS
-            elif text:
+            if text:
                 await out.write(text)
-                beat_at = now + HEARTBEAT_SECONDS
-            elif self._is_run and subscription.has_last:
-                frames = await subscription.read_rest()
-                if not frames:
+            elif text is None:
+                await _write(out, await subscription.take())
+            elif is_news and subscription.has_last and self._run_id and await self._is_settled():
+                # Read once more: what was committed last may not have been heard yet.
+                if not (frames := await subscription.read_rest()):
                     return
                 await _write(out, frames)
             elif now >= beat_at:
                 await out.write(b":\n\n")
-                beat_at = now + HEARTBEAT_SECONDS
             elif out.is_gone:
                 raise Gone
             else:
-                subscription.due_at = min(beat_at, stay.look_at)
+                is_news, subscription.due_at = False, min(beat_at, stay.look_at)
                 await subscription.wait()
+                continue
+            is_news, beat_at = True, now + HEARTBEAT_SECONDS
+
+    async def _is_settled(self) -> bool:
+        """Whether nothing more can happen in the run: one that failed may be reported while its jobs still stop."""
+        jobs = await self._call.parts.store.jobs_of(self._run_id)
+        return not any(isinstance(each, Job) and not is_over(each) for each in jobs)
 
 
 async def _write(out: Outlet, frames: list[Frame]) -> None:

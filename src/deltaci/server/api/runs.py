@@ -156,8 +156,10 @@ class _Repeat:
 
 
 def _idempotency_key(call: Call) -> str:
+    if not call.request.has(_KEY):
+        return ""
     key = call.request.header(_KEY)
-    if key and not (len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+    if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return key
 

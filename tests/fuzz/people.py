@@ -1,0 +1,136 @@
+"""People with keys, templates, and runs in many states, on a real server: so that what is asked about is there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from deltaci.server.credentials import Signer, server_key
+from deltaci.server.service import KEY_FILE, registration_token
+from tests.api.site import Caller, Player, gate, task
+
+TENANT: Final = "default"
+WAIT_SECONDS: Final = 30.0
+LABEL: Final = "nobody-has-this"
+ARTIFACT: Final = "out/report.txt"
+LOG: Final = b"made \xff something\n" * 20
+SPARE_KEYS: Final = 5
+
+
+class People(NamedTuple):
+    """The tokens of those who ask. A stranger has none."""
+
+    admin: str
+    operator: str
+    reader: str
+    stranger: str = ""
+
+
+async def _key(operator: Caller, person: str, *scopes: str) -> str:
+    reply = await operator.post("/keys", {"person": person, "scopes": scopes, "roles": ["lead"]})
+    assert reply.status == 201, reply
+    return str(reply.body["token"])
+
+
+async def _player(http: httpx.AsyncClient, folder: Path) -> Player:
+    body = {"token": registration_token(folder, "player", TENANT), "capabilities": [], "slots": 100}
+    answer = await http.post("/runner/v1/register", json=body)
+    return Player(http, "player", answer.json()["credential"], [])
+
+
+async def _play(ada: Caller, player: Player) -> None:
+    """One run for each way in which a run can be."""
+    await ada.start(task("build"), gate("release"), task("deploy"), project="shop", branch="main", labels=["x", "y"])
+    lease = await player.take()
+    await player.log(lease, LOG)
+    await player.keep(lease, ARTIFACT, b"0123456789" * 10)
+    await player.finish(lease, output={"size": 3}, cost={"cpu_seconds": 1.5})
+    await ada.start(task("broken"), task("never"), project="shop")
+    await player.fail(await player.take(), log_tail=["fatal: no"])
+    await ada.start(task("again", retry={"max_attempts": 9, "base_delay_seconds": 5000}))
+    await player.fail(await player.take(), log_tail=["fatal: No space left on device"])
+    await ada.start(task("done"))
+    lease = await player.take()
+    await player.log(lease, LOG)
+    await player.keep(lease, ARTIFACT, b"")
+    await player.finish(lease)
+    await ada.start(task("on"))
+    await player.log(await player.take(), LOG)
+    stopped = await ada.start(task("stopped", runs_on=[LABEL]), gate("g", ["stopped"]))
+    await ada.post(f"/runs/{stopped}/cancel")
+    await ada.start(gate("alone", approvers=2, role="lead"), task("after", runs_on=[LABEL]))
+    await ada.start(*(task(f"wide{n}", needs=[], runs_on=[LABEL]) for n in range(4)))
+    rule = {"choices": ["eu", "us"], "default": "eu"}
+    for _ in range(2):
+        plan = {"jobs": [task("templated", runs_on=[LABEL])]}
+        await ada.ask("PUT", "/templates/nightly", {"plan": plan, "inputs": {"region": rule}})
+        await ada.post("/runs", {"template": "nightly", "inputs": {"region": "us"}})
+
+
+async def _settled(url: str, folder: Path) -> People:
+    signer = Signer(server_key(folder / KEY_FILE), time.time)
+    token = signer.sign("operate", "root", TENANT, 7200)
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as http:
+        operator = Caller(http, token)
+        admin = await _key(operator, "admin", "admin")
+        reader = await _key(operator, "reader", "read")
+        for n in range(SPARE_KEYS):
+            await _key(operator, f"spare{n}", "run")
+        await _play(Caller(http, admin), await _player(http, folder))
+    return People(admin, token, reader)
+
+
+def settle(url: str, folder: Path) -> People:
+    """All of it, on a server that runs."""
+    return asyncio.run(_settled(url, folder))
+
+
+class Known(NamedTuple):
+    """A run that is there: enough to ask about any part of it."""
+
+    id: str
+    plan_hash: str
+    jobs: list[tuple[str, int]]  # The name of each, and how many attempts it has.
+
+
+class Directory:
+    """What there is on the server, as its administrator sees it."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._http = httpx.Client(
+            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=WAIT_SECONDS
+        )
+        self.runs: list[Known] = []
+        self.cursors: list[str] = []
+        self.templates: list[str] = []
+        self.workers: list[str] = []
+        self.keys: list[str] = []
+
+    def read(self) -> None:
+        """Look again."""
+        page = self._get("/runs?limit=30")
+        ids = [run["id"] for run in page["runs"]] + [run.id for run in self.runs[-20:]]
+        runs = [self._get(f"/runs/{id}") for id in dict.fromkeys(ids)]
+        self.runs = [known for known in map(_known, runs) if known.jobs]
+        self.cursors = [str(self._get("/runs?limit=2")["next"]), str(self._get("/workers?limit=1")["next"] or "")]
+        self.templates = [each["name"] for each in self._get("/templates?limit=50")["templates"]]
+        self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
+        # Never those with which we ask ourselves: who revokes them finds nothing more.
+        keys = self._get("/keys?limit=200")["keys"]
+        self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]
+
+    def _get(self, path: str) -> Any:
+        answer = self._http.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def _known(run: Any) -> Known:
+    """Only jobs whose names stand in an address as they are: schemathesis reads addresses as they are written."""
+    jobs = [(job["name"], len(job["tries"])) for job in run["jobs"][:20]]
+    return Known(run["id"], run["plan_hash"], [each for each in jobs if quote(each[0], safe="") == each[0]])

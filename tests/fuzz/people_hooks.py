@@ -1,0 +1,160 @@
+"""What schemathesis cannot know from a document about the API: which runs, jobs, keys and templates there are.
+
+It is loaded by schemathesis itself (`SCHEMATHESIS_HOOKS`). A value is only ever put in place of another one that fits
+the same schema, so what is wrong with a request stays wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import schemathesis
+
+from deltaci.wire import api_input
+from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
+from tests.fuzz.people import ARTIFACT, TENANT, Directory
+
+Case = schemathesis.Case[Any]
+
+LIVE: Final = 0.85  # How often something real is put in place of what was made up.
+LOOK_AGAIN: Final = 150
+OTHER_TENANT: Final = "others"  # Whose quotas may be anything: ours must let us in.
+OWN: Final = os.environ["FUZZ_OWN_KEYS"].split()
+
+
+class Insider:
+    """Knows what is on the server."""
+
+    def __init__(self) -> None:
+        self._there = Directory(os.environ["FUZZ_URL"], os.environ["FUZZ_ADMIN"])
+        self._random = random.Random(int(os.environ["FUZZ_SEED"]))
+        self._calls = 0
+
+    def improve(self, case: Case) -> None:
+        """Let it get further than somebody who guesses would."""
+        if not self._calls % LOOK_AGAIN:
+            self._there.read()
+        self._calls += 1
+        is_live = self._random.random() < LIVE
+        run = self._random.choice(self._there.runs)
+        job, tries = self._random.choice(run.jobs)
+        real = {
+            **{"run": run.id, "job": job, "index": self._random.randint(1, max(1, tries)), "path": ARTIFACT},
+            **{"template": self._one(self._there.templates), "version": self._random.randint(1, 2)},
+            **{"worker": self._one(self._there.workers), "key": self._one(self._there.keys)},
+        }
+        self._path(case, real if is_live else {})
+        self._query(case)
+        self._headers(case)
+        if isinstance(case.body, dict):
+            case.body = self._body(case.body, run.plan_hash, job if is_live else None)
+
+    def _one(self, some: list[str]) -> str:
+        return self._random.choice(some) if some else ""
+
+    def _path(self, case: Case, real: dict[str, Any]) -> None:
+        given = case.path_parameters
+        for name, value in given.items():
+            if real.get(name) and _fits(unquote(str(value)), PARAMETERS[name]):
+                given[name] = real[name]
+        if unquote(str(given.get("key", ""))) in OWN:
+            given["key"] = "0000"
+        if unquote(str(given.get("tenant", ""))) == TENANT:
+            given["tenant"] = OTHER_TENANT
+
+    def _query(self, case: Case) -> None:
+        query = case.query
+        if _fits(query.get("follow"), _FOLLOW):
+            query["follow"] = "0"  # Nobody waits for long here.
+        if query.get("cursor") and _fits(query["cursor"], api_input.Cursor):
+            is_of_runs = case.operation.path.endswith("/runs")
+            query["cursor"] = self._there.cursors[0] if is_of_runs else ""
+
+    def _headers(self, case: Case) -> None:
+        if case.meta is not None and case.meta.generation.mode.is_negative:
+            return  # With a header that was set here schemathesis would send one that it had taken away, too.
+        told = str(case.headers.get(LAST_EVENT_HEADER, ""))
+        if told.isascii() and told.isdecimal() and len(told) <= MAX_SEQ_DIGITS:
+            case.headers[LAST_EVENT_HEADER] = "1"  # One that there is.
+
+    def _body(self, body: dict[str, Any], plan_hash: str, job: str | None) -> dict[str, Any]:
+        found = dict(body)
+        if isinstance(found.get("plan"), dict):
+            found["plan"] = _sensible(found["plan"])
+        if job is None:
+            return found
+        if _fits(found.get("template"), api_input.TemplateName) and self._there.templates:
+            found["template"] = self._one(self._there.templates)
+        if _fits(found.get("version"), api_input.Positive):
+            found["version"] = 1
+        if "template" in found and _fits(found.get("inputs"), _INPUTS):
+            found["inputs"] = {}
+        if found.get("plan_hash") and _fits(found["plan_hash"], api_input.Word):
+            found["plan_hash"] = plan_hash
+        if _fits(found.get("job"), api_input.JobName):
+            found["job"] = job
+        if "plan" in found and _fits(found.get("inputs"), _RULES):
+            found["inputs"] = _one_name_each(found["inputs"])
+        return found
+
+
+def _type(of: type[msgspec.Struct], field: str) -> Any:
+    return next(each.type for each in msgspec.structs.fields(of) if each.name == field)
+
+
+_FOLLOW: Final = _type(api_input.LogQuery, "follow")
+_INPUTS: Final = _type(api_input.RunInput, "inputs")
+_RULES: Final = _type(api_input.TemplateInput, "inputs")
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if value is None:
+        return False
+    try:
+        msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
+    """No name twice, and needs that are names of jobs before it: no schema can say that."""
+    jobs = plan.get("jobs")
+    if not isinstance(jobs, list) or not all(_has_name(each) for each in jobs):
+        return plan
+    names: list[str] = []
+    made = []
+    for each in jobs:
+        name = each["name"] if each["name"] not in names else f"{each['name'][:90]}{len(names)}"
+        changed = {**each, "name": name}
+        if each.get("needs") and _fits(each["needs"], list[api_input.JobName]):
+            changed["needs"] = names[-len(each["needs"]) :]
+        names.append(name)
+        made.append(changed)
+    return {**plan, "jobs": made}
+
+
+def _has_name(job: object) -> bool:
+    return isinstance(job, dict) and _fits(job.get("name"), api_input.JobName)
+
+
+def _one_name_each(rules: dict[str, Any]) -> dict[str, Any]:
+    """No two names that differ only in case, and no default that is not a choice."""
+    found = {}
+    for name, rule in {name.upper(): (name, rule) for name, rule in rules.items()}.values():
+        is_odd = rule.get("default") and rule.get("choices") and rule["default"] not in rule["choices"]
+        found[name] = {**rule, "choices": []} if is_odd else rule
+    return found
+
+
+_insider = Insider()
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str, Any]) -> None:
+    """Before every request."""
+    _insider.improve(case)

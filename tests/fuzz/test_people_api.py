@@ -1,0 +1,43 @@
+"""The API against its own description, by people who may do more or less, see `api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fuzz.api import EVERY_PHASE, fuzz_api
+from tests.fuzz.profile import SCALE, SEED
+from tests.fuzz.test_api import FIXED_SEED, judge, new_seed
+
+# For `make test` one of them tries every corner of every field; with more time all of them do.
+PHASES = EVERY_PHASE if SCALE > 1 else "fuzzing,stateful"
+
+Record = Callable[[str, object], None]
+
+
+def test_an_administrator_finds_what_is_described(tmp_path: Path, record_property: Record) -> None:
+    """Every status, header and body is one of those that the description promises; bad input is refused."""
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE), who="admin")
+
+    judge(found, test_an_administrator_finds_what_is_described, record_property)
+
+
+def test_an_operator_finds_it_in_new_ways_too(tmp_path: Path, record_property: Record) -> None:
+    """Whoever operates the server may ask for anything, so this one gets everywhere."""
+    found = fuzz_api(tmp_path, new_seed(), examples=round(5 * SCALE), phases=PHASES, who="operator")
+
+    judge(found, test_an_operator_finds_it_in_new_ways_too, record_property)
+
+
+def test_one_who_may_only_read_changes_nothing(tmp_path: Path, record_property: Record) -> None:
+    """With a key that may read, what changes something is refused, in a way that is described."""
+    found = fuzz_api(tmp_path, new_seed(), examples=round(2 * SCALE), phases=PHASES, who="reader")
+
+    judge(found, test_one_who_may_only_read_changes_nothing, record_property)
+
+
+def test_one_without_a_key_finds_nothing(tmp_path: Path, record_property: Record) -> None:
+    """Whatever is asked, the answer is that there is no key."""
+    found = fuzz_api(tmp_path, new_seed(), examples=round(2 * SCALE), phases=PHASES, who="stranger")
+
+    judge(found, test_one_without_a_key_finds_nothing, record_property)
