@@ -89,3 +89,11 @@ def test_who_asks_and_what_may_be_used(desk: Desk) -> None:
     assert "any" in desk.text("tenant")
     assert desk.json("tenant", "set-quotas", "acme", "--queued-runs", "5")["quotas"]["queued_runs"] == 5
     assert "5" in desk.text("tenant", "show", "--tenant", "acme")
+
+
+def test_an_operators_token_is_shown_only_to_its_own_server(desk: Desk) -> None:
+    """Another one could use it against ours; whoever means it names the folder."""
+    told = desk.refused(4, "whoami", "--server", "http://ci.example.org")
+
+    assert "no API key" in told
+    assert desk.json("whoami", "--server", desk.hosted.url, "--data", ".state")["is_operator"]

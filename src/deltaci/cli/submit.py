@@ -19,7 +19,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.",
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Wait until the run is over; the exit code tells how it ended.")
 ]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="The same, and show what happens meanwhile.")]
+FollowOption = Annotated[bool, typer.Option("--follow", help="The same, and show what happens meanwhile.")]
 KeyOption = Annotated[
     str, typer.Option("--idempotency-key", help="The same key again gives the same run, not another one.")
 ]
@@ -41,7 +41,9 @@ def submit_command(
     input: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template asks for.")
     ] = None,
-    file: Annotated[str, typer.Option("--file", metavar="FILE", help="A plan as JSON; - reads standard input.")] = "",
+    file: Annotated[
+        str, typer.Option("--file", "-f", metavar="FILE", help="A plan as JSON; - reads standard input.")
+    ] = "",
     project: Annotated[str, typer.Option(help="What it belongs to.")] = "",
     branch: Annotated[str, typer.Option(help="The branch that it is about.")] = "",
     commit: Annotated[str, typer.Option(help="The commit that it is about.")] = "",

@@ -166,8 +166,9 @@ def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
     if not run_id:
         yield from _listen("", after, _told)
         return
-    if not _is_settled((yield from ask(calls.run(run_id)))):
-        after = yield from _listen(run_id, after, _told_until_settled)
+    seen = _Seen((yield from ask(calls.run(run_id))))
+    if not seen.is_settled:
+        after = yield from _listen(run_id, after, seen.told_until_settled)
     yield from iter_events(run_id, after=after)
 
 
@@ -176,32 +177,42 @@ def _told(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
     return False
 
 
-def _told_until_settled(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
-    yield Emit(event)
-    is_turn = event.entity in (RUN, JOB) and event.from_ != event.to
-    return is_turn and _is_settled((yield from ask(calls.run(event.run_id))))
+class _Seen:
+    """A run as it was read last. It is read again only when an event says that its outcome may stand by now."""
 
+    def __init__(self, run: api.RunWithJobs) -> None:
+        self.run = run
 
-def _is_settled(run: api.Run) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped."""
-    return is_over(run) and not run.tally.open
+    @property
+    def is_settled(self) -> bool:
+        """Whether its outcome stands and none of its jobs is still being stopped."""
+        return is_over(self.run) and not self.run.tally.open
+
+    def told_until_settled(self, event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+        """Every event, until then."""
+        yield Emit(event)
+        yield from self._look(event)
+        return self.is_settled
+
+    def heard_until_over(self, event: api.Event) -> Talk[bool]:
+        """Nothing, until the outcome stands."""
+        yield from self._look(event)
+        return is_over(self.run)
+
+    def _look(self, event: api.Event) -> Talk[None]:
+        is_news = event.entity == RUN and event.rev > self.run.rev
+        if event.from_ != event.to and (is_news or (event.entity == JOB and is_over(self.run))):
+            self.run = yield from ask(calls.run(self.run.id))
 
 
 def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:
     """Wait until the run's outcome stands. Raises `TimeoutError` when that takes longer."""
-    found = yield from ask(calls.run(run_id))
-
-    def heard(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
-        nonlocal found
-        if event.entity == RUN and event.from_ != event.to:
-            found = yield from ask(calls.run(run_id))
-        return is_over(found)
-
-    if not is_over(found):
+    seen = _Seen((yield from ask(calls.run(run_id))))
+    if not is_over(seen.run):
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         # What it hears it keeps to itself, so there is nothing to emit.
-        yield from _listen(run_id, 0, heard, until)  # type: ignore[misc]
-    return found
+        yield from _listen(run_id, 0, seen.heard_until_over, until)  # type: ignore[misc]
+    return seen.run
 
 
 def _listen(
