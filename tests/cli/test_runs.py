@@ -18,7 +18,7 @@ def test_a_run_from_a_plan_is_followed_to_its_good_end(desk: Desk, player: Playe
     assert desk.deltaci("show", run, "--watch").exit_code == 0
     shown = desk.text("show", run)
     [line] = [line for line in shown.splitlines() if line.startswith("build")]
-    assert line.split()[:5] == ["build", "✓", "SUCCEEDED", "SUCCEEDED", "1/1"]
+    assert line.split()[:5] == ["build", "✓", "SUCCEEDED", "1/1", player.name]
     assert desk.json("show", run)["jobs"][0]["name"] == "build"
     assert run in desk.text("runs")
     assert desk.json("outputs", run) == {"build": {"n": 1}}

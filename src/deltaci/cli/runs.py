@@ -87,7 +87,7 @@ def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[ap
 
 
 def _runs_table(found: list[api.Run]) -> Rows:
-    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "#TOOK", "~REASON")
+    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "~#TOOK", "~REASON")
     for run in found:
         ended = run.updated_at if is_over(run) else None
         rows.add(
@@ -180,14 +180,14 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
             ("plan", run.plan_hash),
         )
     )
-    rows = Rows("JOB", "STATUS", "STATE", "#TRIES", "~WORKER", "#TOOK", "~NOTE")
+    rows = Rows("~JOB", "STATUS", "~STATE", "~#TRIES", "~WORKER", "~#TOOK", "~NOTE")
     jobs = {job.name: job for job in run.jobs}
     for job in run.jobs:
         is_task = job.kind == "task"
         rows.add(
             job.name,
             status(job.status),
-            Text(safe(job.state), style="dim"),
+            Text(safe(job.state) if job.state != job.status else "", style="dim"),
             f"{job.attempts}/{job.max_attempts}" if is_task else "",
             job.worker_id or (job.tries[-1].worker_id if job.tries else ""),
             took(job.started_at, job.completed_at) if job.started_at else "",
