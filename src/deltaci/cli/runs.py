@@ -229,7 +229,7 @@ def _progress(job: api.Job) -> str:
     told = job.tries[-1].progress if job.tries else None
     if not isinstance(told, dict):
         return ""
-    percent, message = told.get("percent"), told.get("message") or told.get("phase") or ""
+    percent, message = told.get("percent"), told.get("message") or told.get("current_step") or ""
     return " ".join(
         part for part in (f"{percent:.0f} %" if isinstance(percent, int | float) else "", str(message)) if part
     )

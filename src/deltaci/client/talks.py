@@ -168,7 +168,7 @@ def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
         return
     seen = _Seen((yield from ask(calls.run(run_id))))
     if not seen.is_settled:
-        after = yield from _listen(run_id, after, seen.told_until_settled)
+        after = yield from _listen(run_id, after, seen.told_until_settled, seen.settled_meanwhile)
     yield from iter_events(run_id, after=after)
 
 
@@ -199,6 +199,16 @@ class _Seen:
         yield from self._look(event)
         return is_over(self.run)
 
+    def settled_meanwhile(self) -> Talk[bool]:
+        """Whether that happened while nobody could be heard."""
+        self.run = yield from ask(calls.run(self.run.id))
+        return self.is_settled
+
+    def over_meanwhile(self) -> Talk[bool]:
+        """Whether the outcome came while nobody could be heard."""
+        self.run = yield from ask(calls.run(self.run.id))
+        return is_over(self.run)
+
     def _look(self, event: api.Event) -> Talk[None]:
         is_news = event.entity == RUN and event.rev > self.run.rev
         if event.from_ != event.to and (is_news or (event.entity == JOB and is_over(self.run))):
@@ -211,20 +221,30 @@ def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWi
     if not is_over(seen.run):
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         # What it hears it keeps to itself, so there is nothing to emit.
-        yield from _listen(run_id, 0, seen.heard_until_over, until)  # type: ignore[misc]
+        yield from _listen(run_id, 0, seen.heard_until_over, seen.over_meanwhile, until)  # type: ignore[misc]
     return seen.run
 
 
 def _listen(
-    run_id: str, after: int, heard: Hearing, until: float | None = None
+    run_id: str,
+    after: int,
+    heard: Hearing,
+    meanwhile: Callable[[], Talk[bool]] | None = None,
+    until: float | None = None,
 ) -> Generator[Step | Emit[Any], Any, int]:
-    """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost."""
+    """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost.
+
+    What was to be asked when the connection broke was not asked: so whether it is enough by now is asked `meanwhile`.
+    """
     patience: Patience = yield Mind()
     # Who was never there is given up sooner than who was, and comes back.
     waits = Waits(patience, patience.give_up_seconds)
+    is_back = False
     while True:
         silence = _left(until, run_id)
         try:
+            if is_back and meanwhile is not None and (yield from meanwhile()):
+                return after
             yield from opened(calls.event_stream(run_id, after), silence)
             waits.allow(patience.lost_seconds)
             reader = Reader()
@@ -245,6 +265,7 @@ def _listen(
         except Unreachable as error:
             _left(until, run_id)
             yield Pause(waits.after(error))
+        is_back = True
 
 
 def _events(reader: Reader, chunk: bytes) -> list[api.Event]:
