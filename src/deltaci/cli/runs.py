@@ -17,7 +17,7 @@ from deltaci.cli.completing import complete_job, complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
 from deltaci.cli.telling import tell_event
-from deltaci.client.outcomes import is_over
+from deltaci.client.outcomes import is_over, is_settled
 from deltaci.wire import api
 from deltaci.wire.api_input import MAX_PAGE, RUN_STATES, STATUSES
 
@@ -152,7 +152,7 @@ def show_command(
         while True:
             found = session.client.run(run_id)
             live.update(_run_shown(found), refresh=True)
-            if is_over(found) and not found.tally.open:
+            if is_settled(found):
                 break
             time.sleep(WATCH_SECONDS)
     leave_by(found)

@@ -13,7 +13,7 @@ from deltaci.client import calls
 from deltaci.client.calls import Call
 from deltaci.client.errors import ApiError, ClientError, Unreachable, refusal, unexpected
 from deltaci.client.names import Name, readings
-from deltaci.client.outcomes import is_over
+from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
@@ -186,7 +186,7 @@ class _Seen:
     @property
     def is_settled(self) -> bool:
         """Whether its outcome stands and none of its jobs is still being stopped."""
-        return is_over(self.run) and not self.run.tally.open
+        return is_settled(self.run)
 
     def told_until_settled(self, event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
         """Every event, until then."""
