@@ -20,5 +20,5 @@ def is_good(run: api.Run) -> bool:
 
 
 def is_settled(run: api.RunWithJobs) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped: a run that is over counts them no more."""
+    """Whether its outcome stands and none of its jobs is still being stopped; its tally no longer counts them."""
     return is_over(run) and all(job.completed_at is not None for job in run.jobs)
