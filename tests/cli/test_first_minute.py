@@ -68,7 +68,7 @@ def test_right_after_up_every_command_just_works(folder: Path) -> None:
 
     [first] = json.loads(deltaci(folder, "runs", "--json"))
     assert first["status"] == "SUCCEEDED"
-    deltaci(folder, "template", "save", "greet", "--file", "greet.json")
+    deltaci(folder, "template", "save", "greet", "greet.json")
     told = deltaci(folder, "submit", "--template", "greet", "--input", "who=ada", "--follow")
     run = told.splitlines()[0]
 

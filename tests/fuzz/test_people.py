@@ -181,7 +181,9 @@ RUNS: Final = st.fixed_dictionaries(
 )
 READS: Final = ("", "/plan", "/explain", "/jobs", "/events", "/artifacts", "/outputs", "/costs")
 WHOLE: Final = {
-    "plan": {"jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]},
+    "plan": {
+        "jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]
+    },
     **{"project": "p", "branch": "b", "title": "t", "labels": ["x"]},
 }
 
@@ -289,7 +291,9 @@ def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject
     kind=st.sampled_from(QUERIES),
     query=st.binary(max_size=30)
     | st.lists(
-        st.tuples(st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25)))
+        st.tuples(
+            st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25))
+        )
     ).map(lambda pairs: "&".join(f"{name}={quote(text)}" for name, text in pairs).encode()),
 )
 def test_a_query_is_read_or_refused(kind: Any, query: bytes) -> None:
@@ -387,7 +391,9 @@ def test_a_range_of_a_log_is_answered(desk: Desk, header: bytes) -> None:
     80,
     method=st.sampled_from(("GET", "POST", "PUT", "DELETE", "HEAD", "TRACE", "QUERY", "get", "X" * 50)),
     parts=st.lists(
-        st.sampled_from(("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers"))
+        st.sampled_from(
+            ("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers")
+        )
         | TEXTS,
         max_size=9,
     ),
