@@ -124,6 +124,10 @@ class Directory:
         keys = self._get("/keys?limit=200")["keys"]
         self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]
 
+    def close(self) -> None:
+        """Look no more."""
+        self._http.close()
+
     def _get(self, path: str) -> Any:
         answer = self._http.get(path)
         assert answer.status_code == 200, answer.text
