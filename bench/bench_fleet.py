@@ -43,12 +43,12 @@ def run() -> list[Figure]:
     runners = min(RUNNERS, most) if most > 0 else RUNNERS
     if runners < RUNNERS:
         say(f"only {runners} connections: this machine allows a process no more files")
-    bare = _bare(runners)
+    bare = bare_bytes(runners)
     with tempfile.TemporaryDirectory() as folder:
         return _waiting(Path(folder), runners, bare) + _beating(Path(folder))
 
 
-def _bare(runners: int) -> float:
+def bare_bytes(runners: int) -> float:
     """Bytes for each connection behind which nothing is done."""
     with started("-m", "bench.serving", "waiting") as server:
         url = address(server)

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from bench.bench_fleet import bare_bytes
 from bench.figures import Figure
 from bench.places import say
 from bench.processes import Memory, Process, address, started
@@ -54,7 +55,7 @@ def run() -> list[Figure]:
     """All of it, with as many streams as this machine lets a process have connections."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
     streams = min(STREAMS, most) if most > 0 else STREAMS
-    bare, ours = _bare(streams), _ours(streams)
+    connection, bare, ours = bare_bytes(streams), _bare(streams), _ours(streams)
     name = f"{streams:,} streams"
     p50, p99 = _at(ours, 0.5), _at(ours, 0.99)
     limit = "a bare server"
@@ -62,8 +63,13 @@ def run() -> list[Figure]:
         Figure(f"{name}: committed to the last one has it, p50", p50 * 1e3, "ms", {limit: p50 / _at(bare, 0.5)}),
         Figure(f"{name}: committed to the last one has it, p99", p99 * 1e3, "ms", {limit: p99 / _at(bare, 0.99)}),
         Figure(f"{name}: delivered, {BURST} events at once", ours.rate, "events/s", {limit: ours.rate / bare.rate}),
-        Figure(f"{name}: memory a stream (PSS)", ours.memory, "bytes", {limit: ours.memory / bare.memory}),
-        Figure(f"{name}: server CPU an event delivered", ours.cpu * 1e6, "µs", {limit: ours.cpu / bare.cpu}),
+        Figure(
+            f"{name}: memory a stream (PSS)",
+            ours.memory,
+            "bytes",
+            _ratio("nothing behind uvicorn", ours.memory, connection),
+        ),
+        Figure(f"{name}: server CPU an event delivered", ours.cpu * 1e6, "µs", _ratio(limit, ours.cpu, bare.cpu)),
     ]
 
 
@@ -154,6 +160,11 @@ def _settled(server: Process) -> Memory:
         time.sleep(0.5)
         if server.cpu() - cpu < 0.2 or time.monotonic() > give_up:
             return server.memory()
+
+
+def _ratio(name: str, value: float, limit: float) -> dict[str, float]:
+    """None where the limit is too small to be measured."""
+    return {name: value / limit} if limit > 0 else {}
 
 
 def _at(found: Measured, part: float) -> float:

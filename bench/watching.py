@@ -1,7 +1,7 @@
 """Many who follow the events of one server, and the least that any server could do for them, each in its own process.
 
-python -m bench.watching watch    one line of JSON on its input says what to follow, every other how many events to wait for
-python -m bench.watching bare     writes what each line of its input holds to everybody, and nothing else
+python -m bench.watching watch    its input says what to follow, then again and again for how many events to wait
+python -m bench.watching bare     writes to everybody what its input says, and nothing else
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.serving import more_files
 from deltaci.engine import loops
 
 CONNECTS_AT_ONCE: Final = 50
-MARK: Final = b"id: "
+MARK: Final = b"\nid: "  # Of a line of its own: a header may end like it.
 MAX_LINE: Final = 2**26
 
 

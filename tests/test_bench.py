@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_core, bench_fleet, bench_http, bench_log, bench_queue, bench_verify, peers
+from bench import bench_core, bench_fleet, bench_http, bench_log, bench_queue, bench_streams, bench_verify, peers
 from tests.servers import ServerFailed
 
 
@@ -87,6 +87,16 @@ def test_the_benchmark_of_a_fleet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert figures["20 runners wait: long polls while idle"].value > 0
     assert figures["20 runners wait: enqueued to granted, p50"].value > 0
+
+
+def test_the_benchmark_of_streams_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for those who follow events."""
+    for name, value in {"STREAMS": 10, "SINGLES": 3, "BURST": 20, "ROUNDS": 1}.items():
+        monkeypatch.setattr(bench_streams, name, value)
+
+    figures = {figure.metric: figure for figure in bench_streams.run()}
+
+    assert figures["10 streams: delivered, 20 events at once"].value > 0
 
 
 def test_the_benchmark_of_a_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:

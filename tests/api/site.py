@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -227,6 +229,39 @@ async def opened(place: Place, folder: Path) -> AsyncIterator[ApiSite]:
         finally:
             listener.stop()
             await serving
+
+
+async def all_runs(caller: Caller) -> list[Any]:
+    """Every run of the caller's tenant, the newest first."""
+    found: list[Any] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await caller.get(f"/runs?limit=200&cursor={cursor}")).body
+        found += page["runs"]
+        cursor = page["next"]
+    return found
+
+
+async def storm(url: str, request: bytes, *, times: int, connections: int) -> list[tuple[int, Any]]:
+    """The same request again and again, over so many connections at once: status and body of every answer."""
+    found: list[tuple[int, Any]] = []
+    left = iter(range(times))
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        try:
+            for _ in left:
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = re.search(rb"content-length: (\d+)", head)
+                assert size is not None, head
+                found.append((int(head.split()[1]), json.loads(await reader.readexactly(int(size[1])))))
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    await asyncio.gather(*(one() for _ in range(connections)))
+    return found
 
 
 def task(name: str, **fields: Any) -> dict[str, Any]:

@@ -159,13 +159,14 @@ async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
             here.url, f"/runs/{id}/jobs/build/attempts/1/artifacts/large", ada.token, buffer=4096
         ) as answer:
             assert answer.status == 200
-        before = len(read)
+        before = -1
         async with asyncio.timeout(30):
-            for _ in range(20):
-                await ada.get("/me")
+            while before < len(read):
+                before = len(read)
+                for _ in range(10):
+                    await ada.get("/me")
 
-        assert before < 40
-        assert len(read) <= before + 1
+        assert len(read) < 30  # Of 58 parts; the buffers on the way hold some.
 
 
 def test_a_name_is_safe_to_save_under() -> None:

@@ -14,7 +14,7 @@ from deltaci.core.events import Event, to_line
 from deltaci.server.api import live, staying, streams
 from deltaci.server.api.live import wants_stream
 from tests.api.following import Answer, Told, stream
-from tests.api.site import ApiSite, Caller, Player, opened, task
+from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
 from tests.contract.places import Place, on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -124,6 +124,7 @@ async def test_pages_and_streams_have_exactly_the_log_from_every_point(site: Ope
             assert [each.line for each in found] == lines(rest)
             assert [(each.id, each.kind) for each in found] == [(each.seq, each.entity) for each in rest]
         assert answer.retry == 1000
+        assert answer.headers["delta-request-id"]
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
 
@@ -161,14 +162,15 @@ async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
         ):
             begun = await told(answer, 1)
             assert begun[0].event["to"] == "CREATED"
-            await player.finish(await player.take())
+            lease = await player.take()
+            await player.finish(lease)
             rest = await told(answer)
-            await here.until(ada, id, "REPORTED")
             log = await here.log()
             everything = await told(all_of_them, len(log))
 
         assert rest[-1].event["to"] == "REPORTED"
         assert [each.line for each in everything] == lines(log)
+        assert lease["lease_id"].rpartition(".")[2] not in "".join(each.line for each in everything)
 
 
 @on_loop
@@ -237,6 +239,26 @@ async def test_a_stream_without_news_shows_that_it_lives(
 
 
 # -- how a stream ends
+
+
+@on_loop
+async def test_a_stream_goes_on_while_jobs_of_a_reported_run_still_stop(site: Opened) -> None:
+    """A run that failed fast is over at once; its workers take a while."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})
+        one, two = await player.take(), await player.take()
+        async with stream(here.url, f"/runs/{id}/events", ada.token) as answer:
+            await player.fail(one)
+            async for each in answer.events():
+                if each.event["to"] == "REPORTED":
+                    break
+            await player.say(two, "CancelAck", final_status="CANCELED", ts=TIME)
+            rest = await told(answer)
+
+        log = await here.store.events(0, 1000, run_id=id)
+        assert [each.line for each in rest] == lines(log)[-len(rest) :]
+        assert (rest[-1].kind, rest[-1].event["to"]) == ("job", "CANCELED")
 
 
 @on_loop

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from deltaci.core.errors import Refused
+from deltaci.engine.items import Overloaded
 from deltaci.server.api.tenants import Bucket, TooOften, Turns
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
@@ -155,7 +155,7 @@ async def test_a_turn_is_passed_on_when_who_waited_has_left_and_too_many_are_ref
     async with turns.turn("a"):
         waiting = [asyncio.create_task(_take(turns, "b")) for _ in range(2)]
         await _settled()
-        with pytest.raises(Refused, match="2 requests wait already"):
+        with pytest.raises(Overloaded, match="2 requests wait already"):
             await _take(turns, "c")
         waiting[0].cancel()
         await _settled()

@@ -14,7 +14,7 @@ from deltaci.client import Client, Patience
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
+from deltaci.server.service import KEY_FILE, Listener, Service, announced, registration_token
 from deltaci.store import open_store
 from tests.contract.places import legal
 
@@ -61,6 +61,7 @@ class Hosted:
             self._listener = Listener(service, "127.0.0.1", port)
             self.url = self._listener.url
             self.port = int(self.url.rpartition(":")[2])
+            announced(self.folder, self.url)
             self._ready.set()
             await self._listener.serve()
             legal(await _everything(service))

@@ -200,7 +200,7 @@ def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> 
 
 
 @pytest.mark.proves("ORC-R8")
-@pytest.mark.parametrize("outcome", OVER)
+@pytest.mark.parametrize("outcome", [each for each in OVER if each != run.CANCELED])
 def test_a_run_that_is_over_cannot_be_canceled_and_a_runner_can_cancel_none(outcome: str) -> None:
     """An outcome stands, and whoever executes a job has no say over the run."""
     over, live = ended(outcome), Lab().plan(task("build"))
@@ -209,6 +209,23 @@ def test_a_run_that_is_over_cannot_be_canceled_and_a_runner_can_cancel_none(outc
     foreign = live.refused(run.Cancel(id="r1", actor="worker:w1"))
 
     assert (late.code, foreign.code) == ("wrong_state", "wrong_actor")
+
+
+@pytest.mark.proves("ORC-I2", "MOD-9")
+@pytest.mark.parametrize("outcome", OVER)
+def test_a_cancel_of_what_is_canceled_changes_nothing_also_once_it_is_reported(outcome: str) -> None:
+    """Whoever lost the answer asks again, and must not be told that it failed."""
+    lab = ended(outcome)
+    lab.report()
+    before = len(lab.log)
+
+    if outcome == run.CANCELED:
+        ended(outcome).do(run.Cancel(id="r1", actor="user:ada"))
+        lab.do(run.Cancel(id="r1", actor="user:ada"))
+    else:
+        assert lab.refused(run.Cancel(id="r1", actor="user:ada")).code == "wrong_state"
+
+    assert len(lab.log) == before
 
 
 @pytest.mark.proves("ORC-R8")

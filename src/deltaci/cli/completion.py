@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 VARIABLE = "_DELTACI_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")

@@ -30,7 +30,9 @@ from deltaci.store.port import Unavailable
 COMPLIANT, NOT_COMPLIANT, BAD_CALL, INTERRUPTED = 0, 1, 2, 130
 INDENT = " " * 11
 
-app = typer.Typer(help="Check a runner or a server against the runner protocol.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Check a runner or a server against the runner protocol.", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OnlyOption = Annotated[

@@ -13,7 +13,7 @@ from deltaci.cli.session import Session, command
 from deltaci.cli.shown import about, console, safe, status
 from deltaci.wire import api
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
 JobOption = Annotated[str | None, typer.Option(help="Which approval; without it, every one that waits.")]

@@ -24,7 +24,9 @@ from deltaci.core.views.job_events import job_events
 from deltaci.core.views.transitions import Transitions
 from deltaci.wire import api
 
-app = typer.Typer(help="Export or follow the log of everything that happened.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Export or follow the log of everything that happened.", no_args_is_help=True
+)
 
 
 def _encoded(told: Iterable[dict[str, Any]]) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from deltaci.client.names import Name
 from deltaci.runner.sections import Mark, mark_of, nonce_of
 from deltaci.wire import api
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 MAX_LINE: Final = 100_000
 

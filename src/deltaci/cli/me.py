@@ -12,8 +12,8 @@ from deltaci.cli.shown import Rows, ago, facts, show, size
 from deltaci.wire import api
 from deltaci.wire.api_input import Quotas
 
-app = typer.Typer()
-tenant_app = typer.Typer(cls=Defaults, help="What a tenant may use and what it uses.")
+app = typer.Typer(add_completion=False)
+tenant_app = typer.Typer(add_completion=False, cls=Defaults, help="What a tenant may use and what it uses.")
 app.add_typer(tenant_app, name="tenant")
 
 

@@ -16,8 +16,10 @@ from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, console, safe, size
 from deltaci.wire import api
 
-app = typer.Typer()
-artifacts_app = typer.Typer(help="List and get the files that jobs left behind.", no_args_is_help=True)
+app = typer.Typer(add_completion=False)
+artifacts_app = typer.Typer(
+    add_completion=False, help="List and get the files that jobs left behind.", no_args_is_help=True
+)
 app.add_typer(artifacts_app, name="artifacts")
 
 MAX_SHOWN: Final = 100_000

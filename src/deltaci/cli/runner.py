@@ -20,7 +20,7 @@ from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import Entrance, NoWayIn, token_in
 from deltaci.runner.tls import BadFiles, Tls
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 TokenOption = Annotated[
     str,

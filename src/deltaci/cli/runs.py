@@ -21,7 +21,7 @@ from deltaci.client.outcomes import is_over
 from deltaci.wire import api
 from deltaci.wire.api_input import MAX_PAGE, RUN_STATES, STATUSES
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 WATCH_SECONDS: Final = 1.0
 

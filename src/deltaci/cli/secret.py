@@ -19,7 +19,9 @@ from deltaci.server.credentials import server_key
 from deltaci.server.secrets import MAX_BYTES, Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 
-app = typer.Typer(help="Set, list and remove the secrets that jobs may name.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Set, list and remove the secrets that jobs may name.", no_args_is_help=True
+)
 
 NameArgument = Annotated[str, typer.Argument(help="Its name: the variable in which a job finds it.")]
 TenantOption = Annotated[str, typer.Option(help="Whose it is.")]

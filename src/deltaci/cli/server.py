@@ -22,7 +22,7 @@ from deltaci.server.tls import server_context
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 StoreOption = Annotated[str, typer.Option("--store", help="Where records are kept: sqlite:PATH or postgresql://…")]
 DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec
@@ -26,7 +26,7 @@ from deltaci.client.patience import Patience
 from deltaci.wire import api, api_input
 from deltaci.wire.texts import plain
 
-GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES: Final = {
     GOOD: "it went well",
     BAD: "what was waited for failed, was cancelled or ran out of time",
@@ -35,8 +35,10 @@ EXIT_CODES: Final = {
     NOT_ALLOWED: "not allowed: no key, not a good one, or one that may not do this",
     UNREACHABLE: "the server cannot be reached",
     INTERRUPTED: "Ctrl-C",
+    PIPE_CLOSED: "nobody reads the output any more",
 }
 NOT_ALLOWED_STATUSES: Final = frozenset({401, 403})
+PATIENCE_SECONDS = 8.0  # Somebody sits there and waits.
 TOKEN_SECONDS: Final = 300
 SIGNED_AGAIN_SECONDS: Final = 120.0
 OPERATOR: Final = "operator"
@@ -92,6 +94,11 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 }
 
 
+def shared_options() -> frozenset[str]:
+    """The names of the options that every command has which asks a server."""
+    return frozenset(_SHARED)
+
+
 class NoKey(Exception):
     """There is nothing to show to the server."""
 
@@ -131,9 +138,11 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Sessi
                     _server(shared["server"], shared["data"]),
                     _key(shared["key_file"], shared["data"], shared["tenant"]),
                     ca=shared["ca"],
+                    patience=Patience(give_up_seconds=PATIENCE_SECONDS),
                 )
                 with client:
                     function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
+                    sys.stdout.flush()
 
         asked = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         added = [
@@ -163,11 +172,18 @@ def reported(name: str) -> Iterator[None]:
     except Unreachable as error:
         fail(name, str(error), UNREACHABLE)
     except BrokenPipeError:
-        raise
+        _forget_output()
+        raise typer.Exit(PIPE_CLOSED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, OSError) as error:
         fail(name, str(error), USAGE)
+
+
+def _forget_output() -> None:
+    """Nobody reads it any more; what is left of it must not be complained about at the very end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(name: str, message: str, code: int) -> NoReturn:

@@ -41,10 +41,18 @@ MARKS: Final = {
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
+class _Console(Console):
+    """Lets whoever called it decide what a closed pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        """Told where all other troubles are."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Where text is shown. Into a file or a pipe it goes without colours and without being cut to a terminal."""
     is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
+    return _Console(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
 
 
 def safe(text: object, most: int = MAX_CELL) -> str:

@@ -13,7 +13,7 @@ from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.telling import tell_event, tell_outcome
 from deltaci.wire import api
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
 WaitOption = Annotated[

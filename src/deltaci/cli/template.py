@@ -14,7 +14,9 @@ from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
 from deltaci.wire import api
 
-app = typer.Typer(help="Save, list and look at templates: plans to be used again.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Save, list and look at templates: plans to be used again.", no_args_is_help=True
+)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The template's name.", autocompletion=complete_template)

@@ -31,7 +31,7 @@ from deltaci.server.service import Listener, Service, announced, registration_to
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 TENANT: Final = "default"
 STOP_SECONDS: Final = 10.0

@@ -19,7 +19,7 @@ from deltaci.core.verify import FORMATS, NotALog, Report, verify
 LEGAL, NOT_LEGAL, UNREADABLE = 0, 1, 2
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 class LineTooLong(Exception):

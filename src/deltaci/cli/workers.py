@@ -13,7 +13,7 @@ from deltaci.cli.completing import complete_worker
 from deltaci.cli.session import Defaults, Session, command
 from deltaci.cli.shown import Rows, ago, facts, show, since
 
-app = typer.Typer(cls=Defaults, help="List workers, look at one, let a new one in.")
+app = typer.Typer(add_completion=False, cls=Defaults, help="List workers, look at one, let a new one in.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The runner's name.", autocompletion=complete_worker)]
 

@@ -27,6 +27,11 @@ class Waits:
         self._give_up = give_up_seconds
         self.reset()
 
+    def allow(self, give_up_seconds: float) -> None:
+        """Wait for so long from now on, where that is more."""
+        self._left += max(0.0, give_up_seconds - self._give_up)
+        self._give_up = max(self._give_up, give_up_seconds)
+
     def reset(self) -> None:
         """It went well: begin anew."""
         self._next = self._patience.first_seconds

@@ -209,11 +209,13 @@ def _listen(
 ) -> Generator[Step | Emit[Any], Any, int]:
     """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost."""
     patience: Patience = yield Mind()
-    waits = Waits(patience, patience.lost_seconds)
+    # Who was never there is given up sooner than who was, and comes back.
+    waits = Waits(patience, patience.give_up_seconds)
     while True:
         silence = _left(until, run_id)
         try:
             yield from opened(calls.event_stream(run_id, after), silence)
+            waits.allow(patience.lost_seconds)
             reader = Reader()
             while (chunk := (yield Read())) is not None:
                 events = _events(reader, chunk)

@@ -76,6 +76,7 @@ class Request:
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive
+        self.id = ""  # Names it in the log of the server, where it was given a name.
 
     def header(self, wanted: bytes) -> str:
         """What a header says, by its lower-case name; of many the last one."""

@@ -31,7 +31,7 @@ from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROO
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200
-RETRY_SECONDS: Final = 1
+RETRY: Final = {"Retry-After": "1"}
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
@@ -108,15 +108,12 @@ class ApiApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        request_id = secrets.token_hex(8)
+        request.id = request_id = secrets.token_hex(8)
         try:
             answer = await self._answer(request, scope.get("query_string", b""))
         except Exception as error:
-            refused, more = _refusal(error, request, request_id)
-            await _send_problem(send, refused, request_id, more)
+            await _send_problem(send, request_id, *_refusal(error, request, request_id))
             return
-        if isinstance(answer, bytes):
-            return  # Cannot happen: handlers answer values.
         if hasattr(answer, "send"):
             await answer.send(send)
             return
@@ -179,46 +176,46 @@ async def _body(route: Route, request: Request) -> Any:
     return _DECODERS[route.id](data)
 
 
-def _refusal(error: Exception, request: Request, request_id: str) -> tuple[Refused, dict[str, str]]:
-    """Every way to say no, with the headers that HTTP asks for with it."""
+def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
+    """Every way to say no: its code, what it says, and the headers that HTTP asks for with it."""
     match error:
-        case Refused(code="wrong_method"):
-            return error, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
-        case Refused(code="bad_credential" | "expired_credential"):
-            return error, {"WWW-Authenticate": "Bearer"}
-        case Refused(code="too_slow"):
-            return error, {"Connection": "close"}
-        case Refused(code="over_quota" | "overloaded" | "unreadable"):
-            return error, {"Retry-After": str(RETRY_SECONDS)}
         case BadRange():
-            return error, {"Content-Range": f"bytes */{error.size}"}
+            return error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
+        case Refused(code="wrong_method"):
+            return error.code, error.message, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
+        case Refused(code="bad_credential" | "expired_credential"):
+            return error.code, error.message, {"WWW-Authenticate": "Bearer"}
+        case Refused(code="too_slow"):
+            return error.code, error.message, {"Connection": "close"}
+        case Refused(code="over_quota" | "unreadable"):
+            return error.code, error.message, RETRY
         case Refused():
-            return error, {}
+            return error.code, error.message, {}
         case TooOften():
-            return Refused("too_many_requests", str(error)), {"Retry-After": str(max(1, ceil(error.seconds)))}
+            return "too_many_requests", str(error), {"Retry-After": str(max(1, ceil(error.seconds)))}
         case msgspec.ValidationError():
-            return Refused("bad_message", str(error)), {}
+            return "bad_message", str(error), {}
         case msgspec.DecodeError():
-            return Refused("bad_json", f"the body is not JSON: {error}"), {}
+            return "bad_json", f"the body is not JSON: {error}", {}
         case Overloaded():
-            return Refused("overloaded", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+            return "overloaded", str(error), RETRY
         case Unavailable() | Conflict() | BlobsUnavailable():
-            return Refused("unavailable", str(error)), {"Retry-After": str(RETRY_SECONDS)}
+            return "unavailable", str(error), RETRY
     LOGGER.error("request %s: an error of ours", request_id, exc_info=error)
-    return Refused("internal", f"an error of ours; the server's log has it under {request_id}"), {}
+    return "internal", f"an error of ours; the server's log has it under {request_id}", {}
 
 
-async def _send_problem(send: Send, refused: Refused, request_id: str, more: dict[str, str]) -> None:
-    known = REFUSALS.get(refused.code) or REFUSALS["wrong_state"]
+async def _send_problem(send: Send, request_id: str, code: str, message: str, more: Mapping[str, str]) -> None:
+    known = REFUSALS.get(code) or REFUSALS["wrong_state"]
     problem = ApiProblem(
-        type=f"urn:deltaci:problem:{refused.code}",
+        type=f"urn:deltaci:problem:{code}",
         title=known.title,
         status=known.status,
-        code=refused.code,
-        message=refused.message,
+        code=code,
+        message=message,
         hint=known.hint,
         request_id=request_id,
-        detail=refused.message,
+        detail=message,
     )
     headers = {REQUEST_ID_HEADER: request_id, **more}
     with suppress(ConnectionError):

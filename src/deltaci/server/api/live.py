@@ -17,6 +17,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, to_line
+from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.api import tails
 from deltaci.server.api.calls import Call, Handler, Made, Send
@@ -116,7 +117,7 @@ class EventStream:
     ) -> None:
         self._call = call
         self._subscribed = subscribed
-        self._is_run = bool(run_id)
+        self._run_id = run_id
         self._has_last = has_last
 
     async def send(self, send: Send) -> None:
@@ -135,30 +136,35 @@ class EventStream:
     async def _follow(self, out: Outlet, subscription: Subscription) -> None:
         stay, clock = Stay(self._call), asyncio.get_running_loop().time
         beat_at = clock() + HEARTBEAT_SECONDS
+        is_news = True
         while not subscription.is_closed:
             now = clock()
             if now >= stay.look_at and await stay.is_over():
                 return
             text = subscription.take_new()
-            if text is None:
-                await _write(out, await subscription.take())
-                beat_at = now + HEARTBEAT_SECONDS
-            elif text:
+            if text:
                 await out.write(text)
-                beat_at = now + HEARTBEAT_SECONDS
-            elif self._is_run and subscription.has_last:
-                frames = await subscription.read_rest()
-                if not frames:
+            elif text is None:
+                await _write(out, await subscription.take())
+            elif is_news and subscription.has_last and self._run_id and await self._is_settled():
+                # Read once more: what was committed last may not have been heard yet.
+                if not (frames := await subscription.read_rest()):
                     return
                 await _write(out, frames)
             elif now >= beat_at:
                 await out.write(b":\n\n")
-                beat_at = now + HEARTBEAT_SECONDS
             elif out.is_gone:
                 raise Gone
             else:
-                subscription.due_at = min(beat_at, stay.look_at)
+                is_news, subscription.due_at = False, min(beat_at, stay.look_at)
                 await subscription.wait()
+                continue
+            is_news, beat_at = True, now + HEARTBEAT_SECONDS
+
+    async def _is_settled(self) -> bool:
+        """Whether nothing more can happen in the run: one that failed may be reported while its jobs still stop."""
+        jobs = await self._call.parts.store.jobs_of(self._run_id)
+        return not any(isinstance(each, Job) and not is_over(each) for each in jobs)
 
 
 async def _write(out: Outlet, frames: list[Frame]) -> None:

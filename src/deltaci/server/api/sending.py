@@ -10,6 +10,7 @@ from types import coroutine
 from typing import Any, Final
 
 from deltaci.server.http import Request, Send
+from deltaci.wire.api_routes import REQUEST_ID_HEADER
 
 STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.
 
@@ -21,9 +22,10 @@ class Gone(Exception):
 class Outlet:
     """Where an answer is sent. What was taken from it is not kept."""
 
-    def __init__(self, send: Send, gone: asyncio.Task[None]) -> None:
+    def __init__(self, send: Send, gone: asyncio.Task[None], request_id: str) -> None:
         self._send = send
         self._gone = gone
+        self._request_id = request_id
         self.is_begun = False
 
     @property
@@ -37,7 +39,8 @@ class Outlet:
 
     async def begin(self, headers: Mapping[str, str], status: int = 200) -> None:
         """The head of the answer."""
-        told = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        named = {REQUEST_ID_HEADER: self._request_id, **headers}
+        told = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
         self.is_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": told})
 
@@ -77,7 +80,7 @@ def _rest(begun: Generator[Any, Any, Any], blocked: Any) -> Generator[Any, Any, 
 async def sending(send: Send, request: Request) -> AsyncIterator[Outlet]:
     """An answer from its head to its end. One that fails breaks off, so that nobody takes half for the whole."""
     gone = asyncio.create_task(request.gone())
-    out = Outlet(send, gone)
+    out = Outlet(send, gone, request.id)
     try:
         yield out
         if out.is_begun:

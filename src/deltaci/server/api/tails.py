@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from deltaci.blobs.keys import PART_BYTES
@@ -24,6 +25,7 @@ from deltaci.server.api.ranges import Bytes, chosen, first_byte
 from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
+from deltaci.store.port import Unavailable
 from deltaci.wire.addresses import OFFSET_HEADER
 from deltaci.wire.api_input import LogQuery
 from deltaci.wire.api_routes import LEASE_NUMBER_HEADER
@@ -121,11 +123,10 @@ class Tail:
         of = call.parts.streams.subscribed(call.who.tenant, 0, call.params["run"])
         async with sending(send, call.request) as out:
             with of as subscription:
-                await subscription.skip()
                 out.when_gone(subscription.ring)
-                await self._look()
-                while not self._number and not self._is_over and not await self._is_time_up(subscription):
-                    await self._wait(out, subscription)
+                # A store that is away ends it in order, as the time does: whoever follows asks again.
+                with suppress(Unavailable):
+                    await self._wait_for_lease(out, subscription)
                 await out.begin(
                     {
                         **HEADERS,
@@ -135,10 +136,18 @@ class Tail:
                         "X-Accel-Buffering": "no",
                     }
                 )
-                if self._number:
+                with suppress(Unavailable):
                     await self._follow(out, subscription)
 
+    async def _wait_for_lease(self, out: Outlet, subscription: Subscription) -> None:
+        await subscription.skip()
+        await self._look()
+        while not self._number and not self._is_over and not await self._is_time_up(subscription):
+            await self._wait(out, subscription)
+
     async def _follow(self, out: Outlet, subscription: Subscription) -> None:
+        if not self._number:
+            return
         loop = asyncio.get_running_loop()
 
         def hear() -> None:

@@ -19,6 +19,7 @@ from deltaci.blobs.store import Blobs
 from deltaci.core.errors import Refused
 from deltaci.core.listing import status_is
 from deltaci.core.views.steps import PENDING
+from deltaci.engine.items import Overloaded
 from deltaci.store.port import Conflict, CountHeld, Document, Store, Transaction
 from deltaci.wire.api import Usage
 from deltaci.wire.api_input import Quotas
@@ -86,7 +87,7 @@ class Turns:
 
     async def _wait(self, tenant: str) -> None:
         if self._count >= self._max_waiting:
-            raise Refused("overloaded", f"{self._max_waiting} requests wait already")
+            raise Overloaded(f"{self._max_waiting} requests wait already")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(mine)
         self._count += 1

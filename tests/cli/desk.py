@@ -1,0 +1,73 @@
+"""Somebody at a desk with a server: what they write, and what they see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from deltaci.main import app
+from tests.client.hosted import Hosted
+
+ROOT = Path(__file__).parents[2]
+
+
+class Desk:
+    """A folder with a server's `.state` in it. Nothing else has to be said."""
+
+    def __init__(self, folder: Path, hosted: Hosted) -> None:
+        self.folder = folder
+        self.hosted = hosted
+
+    def deltaci(self, *words: str, input: str | None = None, **environment: str) -> Result:
+        """The command line, called in this process."""
+        told = {"DELTACI_SERVER": None, "DELTACI_KEY": None, "USER": "ada", "COLUMNS": "120", **environment}
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            return CliRunner().invoke(app, list(words), input=input, env=told)
+        finally:
+            os.chdir(before)
+
+    def text(self, *words: str, **more: Any) -> str:
+        """What is shown of a command that goes well."""
+        result = self.deltaci(*words, **more)
+        assert result.exit_code == 0, (result.exit_code, result.output, result.exception)
+        return result.stdout
+
+    def json(self, *words: str, **more: Any) -> Any:
+        """The one JSON document of a command that goes well."""
+        return json.loads(self.text(*words, "--json", **more))
+
+    def refused(self, code: int, *words: str, **more: Any) -> str:
+        """The one line of a command that does not go well."""
+        result = self.deltaci(*words, **more)
+        assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+        assert "Traceback" not in result.output
+        assert len(result.stderr.strip().splitlines()) == 1 or "Usage:" in result.stderr, result.stderr
+        return result.stderr
+
+    def program(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """The command line as a process of its own."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELTACI_")}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        return subprocess.Popen(
+            [sys.executable, "-m", "deltaci.main", *words],
+            cwd=self.folder,
+            env={**environment, "PYTHONPATH": str(ROOT / "src"), **options.pop("env", {})},
+            **options,
+        )
+
+    def file(self, name: str, value: Any) -> str:
+        """A file with this JSON in it."""
+        (self.folder / name).write_text(json.dumps(value))
+        return name
+
+    def submit(self, *words: str, plan: Any) -> str:
+        """Start a run of this plan; its id."""
+        return self.text("submit", "--file", "-", *words, input=json.dumps(plan)).strip()

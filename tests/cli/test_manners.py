@@ -1,0 +1,155 @@
+"""What every command has in common: exit codes, Ctrl-C, closed pipes, a server that is not there, nothing unsafe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaci.main import app
+from tests.cli.desk import Desk
+from tests.client.hosted import gate, plan, task
+
+ASKING = (
+    *(("runs",), ("show", "r"), ("logs", "r/a"), ("explain", "r"), ("cancel", "r"), ("approve", "r"), ("rerun", "r")),
+    *(("submit", "-t", "t"), ("artifacts", "list", "r"), ("outputs", "r"), ("events", "export"), ("events", "follow")),
+    *(("template", "list"), ("key", "list"), ("workers",), ("whoami",), ("tenant",)),
+)
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address where nobody answers: the port is taken, and does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_no_key_is_told_with_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Before anything is sent anywhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DELTACI_KEY", raising=False)
+
+    result = CliRunner().invoke(app, list(words))
+
+    assert result.exit_code == 4
+    assert "deltaci key create" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there_is_told_with_its_address(
+    nowhere: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some patience, which a test has not."""
+    monkeypatch.setattr("deltaci.cli.session.PATIENCE_SECONDS", 0.01)
+    for words in ASKING:
+        told = desk.refused(5, *words, DELTACI_SERVER=nowhere)
+        assert f"{nowhere} cannot be reached" in told
+
+
+def test_a_page_of_somebody_else_is_no_answer(desk: Desk) -> None:
+    """The address of something else that speaks HTTP."""
+    told = desk.refused(3, "runs", "--server", f"{desk.hosted.url}/elsewhere")
+
+    assert "no answer of Delta CI" in told or "not_found" in told
+
+
+def test_ctrl_c_ends_a_command_without_a_word(desk: Desk) -> None:
+    """130, and no traceback: the run goes on."""
+    run, file = desk.submit(plan=plan(gate("ok"))), desk.file("gate.json", plan(gate("ok")))
+    for words in (
+        ("show", run, "--watch"),
+        ("events", "follow"),
+        ("submit", "--file", file, "--wait"),
+        ("runs", "--watch", "--json"),
+    ):
+        process = desk.program(*words)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (130, b""), words
+    desk.text("cancel", run)
+
+
+def test_a_closed_pipe_ends_a_command_without_a_word(desk: Desk) -> None:
+    """`deltaci events export | head -1`."""
+    big = desk.submit(plan=plan(*(task(f"t{number}", needs=[]) for number in range(300))))
+    desk.text("cancel", big)
+    for words in (
+        ("events", "export"),
+        ("events", "follow"),
+        ("show", "RUN", "--watch"),
+        ("runs", "--watch", "--json"),
+    ):
+        run = desk.submit(plan=plan(gate("ok")))
+        process = desk.program(*(run if word == "RUN" else word for word in words))
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        desk.text("cancel", run)  # Something more to tell.
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+        with process.stderr as err:
+            assert b"Traceback" not in err.read(), words
+        assert process.returncode == 141, words
+
+
+def test_what_people_wrote_never_speaks_to_the_terminal(desk: Desk) -> None:
+    """A title may be anything that the server takes."""
+    evil = "\u202eevil\u2028 [bold]markup[/bold] \x9b31m"
+    run = desk.submit("--title", evil, "--branch", evil, plan=plan(gate("ok")))
+    desk.text("approve", run, "--comment", evil)
+
+    for words in (("runs",), ("show", run), ("explain", f"{run}/ok"), ("events", "follow", "--run", run)):
+        shown = desk.text(*words)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", shown), words
+    assert "[bold]markup[/bold]" in desk.text("runs")
+
+
+@contextmanager
+def terminal(columns: int) -> Iterator[tuple[int, int]]:
+    """Our end of a terminal, and the program's."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+
+
+def test_on_a_terminal_there_are_colours_and_nothing_is_wider(desk: Desk) -> None:
+    """Whoever pipes it gets neither."""
+    run = desk.submit("--title", "a title that is much longer than the terminal is wide", plan=plan(gate("ok")))
+    desk.text("reject", run)
+    for words, code in ((("runs",), 0), (("show", run, "--watch"), 1)):
+        with terminal(80) as (ours, theirs):
+            process = desk.program(*words, stdout=theirs, stderr=subprocess.STDOUT, env={"TERM": "xterm-256color"})
+            os.close(theirs)
+            seen = b""
+            with suppress(OSError):  # The other end is closed.
+                while part := os.read(ours, 65536):
+                    seen += part
+            assert process.wait(30) == code
+        text = seen.decode()
+        assert "\x1b[31m" in text
+        assert all(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= 80 for line in text.splitlines())
+    assert "\x1b" not in desk.text("runs")
