@@ -175,18 +175,20 @@ PLANS: Final = st.fixed_dictionaries(
 RUNS: Final = st.fixed_dictionaries(
     {"plan": PLANS},
     optional={
-        **{name: TEXTS for name in ("project", "branch", "repository", "commit", "title")},
+        **dict.fromkeys(("project", "branch", "repository", "commit", "title"), TEXTS),
         "labels": st.lists(st.sampled_from(("x", "~", "a/b", "=")), max_size=3),
     },
 )
 READS: Final = ("", "/plan", "/explain", "/jobs", "/events", "/artifacts", "/outputs", "/costs")
 WHOLE: Final = {
-    "plan": {"jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]},
+    "plan": {
+        "jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]
+    },
     **{"project": "p", "branch": "b", "title": "t", "labels": ["x"]},
 }
 
 
-@fuzzed(100, asked=RUNS)
+@fuzzed(60, asked=RUNS)
 def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: Desk, asked: Any) -> None:
     """Whatever the types let through: nothing that exists may be beyond reading."""
     before = desk.newest()
@@ -209,7 +211,7 @@ def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: D
     assert desk.ask("GET", f"/runs/{id}/explain").status == 200
 
 
-@fuzzed(150, body=mutated(WHOLE))
+@fuzzed(80, body=mutated(WHOLE))
 def test_a_run_that_is_nearly_right(desk: Desk, body: bytes) -> None:
     """A careless program, or an evil one."""
     before = desk.newest()
@@ -219,7 +221,7 @@ def test_a_run_that_is_nearly_right(desk: Desk, body: bytes) -> None:
 
 
 @fuzzed(
-    100,
+    50,
     rules=st.dictionaries(
         st.sampled_from(("x", "X", "region", "_", "y" * 100)),
         st.fixed_dictionaries(
@@ -242,7 +244,7 @@ def test_a_template_is_refused_or_can_be_started(desk: Desk, rules: Any, given: 
 
     started = desk.ask("POST", "/runs", {"template": "t", "inputs": given, "version": version})
 
-    assert saved.status in (200, 400)
+    assert saved.status in (200, 400, 422)
     if saved.status == 200 and started.status == 201 and version is None:
         env = desk.ask("GET", f"/runs/{started.json['id']}/plan").json["jobs"][0]["work"].get("env", {})
         assert set(env) == {f"INPUT_{name.upper()}" for name in rules}
@@ -254,7 +256,7 @@ def test_a_template_is_refused_or_can_be_started(desk: Desk, rules: Any, given: 
 ODD_KEYS: Final = st.binary(max_size=12) | st.sampled_from((b"", b" ", b"a", b"\xc3\xbc", b"k" * 200, b"k" * 201))
 
 
-@fuzzed(100, key=ODD_KEYS, title=st.sampled_from(("", "x")))
+@fuzzed(50, key=ODD_KEYS, title=st.sampled_from(("", "x")))
 def test_an_idempotency_key_is_refused_or_makes_one_run(desk: Desk, key: bytes, title: str) -> None:
     """Once for all repeats; for something else, never."""
     body = {"plan": {"jobs": [job("a")]}, "title": title}
@@ -269,7 +271,7 @@ def test_an_idempotency_key_is_refused_or_makes_one_run(desk: Desk, key: bytes, 
         assert (again.status, again.json["code"]) == (first.status, first.json["code"])
 
 
-@fuzzed(200, data=st.data())
+@fuzzed(80, data=st.data())
 def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject) -> None:
     """In any letter, or in what is around it."""
     good = f"Bearer {desk.token}".encode()
@@ -285,11 +287,13 @@ def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject
 
 
 @fuzzed(
-    600,
+    300,
     kind=st.sampled_from(QUERIES),
     query=st.binary(max_size=30)
     | st.lists(
-        st.tuples(st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25)))
+        st.tuples(
+            st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25))
+        )
     ).map(lambda pairs: "&".join(f"{name}={quote(text)}" for name, text in pairs).encode()),
 )
 def test_a_query_is_read_or_refused(kind: Any, query: bytes) -> None:
@@ -309,12 +313,12 @@ TIMES: Final = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoforma
 
 
 @fuzzed(
-    150,
+    60,
     asked=st.fixed_dictionaries(
         {},
         optional={
             **{"since": TIMES, "until": TIMES, "limit": st.integers(-1, 300).map(str)},
-            **{name: TEXTS for name in ("branch", "project", "label", "person", "template")},
+            **dict.fromkeys(("branch", "project", "label", "person", "template"), TEXTS),
             **{"state": st.sampled_from(("REPORTED", "x")), "status": st.sampled_from(("PENDING", "null"))},
         },
     ),
@@ -333,7 +337,7 @@ CURSORS: Final = st.one_of(
 )
 
 
-@fuzzed(150, path=st.sampled_from(LISTS), cursor=CURSORS)
+@fuzzed(60, path=st.sampled_from(LISTS), cursor=CURSORS)
 def test_a_cursor_is_a_place_in_the_list_or_refused(desk: Desk, path: str, cursor: str) -> None:
     """Somebody may have made it up."""
     query = b"limit=1&cursor=" + quote(cursor, errors="replace").encode()
@@ -342,7 +346,7 @@ def test_a_cursor_is_a_place_in_the_list_or_refused(desk: Desk, path: str, curso
 
 
 @fuzzed(
-    100,
+    60,
     told=st.binary(max_size=10) | st.integers(0, 10**17).map(lambda n: str(n).encode()),
     accept=st.sampled_from((b"text/event-stream", b"*/*", b"text/event-stream;q=0", b"\xff", b"text/event-stream;q=9")),
     is_run=st.booleans(),
@@ -365,8 +369,7 @@ def test_a_range_is_a_part_of_the_file(header: str, size: int) -> None:
     """Never beyond its end, and never nothing, unless there is nothing."""
     try:
         found = ranges.chosen(header, size)
-    except ranges.BadRange as refused:
-        assert refused.size == size
+    except ranges.BadRange:
         return
 
     assert 0 <= found.start <= found.stop <= size
@@ -374,7 +377,7 @@ def test_a_range_is_a_part_of_the_file(header: str, size: int) -> None:
     assert found.start < found.stop or not size
 
 
-@fuzzed(60, header=st.binary(max_size=12) | st.sampled_from((b"bytes=0-", b"bytes=5-4", b"bytes=-0", b"bytes=9" * 99)))
+@fuzzed(30, header=st.binary(max_size=12) | st.sampled_from((b"bytes=0-", b"bytes=5-4", b"bytes=-0", b"bytes=9" * 99)))
 def test_a_range_of_a_log_is_answered(desk: Desk, header: bytes) -> None:
     """Of a log that is still empty, too."""
     path = f"/runs/{desk.run}/jobs/a/log"
@@ -383,10 +386,12 @@ def test_a_range_of_a_log_is_answered(desk: Desk, header: bytes) -> None:
 
 
 @fuzzed(
-    200,
+    100,
     method=st.sampled_from(("GET", "POST", "PUT", "DELETE", "HEAD", "TRACE", "QUERY", "get", "X" * 50)),
     parts=st.lists(
-        st.sampled_from(("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers"))
+        st.sampled_from(
+            ("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers")
+        )
         | TEXTS,
         max_size=9,
     ),
