@@ -131,9 +131,14 @@ def job(name: str, **fields: Any) -> dict[str, Any]:
 
 # -- plans and templates
 
-NAMES: Final = ("a", "b", "c", "(x)", "a.1", "..", ".", "a b", "_", "x" * 100, "a:b=c@d+e,f")
+NAMES: Final = ("a", "b", "c", "(x)", "a.1", "a b", "_", "x" * 100, "a:b=c@d+e,f", "..")
 TEXTS: Final = st.text(max_size=8) | st.sampled_from(ODD_TEXTS[:11])
+WORDS: Final = st.text(st.characters(exclude_categories=("C",)), max_size=8) | st.sampled_from(
+    ("", "\u202e", "%00", "..")
+)
 SECONDS: Final = st.sampled_from((0, 1, 60, 10 * 365 * 24 * 3600))
+POSITIVE: Final = st.sampled_from((1, 60, 10 * 365 * 24 * 3600))
+NEEDS: Final = st.none() | st.lists(st.sampled_from(NAMES[:4]), max_size=2)
 WORK: Final = st.fixed_dictionaries(
     {},
     optional={
@@ -148,10 +153,10 @@ WORK: Final = st.fixed_dictionaries(
 TASKS: Final = st.fixed_dictionaries(
     {"name": st.sampled_from(NAMES), "work": WORK},
     optional={
-        "needs": st.none() | st.lists(st.sampled_from(NAMES), max_size=3),
+        "needs": NEEDS,
         "runs_on": st.lists(st.sampled_from(("x", "y", "a=b", "ü")), max_size=3),
         "allow_failure": st.booleans(),
-        "timeout_seconds": SECONDS,
+        "timeout_seconds": POSITIVE,
         "priority": st.sampled_from((-1000, 0, 1000)),
         "retry": st.fixed_dictionaries(
             {"max_attempts": st.sampled_from((1, 100))},
@@ -162,20 +167,20 @@ TASKS: Final = st.fixed_dictionaries(
 GATES: Final = st.fixed_dictionaries(
     {"name": st.sampled_from(NAMES), "kind": st.just("approval")},
     optional={
-        "needs": st.none() | st.lists(st.sampled_from(NAMES), max_size=3),
+        "needs": NEEDS,
         "approval": st.fixed_dictionaries(
-            {}, optional={"role": TEXTS, "approvers": st.sampled_from((1, 2, 100)), "expires_seconds": SECONDS}
+            {}, optional={"role": WORDS, "approvers": st.sampled_from((1, 2, 100)), "expires_seconds": SECONDS}
         ),
     },
 )
 PLANS: Final = st.fixed_dictionaries(
     {"jobs": st.lists(TASKS | GATES, min_size=1, max_size=5, unique_by=lambda each: each["name"])},
-    optional={"fail_fast": st.booleans(), "timeout_seconds": SECONDS},
+    optional={"fail_fast": st.booleans(), "timeout_seconds": SECONDS | POSITIVE},
 )
 RUNS: Final = st.fixed_dictionaries(
     {"plan": PLANS},
     optional={
-        **dict.fromkeys(("project", "branch", "repository", "commit", "title"), TEXTS),
+        **dict.fromkeys(("project", "branch", "repository", "commit", "title"), WORDS),
         "labels": st.lists(st.sampled_from(("x", "~", "a/b", "=")), max_size=3),
     },
 )
