@@ -193,8 +193,8 @@ WHOLE: Final = {
 }
 
 
-@fuzzed(60, asked=RUNS)
-def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: Desk, asked: Any) -> None:
+@fuzzed(60, asked=RUNS, said=TEXTS)
+def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: Desk, asked: Any, said: str) -> None:
     """Whatever the types let through: nothing that exists may be beyond reading."""
     before = desk.newest()
 
@@ -211,9 +211,11 @@ def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: D
     if asked.get("branch"):
         found = desk.ask("GET", "/runs", query=b"limit=200&branch=" + quote(asked["branch"]).encode())
         assert id in [run["id"] for run in found.json["runs"]]
-    desk.ask("POST", f"/runs/{id}/approve", {"comment": asked.get("title", "")})
-    assert desk.ask("POST", f"/runs/{id}/cancel", {"reason": asked.get("title", "")}).status in (200, 409)
-    assert desk.ask("GET", f"/runs/{id}/explain").status == 200
+    assert desk.ask("POST", f"/runs/{id}/approve", {"comment": said}).status in (200, 409, 422)
+    assert desk.ask("POST", f"/runs/{id}/cancel", {"reason": said}).status in (200, 409, 422)
+    assert desk.ask("POST", f"/runs/{id}/rerun", {"failed_only": not said}).status in (201, 409)
+    for each in READS:
+        assert desk.ask("GET", f"/runs/{id}{each}").status == 200
 
 
 @fuzzed(80, body=mutated(WHOLE))
