@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deltaci.client import AsyncClient
 from deltaci.core.events import Event, to_line
 from deltaci.server.api import live, staying, streams
 from deltaci.server.api.live import wants_stream
@@ -345,3 +346,19 @@ async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monk
 def test_the_accept_header_decides(accept: str, is_stream: bool) -> None:
     """A stream is given only to whoever asks for one by its name."""
     assert wants_stream(accept) is is_stream
+
+
+@on_loop
+async def test_the_client_hears_of_the_last_job_of_a_run_that_failed_fast(site: Opened) -> None:
+    """The run is over while a worker still stops; whoever follows hears of that, and then comes to an end."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})
+        one, two = await player.take(), await player.take()
+        await player.fail(one)
+        await here.until(ada, id, "REPORTED")
+        await player.say(two, "CancelAck", final_status="CANCELED", ts=TIME)
+        async with AsyncClient(here.url, ada.token) as client, asyncio.timeout(20):
+            found = [event.seq async for event in client.follow(id)]
+
+        assert found == [event.seq for event in await here.store.events(0, 1000, run_id=id)]

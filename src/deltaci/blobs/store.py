@@ -166,7 +166,12 @@ class FolderBlobs:
         """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
         _, limit = bounds(0, limit, MAX_LISTED)
         found: list[Listed] = []
-        walk = self._walk(self._folder, "", prefix, after)
+        # What the prefix names whole is gone straight to: its neighbours may be many.
+        *names, _ = prefix.split("/")
+        if any(name in ("", ".", "..") for name in names):
+            return []
+        start = self._folder.joinpath(*(f"+{name}" for name in names))
+        walk = self._walk(start, "".join(f"{name}/" for name in names), prefix, after)
         while len(found) < limit and (listed := next(walk, None)) is not None:
             found.append(listed)
         return found

@@ -182,9 +182,9 @@ def _told_until_settled(event: api.Event) -> Generator[Step | Emit[Any], Any, bo
     return is_turn and _is_settled((yield from ask(calls.run(event.run_id))))
 
 
-def _is_settled(run: api.Run) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped."""
-    return is_over(run) and not run.tally.open
+def _is_settled(run: api.RunWithJobs) -> bool:
+    """Whether its outcome stands and none of its jobs is still being stopped; a run that is over counts no more."""
+    return is_over(run) and all(job.completed_at is not None for job in run.jobs)
 
 
 def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:

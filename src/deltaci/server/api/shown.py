@@ -12,7 +12,7 @@ from deltaci.core.events import Event
 from deltaci.core.failures import Failure
 from deltaci.core.instants import rfc3339
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.run import Run
+from deltaci.core.run import Run, Tally, is_over
 from deltaci.core.timers import ready_at
 from deltaci.core.views.queue import job_status
 from deltaci.core.views.steps import run_status, step_attempts, step_status
@@ -45,7 +45,9 @@ def run_with_jobs(record: Run, shown: list[api.Job], count: int) -> api.RunWithJ
 
 
 def _run(record: Run) -> dict[str, Any]:
-    origin, tally = record.origin, record.tally
+    origin = record.origin
+    # Once the outcome stands nobody counts any more: what is still being stopped then is no part of it.
+    tally = Tally(doomed=record.tally.doomed) if is_over(record) else record.tally
     return {
         "id": record.id,
         "tenant": record.tenant,
