@@ -18,6 +18,7 @@ TENANT: Final = "default"
 WAIT_SECONDS: Final = 30.0
 LABEL: Final = "nobody-has-this"
 ARTIFACT: Final = "out/report.txt"
+WITH_FILES: Final = ("build", "done")  # The jobs that leave it behind.
 LOG: Final = b"made \xff something\n" * 20
 SPARE_KEYS: Final = 5
 
@@ -94,6 +95,7 @@ class Known(NamedTuple):
     """A run that is there: enough to ask about any part of it."""
 
     id: str
+    status: str
     plan_hash: str
     jobs: list[tuple[str, int]]  # The name of each, and how many attempts it has.
 
@@ -106,6 +108,8 @@ class Directory:
             base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=WAIT_SECONDS
         )
         self.runs: list[Known] = []
+        self.with_files: list[Known] = []
+        self.waiting: list[Known] = []
         self.cursors: list[str] = []
         self.templates: list[str] = []
         self.workers: list[str] = []
@@ -117,6 +121,8 @@ class Directory:
         ids = [run["id"] for run in page["runs"]] + [run.id for run in self.runs[-20:]]
         runs = [self._get(f"/runs/{id}") for id in dict.fromkeys(ids)]
         self.runs = [known for known in map(_known, runs) if known.jobs]
+        self.waiting = [run for run in self.runs if run.status == "WAITING_APPROVAL"]
+        self.with_files = [run for run in self.runs if run.jobs[0][0] in WITH_FILES]
         self.cursors = [str(self._get("/runs?limit=2")["next"]), str(self._get("/workers?limit=1")["next"] or "")]
         self.templates = [each["name"] for each in self._get("/templates?limit=50")["templates"]]
         self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
@@ -137,4 +143,6 @@ class Directory:
 def _known(run: Any) -> Known:
     """Only jobs whose names stand in an address as they are: schemathesis reads addresses as they are written."""
     jobs = [(job["name"], len(job["tries"])) for job in run["jobs"][:20]]
-    return Known(run["id"], run["plan_hash"], [each for each in jobs if quote(each[0], safe="") == each[0]])
+    return Known(
+        run["id"], run["status"], run["plan_hash"], [each for each in jobs if quote(each[0], safe="") == each[0]]
+    )
