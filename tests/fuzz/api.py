@@ -55,7 +55,7 @@ def runner(here: Prey, *, is_known: bool = True) -> Asker:
 
 def person(here: Prey, name: str) -> Asker:
     """One of the people, by name."""
-    people = settle(here.url, here.folder)
+    people = settle(here)
     own = " ".join(token.split("_")[1] for token in (people.admin, people.reader))
     known = {"FUZZ_ADMIN": people.admin, "FUZZ_OWN_KEYS": own, "FUZZ_REACHED": str(here.folder / REACHED)}
     return Asker("api", getattr(people, name), "tests.fuzz.people_hooks", known)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
 
-from deltaci.server.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, registration_token
+from deltaci.server.service import registration_token
 from tests.api.site import Caller, Player, gate, task
+from tests.fuzz.prey import Prey
 
 TENANT: Final = "default"
 WAIT_SECONDS: Final = 30.0
@@ -73,22 +72,21 @@ async def _play(ada: Caller, player: Player) -> None:
         await ada.post("/runs", {"template": "nightly", "inputs": {"region": "us"}})
 
 
-async def _settled(url: str, folder: Path) -> People:
-    signer = Signer(server_key(folder / KEY_FILE), time.time)
-    token = signer.sign("operate", "root", TENANT, 7200)
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as http:
+async def _settled(here: Prey) -> People:
+    token = here.operator()
+    async with httpx.AsyncClient(base_url=here.url, timeout=WAIT_SECONDS) as http:
         operator = Caller(http, token)
         admin = await _key(operator, "admin", "admin")
         reader = await _key(operator, "reader", "read")
         for n in range(SPARE_KEYS):
             await _key(operator, f"spare{n}", "run")
-        await _play(Caller(http, admin), await _player(http, folder))
+        await _play(Caller(http, admin), await _player(http, here.folder))
     return People(admin, token, reader)
 
 
-def settle(url: str, folder: Path) -> People:
+def settle(here: Prey) -> People:
     """All of it, on a server that runs."""
-    return asyncio.run(_settled(url, folder))
+    return asyncio.run(_settled(here))
 
 
 class Known(NamedTuple):

@@ -48,7 +48,7 @@ class Server(NamedTuple):
 def server(tmp_path: Path) -> Iterator[Server]:
     """A server process, which must be well at the end, whoever still follows something."""
     with prey(tmp_path, has_work=False) as here:
-        people = settle(here.url, here.folder)
+        people = settle(here)
         there = Directory(here.url, people.admin)
         there.read()
         yield Server(int(here.url.rpartition(":")[2]), people.reader, there)
