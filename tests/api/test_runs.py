@@ -135,7 +135,16 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"plan": {"jobs": [task("a"), task("a")]}}, 400, "bad_request", "same name"),
     ({"plan": {"jobs": [task("a", needs=["b"])]}}, 400, "bad_request", "b"),
     ({"plan": {"jobs": [task("a", needs=["b"]), task("b", needs=["a"])]}}, 400, "dependency_cycle", "a"),
-    ({"plan": {"jobs": [task("a", needz=[])]}}, 422, "bad_message", "needz"),
+    ({"plan": {"jobs": [task("a", needz=[])]}}, 422, "bad_message", "did you mean 'needs'?"),
+    ({"plan": {"jobs": [task("a", retry={"xyz": 1})]}}, 422, "bad_message", "expected base_delay_seconds, jitter"),
+    ({"plan": {"jobs": [task("a", kind="gate")]}}, 422, "bad_message", "expected approval, task"),
+    (
+        {"plan": {"jobs": [{"name": "a", "work": {"steps": [{"runs": "x"}]}}]}},
+        422,
+        "bad_message",
+        "did you mean 'run'?",
+    ),
+    ({"tilte": "x"}, 422, "bad_message", "did you mean 'title'?"),
     ({"plan": {"jobs": [task("a/b")]}}, 422, "bad_message", "$.plan.jobs[0].name"),
     ({"plan": {"jobs": [{**gate("g"), "work": {"steps": ["true"]}}]}}, 400, "bad_request", "approval"),
     ({"plan": {"jobs": [task("a", approval={})]}}, 400, "bad_request", "only a job of kind"),
@@ -217,6 +226,7 @@ async def test_pages_neither_skip_nor_repeat_while_runs_are_made(site: Opened) -
         for query in ("limit=0", "limit=201", "state=NO", "since=yesterday", "nope=1"):
             assert (await ada.get(f"/runs?{query}")).code == "bad_message"
         assert (await ada.get("/runs?limit=1&limit=2")).code == "bad_request"
+        assert "expected CANCELED, FAILED, PENDING" in (await ada.get("/runs?status=NO")).body["message"]
 
 
 @on_loop

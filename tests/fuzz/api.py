@@ -15,6 +15,7 @@ from tests.fuzz.prey import Prey, prey
 ROOT: Final = Path(__file__).parents[2]
 EVERY_PHASE: Final = "examples,coverage,fuzzing,stateful"
 MAX_RESPONSE_SECONDS: Final = 5
+REACHED: Final = "reached.txt"
 SPARE_SECONDS: Final = 400  # On a machine that is busy with other things.
 # What counts as a refusal: schemathesis' own list, and 413, with which we refuse what is too much. What fits may be
 # answered with 416 as well: whether there are such bytes depends on the file.
@@ -34,6 +35,7 @@ class Found(NamedTuple):
     cases: int
     failures: int
     told: str
+    reached: frozenset[str]  # Of what people may ask: where a request got what it asked for.
 
 
 class Asker(NamedTuple):
@@ -53,9 +55,9 @@ def runner(here: Prey, *, is_known: bool = True) -> Asker:
 
 def person(here: Prey, name: str) -> Asker:
     """One of the people, by name."""
-    people = settle(here.url, here.folder)
+    people = settle(here)
     own = " ".join(token.split("_")[1] for token in (people.admin, people.reader))
-    known = {"FUZZ_ADMIN": people.admin, "FUZZ_OWN_KEYS": own}
+    known = {"FUZZ_ADMIN": people.admin, "FUZZ_OWN_KEYS": own, "FUZZ_REACHED": str(here.folder / REACHED)}
     return Asker("api", getattr(people, name), "tests.fuzz.people_hooks", known)
 
 
@@ -97,7 +99,9 @@ def fuzz_api(
         text += f"\nthe server said: {trouble[-5000:]}\n{report_of_log.summary()}"
     if done.returncode and not failures:
         failures = 1
-    return Found(int(told["test_cases"]["generated"]), failures, f"seed {seed}\n{text}")
+    reached = folder / REACHED
+    labels = frozenset(reached.read_text(encoding="utf-8").splitlines() if reached.exists() else ())
+    return Found(int(told["test_cases"]["generated"]), failures, f"seed {seed}\n{text}", labels)
 
 
 def _only_failures(text: str) -> str:

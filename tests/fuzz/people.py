@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
 
-from deltaci.server.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, registration_token
+from deltaci.server.service import registration_token
 from tests.api.site import Caller, Player, gate, task
+from tests.fuzz.prey import Prey
 
 TENANT: Final = "default"
 WAIT_SECONDS: Final = 30.0
 LABEL: Final = "nobody-has-this"
 ARTIFACT: Final = "out/report.txt"
+WITH_FILES: Final = ("build", "done")  # The jobs that leave it behind.
 LOG: Final = b"made \xff something\n" * 20
 SPARE_KEYS: Final = 5
 
@@ -72,28 +72,28 @@ async def _play(ada: Caller, player: Player) -> None:
         await ada.post("/runs", {"template": "nightly", "inputs": {"region": "us"}})
 
 
-async def _settled(url: str, folder: Path) -> People:
-    signer = Signer(server_key(folder / KEY_FILE), time.time)
-    token = signer.sign("operate", "root", TENANT, 7200)
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as http:
+async def _settled(here: Prey) -> People:
+    token = here.operator()
+    async with httpx.AsyncClient(base_url=here.url, timeout=WAIT_SECONDS) as http:
         operator = Caller(http, token)
         admin = await _key(operator, "admin", "admin")
         reader = await _key(operator, "reader", "read")
         for n in range(SPARE_KEYS):
             await _key(operator, f"spare{n}", "run")
-        await _play(Caller(http, admin), await _player(http, folder))
+        await _play(Caller(http, admin), await _player(http, here.folder))
     return People(admin, token, reader)
 
 
-def settle(url: str, folder: Path) -> People:
+def settle(here: Prey) -> People:
     """All of it, on a server that runs."""
-    return asyncio.run(_settled(url, folder))
+    return asyncio.run(_settled(here))
 
 
 class Known(NamedTuple):
     """A run that is there: enough to ask about any part of it."""
 
     id: str
+    status: str
     plan_hash: str
     jobs: list[tuple[str, int]]  # The name of each, and how many attempts it has.
 
@@ -106,6 +106,8 @@ class Directory:
             base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"}, timeout=WAIT_SECONDS
         )
         self.runs: list[Known] = []
+        self.with_files: list[Known] = []
+        self.waiting: list[Known] = []
         self.cursors: list[str] = []
         self.templates: list[str] = []
         self.workers: list[str] = []
@@ -117,12 +119,18 @@ class Directory:
         ids = [run["id"] for run in page["runs"]] + [run.id for run in self.runs[-20:]]
         runs = [self._get(f"/runs/{id}") for id in dict.fromkeys(ids)]
         self.runs = [known for known in map(_known, runs) if known.jobs]
+        self.waiting = [run for run in self.runs if run.status == "WAITING_APPROVAL"]
+        self.with_files = [run for run in self.runs if run.jobs[0][0] in WITH_FILES]
         self.cursors = [str(self._get("/runs?limit=2")["next"]), str(self._get("/workers?limit=1")["next"] or "")]
         self.templates = [each["name"] for each in self._get("/templates?limit=50")["templates"]]
         self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
         # Never those with which we ask ourselves: who revokes them finds nothing more.
         keys = self._get("/keys?limit=200")["keys"]
         self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._http.close()
 
     def _get(self, path: str) -> Any:
         answer = self._http.get(path)
@@ -133,4 +141,6 @@ class Directory:
 def _known(run: Any) -> Known:
     """Only jobs whose names stand in an address as they are: schemathesis reads addresses as they are written."""
     jobs = [(job["name"], len(job["tries"])) for job in run["jobs"][:20]]
-    return Known(run["id"], run["plan_hash"], [each for each in jobs if quote(each[0], safe="") == each[0]])
+    return Known(
+        run["id"], run["status"], run["plan_hash"], [each for each in jobs if quote(each[0], safe="") == each[0]]
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -16,13 +17,15 @@ import schemathesis
 
 from deltaci.wire import api_input
 from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
-from tests.fuzz.people import ARTIFACT, TENANT, Directory
+from tests.fuzz.people import ARTIFACT, TENANT, Directory, Known
 
 Case = schemathesis.Case[Any]
 
 LIVE: Final = 0.85  # How often something real is put in place of what was made up.
 LOOK_AGAIN: Final = 150
+NOBODY: Final = "0000"
 OTHER_TENANT: Final = "others"  # Whose quotas may be anything: ours must let us in.
+REACHED: Final = Path(os.environ["FUZZ_REACHED"])
 OWN: Final = os.environ["FUZZ_OWN_KEYS"].split()
 
 
@@ -33,6 +36,7 @@ class Insider:
         self._there = Directory(os.environ["FUZZ_URL"], os.environ["FUZZ_ADMIN"])
         self._random = random.Random(int(os.environ["FUZZ_SEED"]))
         self._calls = 0
+        self._reached: set[str] = set()
 
     def improve(self, case: Case) -> None:
         """Let it get further than somebody who guesses would."""
@@ -40,7 +44,7 @@ class Insider:
             self._there.read()
         self._calls += 1
         is_live = self._random.random() < LIVE
-        run = self._random.choice(self._there.runs)
+        run = self._random.choice(self._fitting(case))
         job, tries = self._random.choice(run.jobs)
         real = {
             **{"run": run.id, "job": job, "index": self._random.randint(1, max(1, tries)), "path": ARTIFACT},
@@ -53,6 +57,20 @@ class Insider:
         if isinstance(case.body, dict):
             case.body = self._body(case.body, run.plan_hash, job if is_live else None)
 
+    def hear(self, label: str, status: int) -> None:
+        """Remember where a request got what it asked for."""
+        if status < 300 and label not in self._reached:
+            self._reached.add(label)
+            REACHED.write_text("\n".join(sorted(self._reached)), encoding="utf-8")
+
+    def _fitting(self, case: Case) -> list[Known]:
+        """The runs of which this can be asked."""
+        if "path" in case.path_parameters:
+            return self._there.with_files
+        if case.operation.path.endswith(("/approve", "/reject")):
+            return self._there.waiting or self._there.runs
+        return self._there.runs
+
     def _one(self, some: list[str]) -> str:
         return self._random.choice(some) if some else ""
 
@@ -61,8 +79,10 @@ class Insider:
         for name, value in given.items():
             if real.get(name) and _fits(unquote(str(value)), PARAMETERS[name]):
                 given[name] = real[name]
+            elif value == "":  # E.g. `key_id` of an operator: without it this would be another address.
+                given[name] = NOBODY
         if unquote(str(given.get("key", ""))) in OWN:
-            given["key"] = "0000"
+            given["key"] = NOBODY
         if unquote(str(given.get("tenant", ""))) == TENANT:
             given["tenant"] = OTHER_TENANT
 
@@ -158,3 +178,9 @@ _insider = Insider()
 def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str, Any]) -> None:
     """Before every request."""
     _insider.improve(case)
+
+
+@schemathesis.hook
+def after_call(context: schemathesis.HookContext, case: Case, response: schemathesis.Response) -> None:
+    """After every answer."""
+    _insider.hear(case.operation.label, response.status_code)

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ from deltaci.core.views.canonical import lines
 from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import Client
-from deltaci.server.service import registration_token
+from deltaci.server.credentials import Signer, server_key
+from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.store import open_store
 
 RUNNER: Final = "w1"
@@ -58,6 +60,10 @@ class Prey:
     def token(self) -> str:
         """A token of a runner that has never registered."""
         return registration_token(self.folder, f"r{os.urandom(6).hex()}", "default")
+
+    def operator(self) -> str:
+        """A token of whoever operates the server."""
+        return Signer(server_key(self.folder / KEY_FILE), time.time).sign("operate", "root", "default", 7200)
 
     async def events(self) -> list[Event]:
         """Everything that happened."""

@@ -1,4 +1,4 @@
-"""The server over HTTP against its own description, as runners see it, see `api`. A failure prints the seed that repeats it."""
+"""The runner protocol over HTTP against its own description, see `api`. A failure prints the seed that repeats it."""
 
 from __future__ import annotations
 

@@ -131,9 +131,12 @@ def job(name: str, **fields: Any) -> dict[str, Any]:
 
 # -- plans and templates
 
-NAMES: Final = ("a", "b", "c", "(x)", "a.1", "..", ".", "a b", "_", "x" * 100, "a:b=c@d+e,f")
+NAMES: Final = ("a", "b", "c", "(x)", "a.1", "a b", "_", "x" * 100, "a:b=c@d+e,f", "..")
 TEXTS: Final = st.text(max_size=8) | st.sampled_from(ODD_TEXTS[:11])
+WORDS: Final = st.text(max_size=8).filter(str.isprintable) | st.sampled_from(("", "\u202e", "%00", ".."))
 SECONDS: Final = st.sampled_from((0, 1, 60, 10 * 365 * 24 * 3600))
+POSITIVE: Final = st.sampled_from((1, 60, 10 * 365 * 24 * 3600))
+NEEDS: Final = st.none() | st.lists(st.sampled_from(NAMES[:4]), max_size=2)
 WORK: Final = st.fixed_dictionaries(
     {},
     optional={
@@ -145,13 +148,13 @@ WORK: Final = st.fixed_dictionaries(
         "cache_scope": TEXTS,
     },
 )
-TASKS: Final = st.fixed_dictionaries(
+TASKS: Final[st.SearchStrategy[Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from(NAMES), "work": WORK},
     optional={
-        "needs": st.none() | st.lists(st.sampled_from(NAMES), max_size=3),
+        "needs": NEEDS,
         "runs_on": st.lists(st.sampled_from(("x", "y", "a=b", "ü")), max_size=3),
         "allow_failure": st.booleans(),
-        "timeout_seconds": SECONDS,
+        "timeout_seconds": POSITIVE,
         "priority": st.sampled_from((-1000, 0, 1000)),
         "retry": st.fixed_dictionaries(
             {"max_attempts": st.sampled_from((1, 100))},
@@ -159,35 +162,37 @@ TASKS: Final = st.fixed_dictionaries(
         ),
     },
 )
-GATES: Final = st.fixed_dictionaries(
+GATES: Final[st.SearchStrategy[Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from(NAMES), "kind": st.just("approval")},
     optional={
-        "needs": st.none() | st.lists(st.sampled_from(NAMES), max_size=3),
+        "needs": NEEDS,
         "approval": st.fixed_dictionaries(
-            {}, optional={"role": TEXTS, "approvers": st.sampled_from((1, 2, 100)), "expires_seconds": SECONDS}
+            {}, optional={"role": WORDS, "approvers": st.sampled_from((1, 2, 100)), "expires_seconds": SECONDS}
         ),
     },
 )
-PLANS: Final = st.fixed_dictionaries(
+PLANS: Final[st.SearchStrategy[Any]] = st.fixed_dictionaries(
     {"jobs": st.lists(TASKS | GATES, min_size=1, max_size=5, unique_by=lambda each: each["name"])},
-    optional={"fail_fast": st.booleans(), "timeout_seconds": SECONDS},
+    optional={"fail_fast": st.booleans(), "timeout_seconds": SECONDS | POSITIVE},
 )
 RUNS: Final = st.fixed_dictionaries(
     {"plan": PLANS},
     optional={
-        **{name: TEXTS for name in ("project", "branch", "repository", "commit", "title")},
+        **dict.fromkeys(("project", "branch", "repository", "commit", "title"), WORDS),
         "labels": st.lists(st.sampled_from(("x", "~", "a/b", "=")), max_size=3),
     },
 )
 READS: Final = ("", "/plan", "/explain", "/jobs", "/events", "/artifacts", "/outputs", "/costs")
 WHOLE: Final = {
-    "plan": {"jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]},
+    "plan": {
+        "jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]
+    },
     **{"project": "p", "branch": "b", "title": "t", "labels": ["x"]},
 }
 
 
-@fuzzed(40, asked=RUNS)
-def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: Desk, asked: Any) -> None:
+@fuzzed(60, asked=RUNS, said=TEXTS)
+def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: Desk, asked: Any, said: str) -> None:
     """Whatever the types let through: nothing that exists may be beyond reading."""
     before = desk.newest()
 
@@ -202,14 +207,16 @@ def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: D
     for each in asked["plan"]["jobs"]:
         assert desk.ask("GET", f"/runs/{id}/jobs/{each['name']}/explain").status == 200
     if asked.get("branch"):
-        found = desk.ask("GET", "/runs", query=b"branch=" + quote(asked["branch"]).encode())
-        assert found.json["runs"][0]["id"] == id
-    desk.ask("POST", f"/runs/{id}/approve", {"comment": asked.get("title", "")})
-    assert desk.ask("POST", f"/runs/{id}/cancel", {"reason": asked.get("title", "")}).status in (200, 409)
-    assert desk.ask("GET", f"/runs/{id}/explain").status == 200
+        found = desk.ask("GET", "/runs", query=b"limit=200&branch=" + quote(asked["branch"]).encode())
+        assert id in [run["id"] for run in found.json["runs"]]
+    assert desk.ask("POST", f"/runs/{id}/approve", {"comment": said}).status in (200, 409, 422)
+    assert desk.ask("POST", f"/runs/{id}/cancel", {"reason": said}).status in (200, 409, 422)
+    assert desk.ask("POST", f"/runs/{id}/rerun", {"failed_only": not said}).status in (201, 409)
+    for each in READS:
+        assert desk.ask("GET", f"/runs/{id}{each}").status == 200
 
 
-@fuzzed(40, body=mutated(WHOLE))
+@fuzzed(80, body=mutated(WHOLE))
 def test_a_run_that_is_nearly_right(desk: Desk, body: bytes) -> None:
     """A careless program, or an evil one."""
     before = desk.newest()
@@ -219,7 +226,7 @@ def test_a_run_that_is_nearly_right(desk: Desk, body: bytes) -> None:
 
 
 @fuzzed(
-    30,
+    50,
     rules=st.dictionaries(
         st.sampled_from(("x", "X", "region", "_", "y" * 100)),
         st.fixed_dictionaries(
@@ -242,7 +249,7 @@ def test_a_template_is_refused_or_can_be_started(desk: Desk, rules: Any, given: 
 
     started = desk.ask("POST", "/runs", {"template": "t", "inputs": given, "version": version})
 
-    assert saved.status in (200, 400)
+    assert saved.status in (200, 400, 422)
     if saved.status == 200 and started.status == 201 and version is None:
         env = desk.ask("GET", f"/runs/{started.json['id']}/plan").json["jobs"][0]["work"].get("env", {})
         assert set(env) == {f"INPUT_{name.upper()}" for name in rules}
@@ -254,7 +261,7 @@ def test_a_template_is_refused_or_can_be_started(desk: Desk, rules: Any, given: 
 ODD_KEYS: Final = st.binary(max_size=12) | st.sampled_from((b"", b" ", b"a", b"\xc3\xbc", b"k" * 200, b"k" * 201))
 
 
-@fuzzed(30, key=ODD_KEYS, title=st.sampled_from(("", "x")))
+@fuzzed(50, key=ODD_KEYS, title=st.sampled_from(("", "x")))
 def test_an_idempotency_key_is_refused_or_makes_one_run(desk: Desk, key: bytes, title: str) -> None:
     """Once for all repeats; for something else, never."""
     body = {"plan": {"jobs": [job("a")]}, "title": title}
@@ -269,7 +276,7 @@ def test_an_idempotency_key_is_refused_or_makes_one_run(desk: Desk, key: bytes, 
         assert (again.status, again.json["code"]) == (first.status, first.json["code"])
 
 
-@fuzzed(40, data=st.data())
+@fuzzed(80, data=st.data())
 def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject) -> None:
     """In any letter, or in what is around it."""
     good = f"Bearer {desk.token}".encode()
@@ -289,7 +296,9 @@ def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject
     kind=st.sampled_from(QUERIES),
     query=st.binary(max_size=30)
     | st.lists(
-        st.tuples(st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25)))
+        st.tuples(
+            st.sampled_from((*FIELDS, "x")), TEXTS | st.sampled_from(("1", "-1", "1e3", "null", "true", "9" * 25))
+        )
     ).map(lambda pairs: "&".join(f"{name}={quote(text)}" for name, text in pairs).encode()),
 )
 def test_a_query_is_read_or_refused(kind: Any, query: bytes) -> None:
@@ -309,12 +318,12 @@ TIMES: Final = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoforma
 
 
 @fuzzed(
-    40,
+    60,
     asked=st.fixed_dictionaries(
         {},
         optional={
             **{"since": TIMES, "until": TIMES, "limit": st.integers(-1, 300).map(str)},
-            **{name: TEXTS for name in ("branch", "project", "label", "person", "template")},
+            **dict.fromkeys(("branch", "project", "label", "person", "template"), TEXTS),
             **{"state": st.sampled_from(("REPORTED", "x")), "status": st.sampled_from(("PENDING", "null"))},
         },
     ),
@@ -333,7 +342,7 @@ CURSORS: Final = st.one_of(
 )
 
 
-@fuzzed(40, path=st.sampled_from(LISTS), cursor=CURSORS)
+@fuzzed(60, path=st.sampled_from(LISTS), cursor=CURSORS)
 def test_a_cursor_is_a_place_in_the_list_or_refused(desk: Desk, path: str, cursor: str) -> None:
     """Somebody may have made it up."""
     query = b"limit=1&cursor=" + quote(cursor, errors="replace").encode()
@@ -342,7 +351,7 @@ def test_a_cursor_is_a_place_in_the_list_or_refused(desk: Desk, path: str, curso
 
 
 @fuzzed(
-    40,
+    60,
     told=st.binary(max_size=10) | st.integers(0, 10**17).map(lambda n: str(n).encode()),
     accept=st.sampled_from((b"text/event-stream", b"*/*", b"text/event-stream;q=0", b"\xff", b"text/event-stream;q=9")),
     is_run=st.booleans(),
@@ -365,8 +374,7 @@ def test_a_range_is_a_part_of_the_file(header: str, size: int) -> None:
     """Never beyond its end, and never nothing, unless there is nothing."""
     try:
         found = ranges.chosen(header, size)
-    except ranges.BadRange as refused:
-        assert refused.size == size
+    except ranges.BadRange:
         return
 
     assert 0 <= found.start <= found.stop <= size
@@ -380,14 +388,15 @@ def test_a_range_of_a_log_is_answered(desk: Desk, header: bytes) -> None:
     path = f"/runs/{desk.run}/jobs/a/log"
 
     assert desk.ask("GET", path, headers={"range": header}).status in (200, 416)
-    assert desk.ask("GET", path, query=b"follow=1", headers={"range": header}).status in (200, 416)
 
 
 @fuzzed(
-    80,
+    100,
     method=st.sampled_from(("GET", "POST", "PUT", "DELETE", "HEAD", "TRACE", "QUERY", "get", "X" * 50)),
     parts=st.lists(
-        st.sampled_from(("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers"))
+        st.sampled_from(
+            ("runs", "jobs", "attempts", "artifacts", "1", "a", "templates", "t", "keys", "tokens", "workers")
+        )
         | TEXTS,
         max_size=9,
     ),

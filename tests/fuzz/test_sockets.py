@@ -13,14 +13,26 @@ from hypothesis import strategies as st
 
 from deltaci.runner.client import Client
 from deltaci.wire.addresses import REFUSALS
+from deltaci.wire.api_routes import REFUSALS as API_REFUSALS
 from tests.fuzz.prey import Prey, prey
 from tests.fuzz.profile import fuzzed
 
 PATIENCE_SECONDS: Final = 10.0
-BODY: Final = b'{"type": "Lease", "runner_id": "w1"}'
+REFUSED: Final = {each.status for each in REFUSALS.values()} | {each.status for each in API_REFUSALS.values()}
+
+
+def request(line: bytes, token: bytes, body: bytes) -> bytes:
+    """A good one."""
+    return (
+        b"%s HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (line, token, len(body), body)
+    )
+
+
 WHOLE: Final = (
-    b"POST /runner/v1/lease HTTP/1.1\r\nhost: x\r\nauthorization: Bearer TOKEN\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(BODY), BODY)
+    request(b"POST /runner/v1/lease", b"RUNNER", b'{"type": "Lease", "runner_id": "w1"}'),
+    request(b"POST /api/v1/runs?x=1", b"OPERATOR", b'{"plan": {"jobs": [{"name": "a", "work": {}}]}}'),
+    request(b"GET /api/v1/runs?limit=1&since=2026-01-01T00:00:00Z", b"OPERATOR", b""),
 )
 ODD: Final = st.sampled_from(
     (
@@ -62,7 +74,7 @@ ODD: Final = st.sampled_from(
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
     """A good request in which a few places are not."""
-    raw = WHOLE
+    raw = draw(st.sampled_from(WHOLE))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(raw)))
         raw = raw[:at] + draw(ODD | st.binary(max_size=3)) + raw[at + draw(st.integers(0, 4)) :]
@@ -86,7 +98,9 @@ def test_what_is_nearly_http_is_answered_or_left(server: Prey, raw: bytes) -> No
     """Scanners, proxies and clients of any kind find every open port."""
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     with socket.create_connection(address, PATIENCE_SECONDS) as line:
-        line.sendall(raw.replace(b"TOKEN", server.credential.encode()))
+        line.sendall(
+            raw.replace(b"RUNNER", server.credential.encode()).replace(b"OPERATOR", server.operator().encode())
+        )
         line.shutdown(socket.SHUT_WR)
         answer = b""
         while part := line.recv(65536):
@@ -95,7 +109,7 @@ def test_what_is_nearly_http_is_answered_or_left(server: Prey, raw: bytes) -> No
     if answer:
         head, _, body = answer.partition(b"\r\n\r\n")
         status = int(head.split(b" ")[1])
-        assert status in (100, 200, *(each.status for each in REFUSALS.values())), answer
+        assert status in (100, 200, 201, *REFUSED), answer
         assert status < 500, answer
         if status >= 400 and body:
-            assert json.loads(body)["code"] in REFUSALS
+            assert json.loads(body)["code"] in (*REFUSALS, *API_REFUSALS)

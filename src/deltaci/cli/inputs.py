@@ -81,8 +81,13 @@ def json_file(file: str) -> dict[str, Any]:
     if file == "-":
         read = sys.stdin.buffer.read(MAX_BODY_BYTES + 1)
     else:
-        with Path(file).open("rb") as source:
-            read = source.read(MAX_BODY_BYTES + 1)
+        try:
+            with Path(file).open("rb") as source:
+                read = source.read(MAX_BODY_BYTES + 1)
+        except OSError as error:
+            raise ValueError(
+                f"{file!r} cannot be read: {error.strerror}; give a file with JSON, or - to type it"
+            ) from None
     shown = "standard input" if file == "-" else file
     if len(read) > MAX_BODY_BYTES:
         raise ValueError(f"{shown} is larger than {MAX_BODY_BYTES // 1024 // 1024} MiB, more than a server takes")

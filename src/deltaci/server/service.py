@@ -161,7 +161,7 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
-            is_api = scope["path"].startswith(f"{API_ROOT}/")
+            is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")
             await (self._api if is_api else self._runners)(scope, receive, send)
 
     def stop_waiting(self) -> None:

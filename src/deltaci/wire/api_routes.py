@@ -278,8 +278,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=api.Key, codes=("not_found",),
     ),
     Route(
-        method="DELETE", path="/keys/{key}", id="revokeKey", needs="admin",
-        does="let nobody in with this key any more; safe to repeat",
+        method="POST", path="/keys/{key}/revoke", id="revokeKey", needs="admin",
+        does="let nobody in with this key any more; safe to repeat, and who did it can still be read",
         answer=api.Key, codes=("not_found", "stale_version"),
     ),
     Route(method="GET", path="/me", id="readMe", needs=ANYBODY, does="say who asks", answer=api.Me),

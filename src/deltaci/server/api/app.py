@@ -20,6 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.server.api import explain, files, jobs, keys, live, queries, runs, templates, workers
 from deltaci.server.api.calls import Call, Handler, Made, Parts
+from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
@@ -132,7 +133,7 @@ class ApiApp:
             route=route,
             who=who,
             params=_params(route, open),
-            query=queries.read(query, route.query) if route.query is not None else None,
+            query=_query(route, query),
             body=await _body(route, request),
             request=request,
             parts=self._parts,
@@ -168,6 +169,15 @@ def _params(route: Route, open: list[str]) -> dict[str, Any]:
     return found
 
 
+def _query(route: Route, query: bytes) -> Any:
+    if route.query is None:
+        return None
+    try:
+        return queries.read(query, route.query)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(explained(error, route.query)) from None
+
+
 async def _body(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
@@ -175,7 +185,10 @@ async def _body(route: Route, request: Request) -> Any:
     data = await request.body(MAX_BODY_BYTES)
     if not data and route.is_body_optional:
         return route.body()
-    return _DECODERS[route.id](data)
+    try:
+        return _DECODERS[route.id](data)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(explained(error, route.body)) from None
 
 
 def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:

@@ -1,0 +1,100 @@
+"""What a lenient server would guess about: it is refused with its name, or names nothing. Found by `make fuzz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.server.api import queries
+from deltaci.wire.api_input import RunQuery, WorkerQuery
+from tests.api.site import ApiSite, task
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+
+@on_loop
+async def test_a_text_that_is_no_value_of_its_field_is_refused(site: Opened) -> None:
+    """`until=null` found everything, as if it had not been asked; `1e1` was ten and 17 a time in 1970."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        await ada.start(task("a"), branch="null")
+
+        for query in ("until=null", "state=null", "limit=1e1", "limit=5.0", "limit=%2B5", "limit=05", "since=17"):
+            assert (await ada.get(f"/runs?{query}")).code == "bad_message", query
+        for query in ("gone=1", "gone=TRUE", "gone=null"):
+            assert (await ada.get(f"/workers?{query}")).code == "bad_message", query
+
+        assert len((await ada.get("/runs?branch=null")).body["runs"]) == 1
+        assert (await ada.get("/workers?gone=true")).body == {"workers": [], "next": None}
+
+
+def test_a_query_that_cannot_be_read_is_refused() -> None:
+    """Bytes that are no UTF-8, names given twice, and more fields than anybody needs."""
+    for query in (b"branch=%ff", b"branch=\xff", b"limit=1&limit=1", b"&".join([b"label=x"] * 101)):
+        with pytest.raises(Refused, match="bad_request"):
+            queries.read(query, RunQuery)
+
+    assert queries.read(b"label=x&label=y&limit=7", RunQuery) == RunQuery(label=["x", "y"], limit=7)
+    assert queries.read(b"gone=true", WorkerQuery) == WorkerQuery(gone=True)
+
+
+@on_loop
+async def test_an_empty_idempotency_key_is_no_key_and_no_absence_of_one(site: Opened) -> None:
+    """Who sends the header means to be safe: a program whose key got lost must hear of it."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+
+        reply = await ada.post("/runs", {"plan": {"jobs": [task("a")]}}, idempotency_key="")
+
+        assert (reply.status, reply.code) == (400, "bad_request")
+        assert (await ada.get("/runs")).body["runs"] == []
+
+
+@on_loop
+async def test_an_address_is_one_thing_for_every_method(site: Opened) -> None:
+    """`/workers/tokens` is not also the worker of that name, and a slash at the end makes another address."""
+    async with site() as here:
+        ada = await here.key("ada", "admin")
+
+        for method in ("GET", "OPTIONS", "TRACE", "QUERY", "PUT"):
+            reply = await ada.ask(method, "/workers/tokens")
+            assert (reply.code, reply.headers["allow"]) == ("wrong_method", "POST"), method
+        for path in ("", "/", "/runs/", "//runs", "/runs//jobs", "/me/", "/templates/", "/keys//"):
+            assert (await ada.get(path)).code == "not_found", path
+
+
+@on_loop
+async def test_what_cannot_be_a_name_names_nothing(site: Opened) -> None:
+    """The same answer as for a name that nobody has."""
+    async with site() as here:
+        ada = await here.key("ada", "admin")
+        player = await here.player()
+        id = await ada.start(task("a"))
+        await player.take()
+
+        for index in ("1.0", "1e0", "01", "+1", "0", "10001", "9" * 30):
+            assert (await ada.get(f"/runs/{id}/jobs/a/attempts/{index}")).code == "not_found", index
+        for path in ("%C2%87", "%2E%2E", "a/%2E%2E/b", "a//b", "%00", "x" * 601):
+            reply = await ada.get(f"/runs/{id}/jobs/a/attempts/1/artifacts/{path}")
+            assert reply.code == "not_found", path
+        saved = await ada.ask("PUT", "/templates/a%0Cb", {"plan": {"jobs": [task("a")]}})
+        assert saved.code == "not_found"
+
+
+@on_loop
+async def test_a_last_event_that_is_none_is_refused_with_and_without_a_stream(site: Opened) -> None:
+    """A client that lost count must not be served as if it had not; an empty one says that there was none."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        id = await ada.start(task("a"))
+
+        for accept in ("application/json", "text/event-stream"):
+            for told in ("x", "-1", "1.5", "9" * 16, "²"):
+                for path in ("/events", f"/runs/{id}/events"):
+                    reply = await ada.ask("GET", path, accept=accept, last_event_id=told.encode())  # type: ignore[arg-type]
+                    assert reply.code == "bad_request", (accept, told)
+        assert (await ada.get("/events", last_event_id="")).status == 200
