@@ -162,10 +162,11 @@ class _Ear:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Any) -> None:
-    while data := await reader.read(1 << 16):
-        seen(data)
-        writer.write(data)
-        await writer.drain()
+    with suppress(ConnectionError):  # Whoever closes does not always wait for the last answer.
+        while data := await reader.read(1 << 16):
+            seen(data)
+            writer.write(data)
+            await writer.drain()
     writer.close()
 
 

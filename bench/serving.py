@@ -99,7 +99,8 @@ class Waiting(Constant):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _listen(service: Any, orders: asyncio.Task[None] | None = None) -> None:
+async def listen(service: Any, orders: asyncio.Task[None] | None = None) -> None:
+    """Serve it on a port that the kernel gives, until SIGTERM."""
     listener = Listener(cast(Service, service), "127.0.0.1", 0)
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, listener.stop)
@@ -112,7 +113,7 @@ async def _listen(service: Any, orders: asyncio.Task[None] | None = None) -> Non
 
 async def _serve(store: str, folder: Path) -> None:
     async with Service(open_store(store), folder, ttl_seconds=TTL_SECONDS) as service:
-        await _listen(service, asyncio.create_task(_enqueue(service)))
+        await listen(service, asyncio.create_task(_enqueue(service)))
 
 
 async def _enqueue(service: Service) -> None:
@@ -139,11 +140,11 @@ def main() -> int:
     if what == "server":
         loops.run(_serve(rest[0], Path(rest[1])))
     elif what == "constant":
-        loops.run(_listen(Constant(int(rest[0]))))
+        loops.run(listen(Constant(int(rest[0]))))
     else:
 
         async def wait() -> None:
-            await _listen(Waiting())
+            await listen(Waiting())
 
         loops.run(wait())
     return 0

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_core, bench_fleet, bench_http, bench_log, bench_queue, bench_streams, bench_verify, peers
+from bench import (
+    bench_api,
+    bench_core,
+    bench_fleet,
+    bench_http,
+    bench_log,
+    bench_queue,
+    bench_streams,
+    bench_verify,
+    peers,
+)
 from tests.servers import ServerFailed
 
 
@@ -69,6 +79,33 @@ def test_the_benchmark_of_the_server_over_http_runs(monkeypatch: pytest.MonkeyPa
     rates = [figure for figure in figures if figure.unit == "jobs/s"]
     assert len(rates) == 2
     assert all(figure.value > 0 and all(ratio > 0 for ratio in figure.ratios.values()) for figure in rates)
+
+
+def test_the_benchmark_of_the_api_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what people and programs ask; without PostgreSQL it says so and goes on."""
+
+    def missing() -> None:
+        raise ServerFailed("there is none here")
+
+    monkeypatch.setattr(bench_api, "PostgresServer", missing)
+    for name, value in {
+        "CONNECTIONS": 4,
+        "COUNT": 20,
+        "ROUNDS": 1,
+        "PLANS": (1, 2),
+        "PASTS": (60, 120),
+        "PAGES": 2,
+        "REFUSALS": 2,
+    }.items():
+        monkeypatch.setattr(bench_api, name, value)
+
+    figures = {figure.metric: figure for figure in bench_api.run()}
+
+    assert all(figure.value > 0 for figure in figures.values() if figure.unit != "µs/request")
+    assert all(ratio > 0 for figure in figures.values() for ratio in figure.ratios.values())
+    assert set(figures["SQLite, POST /runs, 2 jobs"].ratios) == {
+        *("GET /me", "uvicorn that only decodes and encodes", "direct calls", "the store alone")
+    }
 
 
 def test_the_benchmark_of_a_fleet_runs(monkeypatch: pytest.MonkeyPatch) -> None:

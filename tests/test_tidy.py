@@ -8,6 +8,7 @@ import ast
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,6 +104,7 @@ class Import(NamedTuple):
     target: str  # with the name that `from` takes, as that may be a module: deltaci.store.sqlite
 
 
+@cache
 def module(path: str, text: str) -> Module:
     parts = Path(path).with_suffix("").parts
     parts = parts[1:] if parts[0] == "src" else parts

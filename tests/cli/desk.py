@@ -70,4 +70,4 @@ class Desk:
 
     def submit(self, *words: str, plan: Any) -> str:
         """Start a run of this plan; its id."""
-        return self.text("submit", "--file", "-", *words, input=json.dumps(plan)).strip()
+        return self.text("submit", "-", *words, input=json.dumps(plan)).strip()

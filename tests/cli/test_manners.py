@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_command_without_a_word(desk: Desk) -> None:
     for words in (
         ("show", run, "--watch"),
         ("events", "follow"),
-        ("submit", "--file", file, "--wait"),
+        ("submit", file, "--wait"),
         ("runs", "--watch", "--json"),
     ):
         process = desk.program(*words)

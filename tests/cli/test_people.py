@@ -13,9 +13,9 @@ def test_templates_are_saved_listed_shown_and_removed(desk: Desk) -> None:
     asks = {"env": {"required": True, "choices": ["dev", "prod"], "description": "where to"}}
     full = desk.file("full.json", {"plan": plan(task("a")), "inputs": asks, "description": "two"})
 
-    assert desk.text("template", "save", "deploy", "--file", bare, "--description", "one") == "saved deploy@1\n"
-    assert desk.json("template", "save", "deploy", "--file", full, "--expect", "1")["version"] == 2
-    assert "stale_version" in desk.refused(3, "template", "save", "deploy", "--file", full, "--expect", "1")
+    assert desk.text("template", "save", "deploy", bare, "--description", "one") == "saved deploy@1\n"
+    assert desk.json("template", "save", "deploy", full, "--expect", "1")["version"] == 2
+    assert "stale_version" in desk.refused(3, "template", "save", "deploy", full, "--expect", "1")
     assert [each["version"] for each in desk.json("template", "versions", "deploy")] == [1, 2]
     assert "one" in desk.text("template", "versions", "deploy")
     assert desk.text("template", "list").splitlines()[1].split()[:2] == ["deploy", "2"]
@@ -30,9 +30,7 @@ def test_templates_are_saved_listed_shown_and_removed(desk: Desk) -> None:
     assert "it may be dev, prod" in desk.refused(3, "submit", "--template", "deploy", "--input", "env=x")
     assert desk.text("template", "remove", "deploy").startswith("removed deploy")
     assert "not_found" in desk.refused(3, "template", "show", "deploy")
-    assert "has a field" in desk.refused(
-        2, "template", "save", "x", "--file", desk.file("x.json", {"plan": {}, "y": 1})
-    )
+    assert "has a field" in desk.refused(2, "template", "save", "x", desk.file("x.json", {"plan": {}, "y": 1}))
 
 
 def test_a_key_lets_somebody_in_until_it_is_revoked(desk: Desk) -> None:
@@ -43,9 +41,7 @@ def test_a_key_lets_somebody_in_until_it_is_revoked(desk: Desk) -> None:
     assert "shown this once" in made.stderr
 
     assert desk.json("whoami", DELTACI_KEY=secret)["person"] == "bob"
-    assert "missing_scope" in desk.refused(
-        4, "submit", "--file", desk.file("p.json", plan(task("a"))), DELTACI_KEY=secret
-    )
+    assert "missing_scope" in desk.refused(4, "submit", desk.file("p.json", plan(task("a"))), DELTACI_KEY=secret)
     desk.text("key", "create", "eve", "-o", "eve.key")
     assert (desk.folder / "eve.key").stat().st_mode & 0o777 == 0o600
     assert desk.json("whoami", "--key-file", "eve.key")["person"] == "eve"
@@ -89,3 +85,11 @@ def test_who_asks_and_what_may_be_used(desk: Desk) -> None:
     assert "any" in desk.text("tenant")
     assert desk.json("tenant", "set-quotas", "acme", "--queued-runs", "5")["quotas"]["queued_runs"] == 5
     assert "5" in desk.text("tenant", "show", "--tenant", "acme")
+
+
+def test_an_operators_token_is_shown_only_to_its_own_server(desk: Desk) -> None:
+    """Another one could use it against ours; whoever means it names the folder."""
+    told = desk.refused(4, "whoami", "--server", "http://ci.example.org")
+
+    assert "no API key" in told
+    assert desk.json("whoami", "--server", desk.hosted.url, "--data", ".state")["is_operator"]

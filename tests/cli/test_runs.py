@@ -18,7 +18,7 @@ def test_a_run_from_a_plan_is_followed_to_its_good_end(desk: Desk, player: Playe
     assert desk.deltaci("show", run, "--watch").exit_code == 0
     shown = desk.text("show", run)
     [line] = [line for line in shown.splitlines() if line.startswith("build")]
-    assert line.split()[:5] == ["build", "✓", "SUCCEEDED", "SUCCEEDED", "1/1"]
+    assert line.split()[:5] == ["build", "✓", "SUCCEEDED", "1/1", player.name]
     assert desk.json("show", run)["jobs"][0]["name"] == "build"
     assert run in desk.text("runs")
     assert desk.json("outputs", run) == {"build": {"n": 1}}
@@ -29,7 +29,7 @@ def test_a_run_from_a_plan_is_followed_to_its_good_end(desk: Desk, player: Playe
 
 def test_a_failed_run_is_told_by_the_exit_code(desk: Desk, player: Player) -> None:
     """Scripts read nothing else."""
-    waiting = desk.program("submit", "--file", desk.file("plan.json", plan(task("test"))), "--wait")
+    waiting = desk.program("submit", desk.file("plan.json", plan(task("test"))), "--wait")
     player.fail(player.take(), log_tail=["AssertionError: 1 != 2"])
     out, _ = waiting.communicate(timeout=60)
 
@@ -44,12 +44,12 @@ def test_a_failed_run_is_told_by_the_exit_code(desk: Desk, player: Player) -> No
 
 def test_waiting_and_following_as_json(desk: Desk, player: Player) -> None:
     """One document for what is waited for, a line for each event of what is followed."""
-    whole = desk.program("submit", "--file", desk.file("plan.json", plan(task("a"))), "--wait", "--json")
+    whole = desk.program("submit", desk.file("plan.json", plan(task("a"))), "--wait", "--json")
     player.finish(player.take())
     out, _ = whole.communicate(timeout=60)
     assert (whole.returncode, json.loads(out)["status"]) == (0, "SUCCEEDED")
 
-    lines = desk.program("submit", "--file", "plan.json", "--follow", "--json")
+    lines = desk.program("submit", "plan.json", "--follow", "--json")
     player.finish(player.take())
     out, _ = lines.communicate(timeout=60)
     events = [json.loads(line) for line in out.splitlines()]
@@ -59,7 +59,7 @@ def test_waiting_and_following_as_json(desk: Desk, player: Player) -> None:
 def test_a_run_from_a_template(desk: Desk) -> None:
     """With its inputs, and the version that is named."""
     saved = {"plan": plan(task("a")), "inputs": {"env": {"required": True}}, "description": "to the stage"}
-    assert desk.text("template", "save", "stage", "-f", desk.file("stage.json", saved)) == "saved stage@1\n"
+    assert desk.text("template", "save", "stage", desk.file("stage.json", saved)) == "saved stage@1\n"
 
     run = desk.text("submit", "--template", "stage@1", "--input", "env=dev=1").strip()
 
@@ -74,7 +74,7 @@ def test_the_same_key_starts_one_run(desk: Desk) -> None:
     first = desk.submit("--idempotency-key", "monday", plan=plan(gate("a")))
 
     assert desk.submit("--idempotency-key", "monday", plan=plan(gate("a"))) == first
-    told = desk.refused(3, "submit", "--file", "-", "--idempotency-key", "monday", input=json.dumps(plan(gate("b"))))
+    told = desk.refused(3, "submit", "-", "--idempotency-key", "monday", input=json.dumps(plan(gate("b"))))
     assert "request_id_reused" in told
     desk.text("cancel", first)
 
@@ -82,10 +82,10 @@ def test_the_same_key_starts_one_run(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("submit",), "either --template NAME or --file FILE"),
-        (("submit", "--template", "a", "--file", "b"), "either"),
-        (("submit", "--file", "missing.json"), "missing.json"),
-        (("submit", "--file", "plan.json", "--input", "a=1"), "belongs to a template"),
+        (("submit",), "either a file with a plan or --template NAME"),
+        (("submit", "--template", "a", "b"), "either"),
+        (("submit", "missing.json"), "missing.json"),
+        (("submit", "plan.json", "--input", "a=1"), "belongs to a template"),
         (("submit", "--template", "a", "--input", "b"), "NAME=VALUE"),
         (("submit", "--template", "a", "--input", "b=1", "--input", "b=2"), "twice"),
         (("submit", "--template", "a@b"), "NAME@VERSION"),
@@ -120,16 +120,16 @@ def test_a_file_that_is_no_plan_is_told_in_a_line(desk: Desk, content: str) -> N
     """With its name."""
     (desk.folder / "bad.json").write_text(content)
 
-    assert "bad.json" in desk.refused(2, "submit", "--file", "bad.json")
+    assert "bad.json" in desk.refused(2, "submit", "bad.json")
 
 
 def test_a_plan_that_the_server_refuses_names_the_place(desk: Desk) -> None:
     """The field, not the whole plan."""
-    told = desk.refused(3, "submit", "--file", "-", input='{"jobs": [{"name": "a", "work": {"steps": 5}}]}')
+    told = desk.refused(3, "submit", "-", input='{"jobs": [{"name": "a", "work": {"steps": 5}}]}')
 
     assert "$.plan.jobs[0].work.steps" in told
     cycle = plan(task("a", needs=["b"]), task("b", needs=["a"]))
-    assert "dependency_cycle" in desk.refused(3, "submit", "--file", "-", input=json.dumps(cycle))
+    assert "dependency_cycle" in desk.refused(3, "submit", "-", input=json.dumps(cycle))
 
 
 def test_runs_are_found_by_what_they_are(desk: Desk) -> None:

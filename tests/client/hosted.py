@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,8 @@ QUICK: Final = Patience(first_seconds=0.01, most_seconds=0.1, give_up_seconds=20
 class Hosted:
     """Starts, stops, and starts again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = 0
@@ -58,7 +60,7 @@ class Hosted:
     async def _serve(self, port: int) -> None:
         async with Service(open_store(f"sqlite:{self.folder / 'deltaci.db'}"), self.folder) as service:
             self._loop = asyncio.get_running_loop()
-            self._listener = Listener(service, "127.0.0.1", port)
+            self._listener = Listener(service, "127.0.0.1", port, self._tls)
             self.url = self._listener.url
             self.port = int(self.url.rpartition(":")[2])
             announced(self.folder, self.url)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from deltaci.client import ApiError, Client, Patience, Unreachable
+from deltaci.server.tls import server_context
 from deltaci.wire.api_input import JobInput, PlanInput, Quotas, RetryInput
 from deltaci.wire.messages import JobSpec
+from tests.certificates import HERE, Authority
 from tests.client.hosted import Hosted, Player, gate, plan, task
 
 
@@ -198,3 +202,17 @@ def test_no_key_is_told_by_the_server(hosted: Hosted, monkeypatch: pytest.Monkey
 
     assert (caught.value.status, caught.value.code) == (401, "bad_credential")
     assert caught.value.request_id
+
+
+def test_https_is_trusted_by_the_authority_that_is_named(tmp_path: Path) -> None:
+    """And by no other: whoever stands between gets no key."""
+    authority, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    with Hosted(tmp_path / "server", server_context(*authority.issue(HERE))) as hosted:
+        with Client(hosted.url, hosted.token(), ca=authority.pem) as client:
+            assert client.me().person == "root"
+        hasty = Patience(first_seconds=0.001, give_up_seconds=0.01)
+        with (
+            Client(hosted.url, hosted.token(), ca=stranger.pem, patience=hasty) as client,
+            pytest.raises(Unreachable, match="certificate"),
+        ):
+            client.me()

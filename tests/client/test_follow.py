@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import pytest
 
-from deltaci.client import ApiError, Client, ClientError, Patience, Unreachable
+from deltaci.client import ApiError, Client, ClientError, Patience, Unreachable, talks
 from deltaci.client.logs import LogPart
+from deltaci.client.steps import Answer, Drive, Pause
 from deltaci.wire import api
 from tests.client.hosted import Hosted, Player, gate, plan, task
 
-T = TypeVar("T")
+# Gives a single question up long before the server is back; what is followed is not.
+HASTY = Patience(first_seconds=0.01, most_seconds=0.1, give_up_seconds=0.1, lost_seconds=20)
 
 
 class Listener:
@@ -89,10 +92,10 @@ def test_a_run_is_followed_to_its_end_and_nothing_is_missing(client: Client, pla
 
 def test_following_goes_on_when_the_server_was_restarted(tmp_path: Path) -> None:
     """No event is lost and none comes twice."""
-    with Hosted(tmp_path) as hosted, hosted.client() as client:
+    with Hosted(tmp_path) as hosted, hosted.client(patience=HASTY) as client, hosted.client() as patient:
         run = client.start(plan=plan(gate("ok")))
         one, whole = Listener(client.follow(run.id)), Listener(client.follow())
-        waiting = Listener(_waited(client, run.id))
+        waiting = Listener(_waited(patient, run.id))
         for each in (one, whole):
             each.until(lambda found: "WAITING_APPROVAL" in turns(found))
 
@@ -173,7 +176,7 @@ def test_a_log_is_followed_through_a_lost_lease_and_a_retry(client: Client, play
 
 def test_a_log_is_followed_over_a_restart_of_the_server(tmp_path: Path) -> None:
     """No byte is lost and none comes twice."""
-    with Hosted(tmp_path) as hosted, hosted.client() as client, hosted.player() as player:
+    with Hosted(tmp_path) as hosted, hosted.client(patience=HASTY) as client, hosted.player() as player:
         run = client.start(plan=plan(task("a")))
         lease = player.take()
         player.log(lease, b"before\n")
@@ -215,3 +218,22 @@ def test_files_are_listed_and_kept_whole(client: Client, player: Player, tmp_pat
     with pytest.raises(ApiError, match="not_found"):
         client.download(run.id, "a", 1, "dist/other", tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["app"]
+
+
+def test_an_end_that_could_not_be_asked_about_is_not_missed(client: Client) -> None:
+    """The connection breaks between the last event and the question whether it was the last."""
+    run = client.start(plan=plan(gate("ok")))
+    waiting = client.run(run.id)
+    client.approve(run.id)
+    over, last = client.wait(run.id), list(client.iter_events(run.id))[-1]
+    told = b"id: %d\ndata: %s\n\n" % (last.seq, msgspec.json.encode(last))
+    drive = Drive(talks.wait(run.id))
+    answers: list[Any] = [waiting, HASTY, Answer(200, {}, b""), told, Unreachable("gone"), None, over]
+
+    while (step := drive.step()) is not None:
+        answer = None if isinstance(step, Pause) else answers.pop(0)
+        if isinstance(step, Pause):
+            assert answers.pop(0) is None
+        drive.fail(answer) if isinstance(answer, Exception) else drive.give(answer)
+
+    assert (drive.result, answers) == (over, [])

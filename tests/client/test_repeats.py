@@ -12,7 +12,7 @@ from deltaci.client import calls, talks
 from deltaci.client.calls import Call
 from deltaci.client.errors import UNEXPECTED, ApiError, Unreachable
 from deltaci.client.patience import Patience
-from deltaci.client.steps import Answer, Drive, Pause, Send
+from deltaci.client.steps import Answer, Drive, Emit, Mind, Open, Pause, Read, Send
 
 PATIENCE = Patience(first_seconds=1, most_seconds=4, give_up_seconds=30)
 ME = msgspec.json.encode(
@@ -139,3 +139,28 @@ def test_an_answer_that_is_none_of_ours_is_called_that(answer: Answer) -> None:
     assert "http://server" in found.message
     assert "\x1b" not in found.message
     assert "address" in found.hint
+
+
+def test_a_file_goes_on_where_the_line_broke() -> None:
+    """What was read is not read again, and nothing of another file is put behind it."""
+    drive = Drive(talks.artifact_bytes("r", "j", 1, "f"))
+    read: list[Any] = [b"one", GONE, b"two", None]
+    ranges, got = [], b""
+
+    while (step := drive.step()) is not None:
+        match step:
+            case Mind():
+                drive.give(PATIENCE)
+            case Open(call):
+                ranges.append(call.headers.get("Range"))
+                drive.give(Answer(206 if ranges[-1] else 200, {}, b""))
+            case Read():
+                part = read.pop(0)
+                drive.fail(part) if isinstance(part, Exception) else drive.give(part)
+            case Emit(item):
+                got += item
+                drive.give(None)
+            case Pause():
+                drive.give(None)
+
+    assert (got, ranges) == (b"onetwo", [None, "bytes=3-"])

@@ -28,7 +28,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Document, Page, Put, Ready, Request, Store, Transaction, Write
+from deltaci.store.port import Document, Look, Page, Put, Ready, Request, Store, Transaction, Write
 from deltaci.store.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
@@ -220,6 +220,9 @@ class Wrapped:
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         return await self.inner.transact(work)
+
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        return await self.inner.look(work)
 
     async def find(self, id: str) -> Record | None:
         return await self.inner.find(id)

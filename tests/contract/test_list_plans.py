@@ -46,6 +46,8 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
         (sqlite._JOBS_OF, ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT} {sqlite._OF_RUN}", ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT_OVER} {sqlite._OF_RUN}", ["r1", 1], "INDEX history_run (run_id=? AND kind=?)"),
+        (sqlite._these(2), ["r1", "r2"], "SEARCH records USING PRIMARY KEY (id=?)"),
+        (sqlite._these(2), ["r1", "r2"], "SEARCH history USING PRIMARY KEY (id=?)"),
         (sqlite._COUNT_HELD, [TENANT, 5], "INDEX records_held (tenant=?"),
         (documents.FIND.format(m="?"), ["k", TENANT, "t1"], "PRIMARY KEY (kind=? AND tenant=? AND name=?)"),
         (documents.FIND_KEY.format(m="?"), ["k1"], "INDEX documents_key (name=?"),
@@ -62,9 +64,12 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics"])
-def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, is_analyzed: bool) -> None:
-    """With statistics and without, and with plans that do not know the values."""
+@pytest.mark.parametrize("state", ["empty", "no statistics", "statistics"])
+def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> None:
+    """With statistics and without, and with plans that do not know the values.
+
+    Also when they are made before there is anything: a connection remembers them, whatever is stored later.
+    """
     import asyncpg
 
     from deltaci.store import postgres
@@ -72,10 +77,11 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, is_analyzed: bo
     async def plans() -> list[tuple[str, str]]:
         store = postgres.PostgresStore(postgres_dsn)
         await store.open()
-        await fill(store)
+        if state != "empty":
+            await fill(store)
         await store.close()
         connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANS)
-        if is_analyzed:
+        if state == "statistics":
             await connection.execute("ANALYZE")
         found = []
         for sql, values, way in (
@@ -83,6 +89,9 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, is_analyzed: bo
             (lists.COUNT.format(m="$"), "('acme', 'some', 5)", "listed_pkey"),
             (postgres._LOAD_JOBS, "('r1', 1)", "records_run"),
             (postgres._LOAD_JOBS, "('r1', 1)", "history_run"),
+            (postgres._LOAD, "('{r1, r2}')", "records_pkey"),
+            (postgres._LOAD, "('{r1, r2}')", "history_pkey"),
+            (postgres._OPEN, "('{r1, r2}')", "records_pkey"),
             (postgres._COUNT_HELD, "('acme', 5)", "records_held"),
             (documents.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
             (documents.FIND_KEY.format(m="$"), "('k1')", "documents_key"),

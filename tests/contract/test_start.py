@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.decide import StartRun
 from deltaci.core.job import Approve, Gate, Job
 from deltaci.core.run import Run
-from deltaci.store.port import Load, LoadJobs, Open, Request, Transaction, Write
+from deltaci.store.port import Conflict, Load, LoadJobs, Open, Request, Transaction, Write
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.lab import TENANT, gate, task
 
@@ -65,6 +66,25 @@ async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Pla
         assert not any(isinstance(each, Load | LoadJobs) for each in server.store.asked)
         assert len(written.puts) == 1 + JOBS + JOBS // 5
         assert (await server.find("r1", Run)).tally.open == JOBS
+        await server.verified()
+
+
+@on_loop
+async def test_a_run_whose_id_was_drawn_is_not_looked_for(place: Place) -> None:
+    """There can be none; should there be one all the same, it is left as it is."""
+    drawn = msgspec.structs.replace(start(task("a"), request_id=""), is_drawn=True)
+    async with place.server(Watched) as server:
+        await server.do(drawn)
+
+        assert isinstance(server.store, Watched)
+        [opened, written] = server.store.asked
+        assert isinstance(opened, Open)
+        assert opened.ids == ()
+        assert isinstance(written, Write)
+        before = await server.find("r1", Run)
+        with pytest.raises(Conflict):
+            await server.do(drawn)
+        assert await server.find("r1", Run) == before
         await server.verified()
 
 

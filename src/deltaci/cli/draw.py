@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from deltaci.cli.commands import COMMANDS, loaded
 from deltaci.cli.session import EXIT_CODES, shared_options
+from deltaci.core.draw import write_or_compare
 
 BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.cli.draw docs/cli.md -->"
 
@@ -97,6 +98,11 @@ def _has_default(parameter: Any) -> bool:
     )
 
 
+def main(arguments: list[str]) -> int:
+    """Write the list into the page, or compare it with the one that is there."""
+    path = Path(next((each for each in arguments if not each.startswith("--")), "docs/cli.md"))
+    return write_or_compare(arguments, "deltaci.cli.draw", "commands", page(path.read_text("utf-8")))
+
+
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(page(path.read_text("utf-8")), encoding="utf-8")
+    sys.exit(main(sys.argv[1:]))

@@ -17,7 +17,7 @@ from deltaci.cli.completing import complete_job, complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
 from deltaci.cli.telling import tell_event
-from deltaci.client.outcomes import is_over
+from deltaci.client.outcomes import is_over, is_settled
 from deltaci.wire import api
 from deltaci.wire.api_input import MAX_PAGE, RUN_STATES, STATUSES
 
@@ -87,7 +87,7 @@ def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[ap
 
 
 def _runs_table(found: list[api.Run]) -> Rows:
-    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "#TOOK", "~REASON")
+    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "~#TOOK", "~REASON")
     for run in found:
         ended = run.updated_at if is_over(run) else None
         rows.add(
@@ -152,7 +152,7 @@ def show_command(
         while True:
             found = session.client.run(run_id)
             live.update(_run_shown(found), refresh=True)
-            if is_over(found) and not found.tally.open:
+            if is_settled(found):
                 break
             time.sleep(WATCH_SECONDS)
     leave_by(found)
@@ -180,14 +180,14 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
             ("plan", run.plan_hash),
         )
     )
-    rows = Rows("JOB", "STATUS", "STATE", "#TRIES", "~WORKER", "#TOOK", "~NOTE")
+    rows = Rows("~JOB", "STATUS", "~STATE", "~#TRIES", "~WORKER", "~#TOOK", "~NOTE")
     jobs = {job.name: job for job in run.jobs}
     for job in run.jobs:
         is_task = job.kind == "task"
         rows.add(
             job.name,
             status(job.status),
-            Text(safe(job.state), style="dim"),
+            Text(safe(job.state) if job.state != job.status else "", style="dim"),
             f"{job.attempts}/{job.max_attempts}" if is_task else "",
             job.worker_id or (job.tries[-1].worker_id if job.tries else ""),
             took(job.started_at, job.completed_at) if job.started_at else "",
@@ -229,7 +229,7 @@ def _progress(job: api.Job) -> str:
     told = job.tries[-1].progress if job.tries else None
     if not isinstance(told, dict):
         return ""
-    percent, message = told.get("percent"), told.get("message") or told.get("phase") or ""
+    percent, message = told.get("percent"), told.get("message") or told.get("current_step") or ""
     return " ".join(
         part for part in (f"{percent:.0f} %" if isinstance(percent, int | float) else "", str(message)) if part
     )

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from deltaci.client import places
 from deltaci.client.blocking import Client
-from deltaci.client.connection import Key
+from deltaci.client.connection import ANSWER_SECONDS, Key
 from deltaci.client.errors import ApiError, Unreachable
 from deltaci.client.outcomes import is_good
 from deltaci.client.patience import Patience
@@ -68,9 +68,9 @@ KeyFileOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path,
+    Path | None,
     typer.Option(
-        help="The folder of a server on this machine; whoever can read it needs no key.",
+        help="The folder of a server on this machine, .state if not given; whoever can read it needs no key.",
         rich_help_panel=CONNECTION,
         metavar="FOLDER",
     ),
@@ -88,7 +88,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "json": (JsonOption, False),
     "server": (ServerOption, None),
     "key_file": (KeyFileOption, None),
-    "data": (DataOption, places.DATA_FOLDER),
+    "data": (DataOption, None),
     "tenant": (TenantOption, "default"),
     "ca": (CaOption, None),
 }
@@ -133,16 +133,10 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Sessi
         @wraps(function)
         def called(**given: Any) -> None:
             shared = {option: given.pop(option) for option in _SHARED}
-            with reported(name):
-                client = Client(
-                    _server(shared["server"], shared["data"]),
-                    _key(shared["key_file"], shared["data"], shared["tenant"]),
-                    ca=shared["ca"],
-                    patience=Patience(give_up_seconds=PATIENCE_SECONDS),
-                )
-                with client:
-                    function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
-                    sys.stdout.flush()
+            patience = Patience(give_up_seconds=PATIENCE_SECONDS)
+            with reported(name), _client(shared, patience, ANSWER_SECONDS) as client:
+                function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
+                sys.stdout.flush()
 
         asked = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         added = [
@@ -199,29 +193,28 @@ def leave_by(run: api.Run) -> NoReturn:
 
 def quick_client(given: Mapping[str, Any], seconds: float) -> Client:
     """A client that gives up soon, for shell completion; `given` is what the command line says so far."""
-    data = given.get("data") or places.DATA_FOLDER
-    return Client(
-        _server(given.get("server"), data),
-        _key(given.get("key_file"), data, given.get("tenant") or "default"),
-        ca=given.get("ca"),
-        patience=Patience(give_up_seconds=0),
-        timeout_seconds=seconds,
-    )
+    return _client(given, Patience(give_up_seconds=0), seconds)
 
 
-def _server(given: str | None, data: Path) -> str:
-    return given or places.server_url(data)
+def _client(given: Mapping[str, Any], patience: Patience, seconds: float) -> Client:
+    data: Path | None = given.get("data")
+    server = given.get("server") or places.server_url(data or places.DATA_FOLDER)
+    key = _key(given.get("key_file"), data, given.get("tenant") or "default", server)
+    return Client(server, key, ca=given.get("ca"), patience=patience, timeout_seconds=seconds)
 
 
-def _key(file: Path | None, data: Path, tenant: str) -> Key:
+def _key(file: Path | None, data: Path | None, tenant: str, server: str) -> Key:
     """From the file, the variable, or signed with the key of the server whose folder this is."""
     if file is not None:
         return places.key_in(file)
     if given := places.checked_key(os.environ.get(places.KEY_VARIABLE, "")):
         return given
-    if not os.access(data / KEY_FILE, os.R_OK):
+    folder = data or places.DATA_FOLDER
+    # Who is shown an operator's token could use it: it goes to the server of that folder, or where it was meant to.
+    is_meant = data is not None or places.is_at_home(server, folder)
+    if not is_meant or not os.access(folder / KEY_FILE, os.R_OK):
         raise NoKey(NO_KEY)
-    return _Signed(data, tenant)
+    return _Signed(folder, tenant)
 
 
 class _Signed:

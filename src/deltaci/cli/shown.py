@@ -113,7 +113,7 @@ def size(count: int) -> str:
 
 class Rows:
     """A table without lines. What is flexible (`~`) is cut when it does not fit and left out when it is empty, the rest
-    is not; `#` is a number."""
+    is not; `#` is a number (`~#` may be both)."""
 
     def __init__(self, *columns: str) -> None:
         self._columns = columns
@@ -134,8 +134,8 @@ class Rows:
                 continue
             kept.append(number)
             made.add_column(
-                name.lstrip("#~"),
-                justify="right" if name.startswith("#") else "left",
+                name.lstrip("~#"),
+                justify="right" if "#" in name else "left",
                 no_wrap=not is_flexible,
                 overflow="ellipsis",
                 min_width=min(longest, MIN_FLEXIBLE) if is_flexible else None,

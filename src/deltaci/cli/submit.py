@@ -28,6 +28,9 @@ KeyOption = Annotated[
 @command(app, "submit")
 def submit_command(
     session: Session,
+    plan: Annotated[
+        str, typer.Argument(metavar="[PLAN]", help="A file with the plan, as JSON; - reads standard input.")
+    ] = "",
     template: Annotated[
         str,
         typer.Option(
@@ -41,7 +44,6 @@ def submit_command(
     input: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template asks for.")
     ] = None,
-    file: Annotated[str, typer.Option("--file", metavar="FILE", help="A plan as JSON; - reads standard input.")] = "",
     project: Annotated[str, typer.Option(help="What it belongs to.")] = "",
     branch: Annotated[str, typer.Option(help="The branch that it is about.")] = "",
     commit: Annotated[str, typer.Option(help="The commit that it is about.")] = "",
@@ -61,11 +63,11 @@ def submit_command(
 
       deltaci submit --template deploy --input env=staging --follow
 
-      deltaci submit --file plan.json --branch main --wait
+      deltaci submit plan.json --branch main --wait
     """
-    if bool(template) == bool(file):
-        raise ValueError("give either --template NAME or --file FILE")
-    what: dict[str, Any] = {"plan": inputs.json_file(file)} if file else {}
+    if bool(template) == bool(plan):
+        raise ValueError("give either a file with a plan or --template NAME")
+    what: dict[str, Any] = {"plan": inputs.json_file(plan)} if plan else {}
     if template:
         what["template"], what["version"] = inputs.template(template)
     elif input:

@@ -26,7 +26,7 @@ def event_line(event: api.Event, run_id: str = "") -> Text:
     at = datetime.fromisoformat(event.at).astimezone()
     line = Text(f"{at:%H:%M:%S} ", style="dim")
     line.append(f"{event.entity:<7} ", style="")
-    inside = event.entity_id.removeprefix(f"{run_id}/") if run_id else event.entity_id
+    inside = event.entity_id.removeprefix(run_id).removeprefix("/") if run_id else event.entity_id
     line.append(f"{safe(inside):<{18 if run_id else 30}} ", style="not dim bold")
     change = f"{safe(event.from_)} → {safe(event.to)}" if event.from_ else safe(event.to)
     line.append(f"{change:<28} ", style=f"not dim {COLOURS.get(event.to, '')}")

@@ -108,9 +108,7 @@ def _show(session: Session, found: api.Template) -> None:
 def save_command(
     session: Session,
     name: NameArgument,
-    file: Annotated[
-        str, typer.Option("--file", "-f", metavar="FILE", help="A plan or a template as JSON; - reads standard input.")
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A plan or a template, as JSON; - reads standard input.")],
     description: Annotated[str, typer.Option(help="For people; goes before what the file says.")] = "",
     expect: Annotated[
         int | None,
@@ -127,7 +125,7 @@ def save_command(
 
     Example:
 
-      deltaci template save deploy --file deploy.json
+      deltaci template save deploy deploy.json
     """
     given = inputs.json_file(file)
     body: dict[str, Any] = given if "plan" in given else {"plan": given}

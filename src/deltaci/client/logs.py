@@ -41,38 +41,39 @@ def follow_log(run_id: str, job: str, index: int = 0) -> Stream[LogPart]:
     """
     patience: Patience = yield Mind()
     waits = Waits(patience, patience.lost_seconds)
-    place: _Place | None = None
+    seen = yield from ask(calls.job(run_id, job))
+    place = _begin(seen, index)
     while True:
-        # Looked at before it is read: what is over now says nothing more, so the reading below is the last one.
-        seen = yield from ask(calls.job(run_id, job))
-        place = place or _begin(seen, index)
+        # What was over before this reading says nothing more, so the reading is the last one of it.
         is_closed = _is_closed(seen, place)
         before = place.offset
         try:
             if place.lease:
                 yield from _read(run_id, job, place, waits, follow_seconds=0 if is_closed else FOLLOW_SECONDS)
+            if not (is_closed and _moved_on(seen, place, is_single=bool(index))):
+                if is_closed and (index or seen.completed_at is not None):
+                    return
+                if place.offset == before:
+                    yield Pause(ASK_AGAIN_SECONDS)
+            seen = yield from ask(calls.job(run_id, job))
         except Unreachable as error:
             yield Pause(waits.after(error))
-            continue
         except ApiError as error:
-            if error.code not in NOTHING_MORE:
-                if not error.is_passing:
-                    raise
-                yield Pause(waits.after(error))
-                continue
-        if is_closed and _moved_on(seen, place, is_single=bool(index)):
-            continue
-        if is_closed and (index or seen.completed_at is not None):
-            return
-        if place.offset == before:
-            yield Pause(ASK_AGAIN_SECONDS)
+            if not error.is_passing:
+                raise
+            yield Pause(waits.after(error))
 
 
 def _read(run_id: str, job: str, place: _Place, waits: Waits, *, follow_seconds: int) -> Stream[LogPart]:
     call = calls.log_stream(
         run_id, job, place.attempt, lease=place.lease, start=place.offset, follow_seconds=follow_seconds
     )
-    yield from opened(call, SILENCE_SECONDS)
+    try:
+        yield from opened(call, SILENCE_SECONDS)
+    except ApiError as error:
+        if error.code in NOTHING_MORE:
+            return
+        raise
     while (chunk := (yield Read())) is not None:
         waits.reset()
         if chunk:

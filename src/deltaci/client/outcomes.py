@@ -17,3 +17,8 @@ def is_over(run: api.Run) -> bool:
 def is_good(run: api.Run) -> bool:
     """Whether that outcome is a success."""
     return is_over(run) and run.status == GOOD
+
+
+def is_settled(run: api.RunWithJobs) -> bool:
+    """Whether its outcome stands and none of its jobs is still being stopped; its tally no longer counts them."""
+    return is_over(run) and all(job.completed_at is not None for job in run.jobs)

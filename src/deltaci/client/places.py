@@ -19,13 +19,22 @@ MAX_URL_CHARS: Final = 2000
 
 def server_url(data: Path = DATA_FOLDER) -> str:
     """What the variable DELTACI_SERVER says; else the server whose folder this is; else one on this machine."""
-    if given := os.environ.get(SERVER_VARIABLE, "").strip():
-        return given
+    return os.environ.get(SERVER_VARIABLE, "").strip() or announced_url(data) or DEFAULT_URL
+
+
+def announced_url(data: Path) -> str:
+    """Where the server of this folder says that it is; empty if it says nothing."""
     try:
         with (data / URL_FILE).open(encoding="utf-8") as file:
-            return file.read(MAX_URL_CHARS).strip() or DEFAULT_URL
+            return file.read(MAX_URL_CHARS).strip()
     except (OSError, UnicodeDecodeError):
-        return DEFAULT_URL
+        return ""
+
+
+def is_at_home(url: str, data: Path) -> bool:
+    """Whether this is the server of that folder, or at least on this machine."""
+    url = checked_url(url)
+    return url == announced_url(data).rstrip("/") or is_this_machine(urlsplit(url).hostname or "")
 
 
 def checked_url(url: str) -> str:

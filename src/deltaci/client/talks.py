@@ -13,7 +13,7 @@ from deltaci.client import calls
 from deltaci.client.calls import Call
 from deltaci.client.errors import ApiError, ClientError, Unreachable, refusal, unexpected
 from deltaci.client.names import Name, readings
-from deltaci.client.outcomes import is_over
+from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
@@ -166,8 +166,9 @@ def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
     if not run_id:
         yield from _listen("", after, _told)
         return
-    if not _is_settled((yield from ask(calls.run(run_id)))):
-        after = yield from _listen(run_id, after, _told_until_settled)
+    seen = _Seen((yield from ask(calls.run(run_id))))
+    if not seen.is_settled:
+        after = yield from _listen(run_id, after, seen.told_until_settled, seen.settled_meanwhile)
     yield from iter_events(run_id, after=after)
 
 
@@ -176,44 +177,74 @@ def _told(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
     return False
 
 
-def _told_until_settled(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
-    yield Emit(event)
-    is_turn = event.entity in (RUN, JOB) and event.from_ != event.to
-    return is_turn and _is_settled((yield from ask(calls.run(event.run_id))))
+class _Seen:
+    """A run as it was read last. It is read again only when an event says that its outcome may stand by now."""
 
+    def __init__(self, run: api.RunWithJobs) -> None:
+        self.run = run
 
-def _is_settled(run: api.RunWithJobs) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped; a run that is over counts no more."""
-    return is_over(run) and all(job.completed_at is not None for job in run.jobs)
+    @property
+    def is_settled(self) -> bool:
+        """Whether its outcome stands and none of its jobs is still being stopped."""
+        return is_settled(self.run)
+
+    def told_until_settled(self, event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+        """Every event, until then."""
+        yield Emit(event)
+        yield from self._look(event)
+        return self.is_settled
+
+    def heard_until_over(self, event: api.Event) -> Talk[bool]:
+        """Nothing, until the outcome stands."""
+        yield from self._look(event)
+        return is_over(self.run)
+
+    def settled_meanwhile(self) -> Talk[bool]:
+        """Whether that happened while nobody could be heard."""
+        self.run = yield from ask(calls.run(self.run.id))
+        return self.is_settled
+
+    def over_meanwhile(self) -> Talk[bool]:
+        """Whether the outcome came while nobody could be heard."""
+        self.run = yield from ask(calls.run(self.run.id))
+        return is_over(self.run)
+
+    def _look(self, event: api.Event) -> Talk[None]:
+        is_news = event.entity == RUN and event.rev > self.run.rev
+        if event.from_ != event.to and (is_news or (event.entity == JOB and is_over(self.run))):
+            self.run = yield from ask(calls.run(self.run.id))
 
 
 def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:
     """Wait until the run's outcome stands. Raises `TimeoutError` when that takes longer."""
-    found = yield from ask(calls.run(run_id))
-
-    def heard(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
-        nonlocal found
-        if event.entity == RUN and event.from_ != event.to:
-            found = yield from ask(calls.run(run_id))
-        return is_over(found)
-
-    if not is_over(found):
+    seen = _Seen((yield from ask(calls.run(run_id))))
+    if not is_over(seen.run):
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         # What it hears it keeps to itself, so there is nothing to emit.
-        yield from _listen(run_id, 0, heard, until)  # type: ignore[misc]
-    return found
+        yield from _listen(run_id, 0, seen.heard_until_over, seen.over_meanwhile, until)  # type: ignore[misc]
+    return seen.run
 
 
 def _listen(
-    run_id: str, after: int, heard: Hearing, until: float | None = None
+    run_id: str,
+    after: int,
+    heard: Hearing,
+    meanwhile: Callable[[], Talk[bool]] | None = None,
+    until: float | None = None,
 ) -> Generator[Step | Emit[Any], Any, int]:
-    """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost."""
+    """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost.
+
+    What was to be asked when the connection broke was not asked: so whether it is enough by now is asked `meanwhile`.
+    """
     patience: Patience = yield Mind()
     # Who was never there is given up sooner than who was, and comes back.
     waits = Waits(patience, patience.give_up_seconds)
+    is_back = False
     while True:
         silence = _left(until, run_id)
         try:
+            if is_back and meanwhile is not None and (yield from meanwhile()):
+                return after
             yield from opened(calls.event_stream(run_id, after), silence)
             waits.allow(patience.lost_seconds)
             reader = Reader()
@@ -234,6 +265,7 @@ def _listen(
         except Unreachable as error:
             _left(until, run_id)
             yield Pause(waits.after(error))
+        is_back = True
 
 
 def _events(reader: Reader, chunk: bytes) -> list[api.Event]:

@@ -33,7 +33,8 @@ class Plan(Command, frozen=True, kw_only=True):
 class StartRun(Command, frozen=True, kw_only=True):
     """A run with its plan: born, planned and set going in one decision. `record` is the run as it is to be born.
 
-    Refused as a whole when the plan makes no sense. With a request_id it may be repeated for ever.
+    Refused as a whole when the plan makes no sense. With a request_id it may be repeated for ever. An id that was drawn
+    by lot just now is nobody else's: there is no need to look for it first.
     """
 
     by = frozenset({ORCHESTRATOR, USER})
@@ -42,6 +43,7 @@ class StartRun(Command, frozen=True, kw_only=True):
     record: run.Run
     jobs: tuple[JobSpec, ...]
     plan_hash: str
+    is_drawn: bool = False
 
 
 class CancelJob(Command, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from typing import Final
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.decide import Decision, decide
+from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
 from deltaci.core.events import RUNNER, Event, worker_actor
 from deltaci.core.instants import SECOND
@@ -188,7 +188,7 @@ class Lane:
         drawn: set[str] = set()
         claims: list[Claim] = []
         for item in items:
-            if isinstance(item, Birth) and item.is_drawn:
+            if isinstance(item, Birth | StartRun) and item.is_drawn:
                 drawn.add(item.id)
             elif isinstance(item, Command):
                 wanted.update(_related(item))

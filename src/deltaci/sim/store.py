@@ -20,6 +20,7 @@ from deltaci.store.port import (
     Conflict,
     CountHeld,
     Document,
+    Look,
     Page,
     Place,
     Ready,
@@ -154,6 +155,11 @@ class Connection:
             self.wakers.hint(arrived)
         elif not self.troubles.deaf:
             asyncio.get_running_loop().call_later(HINT_SECONDS, self.wakers.hint, arrived)
+
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Read now."""
+        await self._reach()
+        return await self._disk.look(work)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""

@@ -12,7 +12,7 @@ from deltaci.core.machine import Record
 from deltaci.store.port import Entry, Page, Place, Unreadable, storable
 
 START: Final = Place(2**63 - 1, "")  # Later than everything: where a list begins.
-STEP: Final = 4  # How many times as much is looked at in the next step, when one was not enough.
+STEP: Final = 4  # How many times as much is looked at in the next step at most, when one was not enough.
 FIRST_STEP: Final = 100
 
 Row = tuple[str, str, int, str]  # Of the table: tenant, list, at, id.
@@ -61,6 +61,12 @@ def start(before: Place | None, until: int) -> Place:
     return max(Place(0, ""), min(given, Place(until, "") if until else START))
 
 
+def _next_size(size: int, seen: int, found: int, limit: int) -> int:
+    """How much to look at next: what is likely to hold the rest of the page, and one more, by what was seen so far."""
+    likely = (limit + 1 - found) * seen // max(found, 1)
+    return max(FIRST_STEP, min(size * STEP, likely))
+
+
 class Pages:
     """Reads pages, over any way to walk along a list and to load what was found."""
 
@@ -78,7 +84,7 @@ class Pages:
         """One page. One entry more than fits is looked at: only then nobody is sent to a page with nothing on it."""
         if not lists:
             raise ValueError("a page is of one list at least; name one")
-        place, found = start(before, until), list[str]()
+        place, found, seen = start(before, until), list[str](), 0
         since = min(max(since, 0), START.at)
         size = limit + 1 if len(lists) == 1 else max(limit + 1, FIRST_STEP)
         while budget > 0:
@@ -92,7 +98,8 @@ class Pages:
             if len(rows) < min(size, budget):
                 return Page(await self._load(found), None)
             budget -= len(rows)
-            size *= STEP
+            seen += len(rows)
+            size = _next_size(size, seen, len(found), limit)
         return Page(await self._load(found), place)
 
 

@@ -30,6 +30,7 @@ from deltaci.store.port import (
     Held,
     Load,
     LoadJobs,
+    Look,
     Open,
     OpenReady,
     Page,
@@ -237,6 +238,10 @@ class MemoryStore:
             self._jobs.setdefault(new.run_id, {})[id] = None
         elif old is not None and old.kind == JOB_KIND:
             self._jobs[old.run_id].pop(id, None)
+
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Run it."""
+        return drive(work(), self._answer)[0]
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""

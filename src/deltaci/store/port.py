@@ -188,6 +188,7 @@ def made_ready(write: Write) -> dict[tuple[str, str], int]:
 
 Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | PutAside | Write
 Transaction = Generator[Request, Any, T]
+Look = Generator[Load | LoadJobs, list[Held], T]  # One that only reads.
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -256,6 +257,10 @@ class Store(Protocol):
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         """Run one transaction to its end. Raises `Conflict` or `Unavailable`, and then nothing was written."""
+        ...
+
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Run one that only reads to its end, beside whoever writes. What is committed meanwhile it may see, or not."""
         ...
 
     async def find(self, id: str) -> Record | None:

@@ -33,6 +33,7 @@ from deltaci.store.port import (
     Held,
     Load,
     LoadJobs,
+    Look,
     Open,
     OpenReady,
     Page,
@@ -72,6 +73,7 @@ HELD_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
 PLANS: Final = {
     "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",  # Good while a table is empty, and remembered until somebody counts its rows.
     "enable_bitmapscan": "off",
     "enable_sort": "off",
     "enable_hashjoin": "off",
@@ -79,12 +81,12 @@ PLANS: Final = {
 }
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
-_OPEN: Final = (
-    f"SELECT {CLOCK}, r.id, r.kind, r.version, r.due_at, r.body "
-    "FROM (SELECT 1) one LEFT JOIN records r ON r.id = ANY($1)"
+# What goes on and what is over, in one question: what is nowhere takes no longer to be found missing.
+_LOAD: Final = (
+    f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) "
+    "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 )
-_LOAD: Final = f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1)"
-_LOAD_OVER: Final = "SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
+_OPEN: Final = f"SELECT {CLOCK}, r.* FROM (SELECT 1) one LEFT JOIN ({_LOAD}) r ON true"
 # The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
 _OF_RUN: Final = "run_id = $1 AND kind = $2 AND run_id <> ''"
 _LOAD_JOBS: Final = (
@@ -228,8 +230,7 @@ class PostgresStore:
         if isinstance(request, Write):
             return await write_batch(connection, request)
         if isinstance(request, Load):
-            found = _held(await connection.fetch(_LOAD, request.ids))
-            return found + await self._load_over(connection, request.ids, found)
+            return _held(await connection.fetch(_LOAD, request.ids))
         if isinstance(request, LoadJobs):
             return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
@@ -272,30 +273,31 @@ class PostgresStore:
 
     async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[Held]]:
         rows = await connection.fetch(_OPEN, ids)
-        found = _held([row[1:] for row in rows if row[1] is not None])
-        return int(rows[0][0]) + self._shift(), found + await self._load_over(connection, ids, found)
+        return int(rows[0][0]) + self._shift(), _held([row[1:] for row in rows if row[1] is not None])
 
-    @staticmethod
-    async def _load_over(connection: Any, ids: tuple[str, ...], found: list[Held]) -> list[Held]:
-        known = {held.record.id for held in found}
-        wanted = [id for id in ids if id not in known]
-        return _held(await connection.fetch(_LOAD_OVER, wanted)) if wanted else []
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Run it on one connection."""
+        looking = work()
+        try:
+            async with self._connected().acquire() as connection:
+                request, result = _next(looking, None)
+                while request is not None:
+                    request, result = _next(looking, await self._answer(connection, request))
+        except AWAY as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+        finally:
+            looking.close()
+        return cast(T, result)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
-        for sql in (_LOAD, _LOAD_OVER):
-            for held in _held(await self._fetch(sql, [id])):
-                return held.record
-        return None
+        found = _held(await self._fetch(_LOAD, [id]))
+        return found[0].record if found else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """These records."""
         wanted = list(dict.fromkeys(ids))
-        found: dict[str, Record] = {}
-        for sql in (_LOAD, _LOAD_OVER):
-            missing = [id for id in wanted if id not in found]
-            if missing:
-                found.update({held.record.id: held.record for held in _held(await self._fetch(sql, missing))})
+        found = {held.record.id: held.record for held in _held(await self._fetch(_LOAD, wanted))}
         return [found[id] for id in wanted if id in found]
 
     async def jobs_of(self, run_id: str) -> list[Record]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from deltaci.store.port import (
     Held,
     Load,
     LoadJobs,
+    Look,
     Open,
     OpenReady,
     Page,
@@ -52,6 +53,7 @@ from deltaci.store.wake import Arrived, Wakers
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0
+CACHE_KIBIBYTES: Final = 16 * 1024  # Of each connection: what leads to a row among millions stays in memory.
 MAX_VARIABLES: Final = 500
 
 # An id is given once: what is over keeps its own.
@@ -131,6 +133,7 @@ class SqliteStore:
         connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
         return connection
 
     def _open_writer(self) -> None:
@@ -185,44 +188,62 @@ class SqliteStore:
             raise Unavailable("the store is not open; call open() first")
         return connection
 
+    async def look(self, work: Callable[[], Look[T]]) -> T:
+        """Run it in a reader's thread: one hop, and all that it reads is of one moment."""
+        if not self._is_open:
+            raise Unavailable("the store is not open; call open() first")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, work)
+
+    def _look(self, work: Callable[[], Look[T]]) -> T:
+        with self._reader() as connection:
+            connection.execute("BEGIN")
+            try:
+                return drive(work(), lambda request: self._read_for(connection, request))[0]
+            finally:
+                connection.execute("COMMIT")
+
+    def _read_for(self, connection: sqlite3.Connection, request: Request) -> list[Held]:
+        if isinstance(request, Load):
+            return self._load(connection, request.ids)
+        assert isinstance(request, LoadJobs), request
+        values = [request.run_id, JOB_KIND]
+        return self._held(connection, f"{_SELECT} {_OF_RUN} UNION ALL {_SELECT_OVER} {_OF_RUN}", values)
+
     def _answer(self, request: Request) -> Any:
+        connection = self._connected(self._write_to)
+        if isinstance(request, Load | LoadJobs):
+            return self._read_for(connection, request)
         if isinstance(request, Open):
-            return self._clock(), self._load(request.ids)
+            return self._clock(), self._load(connection, request.ids)
         if isinstance(request, OpenReady):
             now = self._clock()
             return now, self._find_ready(
                 FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
             )
-        if isinstance(request, Load):
-            return self._load(request.ids)
         if isinstance(request, Write):
             return self._write(request)
-        if isinstance(request, LoadJobs):
-            values = [request.run_id, JOB_KIND]
-            return self._held(f"{_SELECT} {_OF_RUN}", values) + self._held(f"{_SELECT_OVER} {_OF_RUN}", values)
         if isinstance(request, FindReady):
             return self._find_ready(request)
         if isinstance(request, CountHeld):
-            return self._connected(self._write_to).execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
+            return connection.execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
         if isinstance(request, PutAside):
             rows = [(request.until, request.until, id) for id in request.ids]
-            self._connected(self._write_to).executemany(_PUT_ASIDE, rows)
+            connection.executemany(_PUT_ASIDE, rows)
             return None
         assert isinstance(request, FindDue)
-        return self._held(f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?", [request.now, request.limit])
+        due = f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?"
+        return self._held(connection, due, [request.now, request.limit])
 
-    def _held(self, sql: str, values: list[Any]) -> list[Held]:
-        rows = self._connected(self._write_to).execute(sql, values)
+    @staticmethod
+    def _held(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[Held]:
+        rows = connection.execute(sql, values)
         return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
-    def _load(self, ids: Iterable[str]) -> list[Held]:
+    def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[Held]:
         wanted, found = list(ids), list[Held]()
-        for table in (_SELECT, _SELECT_OVER):
-            known = {held.record.id for held in found}
-            wanted = [id for id in wanted if id not in known]
-            for start in range(0, len(wanted), MAX_VARIABLES):
-                some = wanted[start : start + MAX_VARIABLES]
-                found += self._held(f"{table} WHERE id IN ({', '.join('?' * len(some))})", some)
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            some = wanted[start : start + MAX_VARIABLES]
+            found += self._held(connection, _these(len(some)), some)
         return found
 
     def _find_ready(self, request: FindReady) -> list[Held]:
@@ -293,9 +314,14 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._fetch, sql, values)
 
     def _fetch(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
+        with self._reader() as connection:
+            return connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
         connection = self._idle.pop()
         try:
-            return connection.execute(sql, values).fetchall()
+            yield connection
         except sqlite3.OperationalError as error:
             raise Unavailable(f"{self._path}: {error}") from error
         finally:
@@ -303,20 +329,17 @@ class SqliteStore:
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
-        for table in (_SELECT, _SELECT_OVER):
-            for _, kind, _, _, body in await self._read(f"{table} WHERE id = ?", id):
-                return decode_record(id, kind, body)
+        for _, kind, _, _, body in await self._read(_THIS, id):
+            return decode_record(id, kind, body)
         return None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """These records."""
         wanted, found = list(dict.fromkeys(ids)), dict[str, Record]()
-        for table in (_SELECT, _SELECT_OVER):
-            missing = [id for id in wanted if id not in found]
-            for start in range(0, len(missing), MAX_VARIABLES):
-                some = missing[start : start + MAX_VARIABLES]
-                rows = await self._read(f"{table} WHERE id IN ({', '.join('?' * len(some))})", *some)
-                found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            some = wanted[start : start + MAX_VARIABLES]
+            rows = await self._read(_these(len(some)), *some)
+            found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [found[id] for id in wanted if id in found]
 
     async def jobs_of(self, run_id: str) -> list[Record]:
@@ -411,6 +434,15 @@ _ONLY: Final = (
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
+
+
+def _these(count: int) -> str:
+    """So many records by their ids, whether they go on or are over: what is nowhere takes no longer to be missed."""
+    ids = ", ".join(f"?{n}" for n in range(1, count + 1))
+    return f"{_SELECT} WHERE id IN ({ids}) UNION ALL {_SELECT_OVER} WHERE id IN ({ids})"
+
+
+_THIS: Final = _these(1)
 # The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
 _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
 _JOBS_OF: Final = (

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import job_id
-from deltaci.core.errors import Refused
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.engine.unreadable import refusal
 from deltaci.server.api.calls import Call, missing, own
+from deltaci.store.port import Load, LoadJobs, Look
+
+
+class Family(NamedTuple):
+    """A run, its jobs in the order of the plan, and attempts by job, the first one first."""
+
+    run: Run
+    jobs: list[Job]
+    tries: dict[str, list[Attempt]]
 
 
 async def run_of(call: Call) -> Run:
     """The run that the address names."""
     id = str(call.params["run"])
-    record = own(call, await call.parts.store.find(id), "run", id)
+    return _run(call, id, await call.parts.store.find(id))
+
+
+def _run(call: Call, id: str, found: Record | None) -> Run:
+    record = own(call, found, "run", id)
     if not isinstance(record, Run):
         raise missing("run", id)
     return record
+
+
+async def family_of(call: Call, limit: int | None = None) -> Family:
+    """The run that the address names with all that belongs to it; attempts of its first jobs only, up to a limit."""
+    return await call.parts.store.look(lambda: _family(call, limit))
+
+
+def _family(call: Call, limit: int | None) -> Look[Family]:
+    id = str(call.params["run"])
+    found = yield Load((id,))
+    run = _run(call, id, found[0].record if found else None)  # Before more is read: that it is there must not show.
+    jobs = _jobs(held.record for held in (yield LoadJobs(id)))
+    wanted = _attempt_ids(jobs[:limit])
+    held = (yield Load(wanted)) if wanted else []
+    return Family(run, jobs, _attempts(each.record for each in held))
 
 
 async def job_of(call: Call) -> Job:
@@ -44,15 +72,27 @@ async def attempt_of(call: Call) -> Attempt:
 
 async def jobs_of(call: Call, run: Run) -> list[Job]:
     """All jobs of a run, in the order of the plan."""
-    found = [each for each in readable(await call.parts.store.jobs_of(run.id)) if isinstance(each, Job)]
+    return _jobs(await call.parts.store.jobs_of(run.id))
+
+
+def _jobs(records: Iterable[Record]) -> list[Job]:
+    found = [each for each in readable(records) if isinstance(each, Job)]
     return sorted(found, key=lambda each: each.position)
 
 
 async def attempts_of(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attempt]]:
     """Every attempt of these jobs, by job, the first one first."""
-    ids = [attempt_id(job.id, index + 1) for job in jobs for index in range(job.attempts)]
+    ids = _attempt_ids(jobs)
+    return _attempts(await call.parts.store.find_all(ids) if ids else ())
+
+
+def _attempt_ids(jobs: Iterable[Job]) -> tuple[str, ...]:
+    return tuple(attempt_id(job.id, index + 1) for job in jobs for index in range(job.attempts))
+
+
+def _attempts(records: Iterable[Record]) -> dict[str, list[Attempt]]:
     found: dict[str, list[Attempt]] = {}
-    for each in readable(await call.parts.store.find_all(ids) if ids else ()):
+    for each in readable(records):
         if isinstance(each, Attempt):
             found.setdefault(each.job_id, []).append(each)
     for tries in found.values():
@@ -60,9 +100,10 @@ async def attempts_of(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attempt
     return found
 
 
-def readable(records: Sequence[Record]) -> Sequence[Record]:
+def readable(records: Iterable[Record]) -> Iterator[Record]:
     """The records, if all of them can be read."""
-    unread: Refused | None = next(filter(None, map(refusal, records)), None)
-    if unread is not None:
-        raise unread
-    return records
+    for each in records:
+        unread = refusal(each)
+        if unread is not None:
+            raise unread
+        yield each

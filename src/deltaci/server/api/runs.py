@@ -21,7 +21,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.server.api import plans, shown
 from deltaci.server.api.calls import Call, Handler, Made
 from deltaci.server.api.cursors import cursor, place
-from deltaci.server.api.lookup import attempts_of, jobs_of, run_of
+from deltaci.server.api.lookup import family_of, jobs_of, run_of
 from deltaci.server.api.templates import template_of
 from deltaci.wire import api
 from deltaci.wire.api_input import Asked, DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
@@ -104,7 +104,9 @@ async def rerun_run(call: Call) -> Made:
 async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
     await call.parts.tenants.check_queue(record.tenant)
     hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
-    order = StartRun(id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed)
+    order = StartRun(
+        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, is_drawn=not repeat.key
+    )
     try:
         decision = await call.parts.applier.do(order)
     except Refused:
@@ -206,11 +208,9 @@ def _lists(query: RunQuery) -> list[str]:
 
 async def read_run(call: Call) -> api.RunWithJobs:
     """With its jobs and their attempts."""
-    record = await run_of(call)
-    every = await jobs_of(call, record)
-    some = every[: api.MAX_JOBS_SHOWN]
-    tries = await attempts_of(call, some)
-    return shown.run_with_jobs(record, [shown.job(each, tries.get(each.id, ())) for each in some], len(every))
+    record, every, tries = await family_of(call, api.MAX_JOBS_SHOWN)
+    jobs = [shown.job(each, tries.get(each.id, ())) for each in every[: api.MAX_JOBS_SHOWN]]
+    return shown.run_with_jobs(record, jobs, len(every))
 
 
 async def read_plan(call: Call) -> api.Plan:
@@ -226,8 +226,7 @@ async def read_plan(call: Call) -> api.Plan:
 
 async def read_outputs(call: Call) -> api.Outputs:
     """Of every job whose attempt gave one."""
-    every = await jobs_of(call, await run_of(call))
-    tries = await attempts_of(call, every)
+    _, every, tries = await family_of(call)
     return api.Outputs(
         outputs={
             each.spec.name: tried.result
@@ -240,8 +239,7 @@ async def read_outputs(call: Call) -> api.Outputs:
 
 async def read_costs(call: Call) -> api.Costs:
     """Of every attempt that told it, and the sum of what is a number."""
-    every = await jobs_of(call, await run_of(call))
-    tries = await attempts_of(call, every)
+    _, every, tries = await family_of(call)
     found = [
         api.JobCost(job=each.spec.name, attempt=tried.index, cost=cost)
         for each in every

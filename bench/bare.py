@@ -1,0 +1,77 @@
+"""The same uvicorn with next to nothing behind it: the body of a request is decoded by its type, an answer is encoded.
+
+No address is looked up, nobody is asked who they are, nothing is checked, decided or kept. This is as far as an API in
+Python could ever get behind it.
+
+    python -m bench.bare    a line of JSON on its input says what to answer: {"POST /runs": "…", …}
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from bench.serving import listen
+from deltaci.engine import loops
+from deltaci.wire import api
+from deltaci.wire import messages as wire
+from deltaci.wire.api_input import RunInput
+from deltaci.wire.api_routes import ROOT
+
+HEADERS: Final = [
+    (b"content-type", b"application/json"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"delta-request-id", b"0123456789abcdef"),
+]
+
+
+class Bare:
+    """An application that answers values which were made before."""
+
+    protocol: Any
+
+    def __init__(self, answers: dict[str, str]) -> None:
+        self._decode: Callable[[bytes], Any] = wire.decoder(RunInput)
+        self._answers: dict[tuple[str, str], Any] = {}
+        for name, text in answers.items():
+            method, path = name.split(" ")
+            kind = api.Run if method == "POST" else api.RunWithJobs
+            self._answers[method, f"{ROOT}{path}"] = msgspec.json.decode(text, type=kind)
+
+    def stop_waiting(self) -> None:
+        """Nobody waits."""
+
+    async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Read it, and answer."""
+        parts, is_more = [], True
+        while is_more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            is_more = message.get("more_body", False)
+        status = 200
+        if scope["method"] == "POST":
+            status = 201
+            self._decode(b"".join(parts))
+        body = wire.encode(self._answers[scope["method"], scope["path"]])
+        headers = [*HEADERS, (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    answers: dict[str, str] = msgspec.json.decode(sys.stdin.readline())
+
+    async def serve() -> None:
+        await listen(Bare(answers))
+
+    loops.run(serve())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""A look: several questions about records, the later ones by what the earlier ones found, beside whoever writes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deltaci.core import run
+from deltaci.core.errors import Refused
+from deltaci.core.machine import Record
+from deltaci.core.run import Run
+from deltaci.store.port import Held, Load, LoadJobs, Look, Unavailable
+from tests.contract.places import Place, on_loop
+from tests.contract.test_runs import finish, planned
+from tests.lab import task
+
+MORE_THAN_READ_AT_ONCE = 20
+
+
+def family(id: str) -> Look[list[Record]]:
+    """A run, its jobs, and their first attempts."""
+    found = yield Load((id,))
+    if not found:
+        raise Refused("not_found", id)
+    jobs = yield LoadJobs(id)
+    tries = yield Load(tuple(f"{held.record.id}.1" for held in jobs))
+    return [*(held.record for held in found), *in_order(jobs), *in_order(tries)]
+
+
+def in_order(found: list[Held]) -> list[Record]:
+    """By their ids: stores answer as they like."""
+    return sorted((held.record for held in found), key=lambda record: record.id)
+
+
+@on_loop
+async def test_a_look_finds_what_goes_on_and_what_is_over(place: Place) -> None:
+    """And leaves out what does not exist."""
+    async with place.server() as server:
+        await planned(server, task("a"), task("b", "a"))
+        await planned(server, task("other"), id="r2")
+        await finish(server, await server.take())
+
+        found = await server.store.look(lambda: family("r1"))
+
+        assert [record.id for record in found] == ["r1", "r1/a", "r1/b", "r1/a.1", "r1/b.1"]
+        assert found == await server.store.find_all([record.id for record in found])
+
+
+@on_loop
+async def test_a_look_that_is_given_up_holds_nothing(place: Place) -> None:
+    """However often; whoever comes next is answered, and whoever writes is not kept waiting."""
+    async with place.server() as server:
+        for _ in range(MORE_THAN_READ_AT_ONCE):
+            with pytest.raises(Refused):
+                await server.store.look(lambda: family("r1"))
+
+        await planned(server, task("a"))
+
+        assert len(await server.store.look(lambda: family("r1"))) == 3
+
+
+@on_loop
+async def test_what_a_look_finds_in_a_file_is_of_one_moment(place: Place) -> None:
+    """A run and its jobs fit together. Over several questions to a database on the network they may not."""
+    if place.name != "sqlite":
+        pytest.skip("only a file is read without a word to anybody")
+    loop = asyncio.get_running_loop()
+    async with place.server() as server:
+        await planned(server, task("a"))
+
+        def interrupted() -> Look[list[str]]:
+            before = yield Load(("r1",))
+            asyncio.run_coroutine_threadsafe(server.do(run.Cancel(id="r1", actor="user:ada")), loop).result(10)
+            after = yield Load(("r1",))
+            return [held.record.state for held in (*before, *after)]
+
+        assert await server.store.look(interrupted) == [run.QUEUED, run.QUEUED]
+        assert (await server.find("r1", Run)).state != run.QUEUED
+
+
+@on_loop
+async def test_nothing_is_read_from_a_store_that_is_not_open(place: Place) -> None:
+    """It says so."""
+    if place.name == "memory":
+        pytest.skip("memory is always there")
+    with pytest.raises(Unavailable):
+        await place.store().look(lambda: family("r1"))
