@@ -58,7 +58,7 @@ def _workers(events: Sequence[Event]) -> frozenset[str]:
 
 
 def unpack(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:
-    """The events of one row that come after this seq, each at its place in the log."""
+    """The events of one row, each at its place in the log; of a large one only those that come after this seq."""
     first = last_seq - count + 1
     if count <= MANY:
         for n, event in enumerate(_EVENTS.decode(body)):
