@@ -9,10 +9,12 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.server.api import queries
-from deltaci.wire.api_input import RunQuery, WorkerQuery
+from deltaci.server.api.app import MAX_MESSAGE
+from deltaci.wire.api_input import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 
+NAMES = [f"{n:0100}" for n in range(1000)]
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
@@ -98,3 +100,17 @@ async def test_a_last_event_that_is_none_is_refused_with_and_without_a_stream(si
                     reply = await ada.ask("GET", path, accept=accept, last_event_id=told.encode())  # type: ignore[arg-type]
                     assert reply.code == "bad_request", (accept, told)
         assert (await ada.get("/events", last_event_id="")).status == 200
+
+
+@on_loop
+async def test_a_refusal_is_short_however_much_was_wrong(site: Opened) -> None:
+    """The name of a field that is not known was sent back, all of it, twice."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+
+        for body in ({"x" * 1_000_000: 1}, {"template": "t" * 1_000_000}, {"plan": {"jobs": [task("a", needs=NAMES)]}}):
+            reply = await ada.post("/runs", body)
+
+            assert reply.status in (400, 422)
+            assert len(reply.body["message"]) <= MAX_MESSAGE + 1
+        assert (await ada.post("/runs", {"title": "x" * MAX_BODY_BYTES})).code == "too_large"

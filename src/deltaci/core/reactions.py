@@ -129,8 +129,9 @@ def _pass_trivial_job_validation(world: World, event: Event) -> Iterable[Command
 def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
     """Count down for everyone who waits for this job, or tell them that it will never be met."""
     ended = world.job(event.entity_id)
-    world.need((*ended.dependents, *(attempt_id(id, 1) for id in ended.dependents)))
     is_met = job.satisfies(ended)
+    # Who will be opened gets an attempt, which must not exist yet; who is blocked gets none.
+    world.need((*ended.dependents, *(attempt_id(id, 1) for id in ended.dependents if is_met)))
     for id in ended.dependents:
         waiting = world.job(id)
         if waiting.state != job.PENDING:

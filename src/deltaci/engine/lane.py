@@ -52,6 +52,7 @@ MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
 MAX_TRIES: Final = 50
 MAX_BROKEN: Final = 3
+MAX_LINKS: Final = 10  # Of a chain in which each job blocks the next; then all jobs of the run are loaded at once.
 SECRET_BYTES: Final = 16
 SALT_CHARS: Final = 16
 STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
@@ -271,11 +272,14 @@ class Lane:
     def _decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[Decision | Refused]:
+        loads = 0
         while True:
             try:
                 decision = decide(self._world, command, now)
             except NotLoaded as missing:
-                yield from self._load(missing)
+                loads += 1
+                of = self._world.records.get(command.id)
+                yield from self._load(missing, of.run_id if of is not None and loads == MAX_LINKS else "")
                 continue
             except Refused as refused:
                 if self._doubt(command.id, changed):
@@ -310,11 +314,11 @@ class Lane:
             self._stored.pop(each, None)
         return bool(remembered)
 
-    def _load(self, missing: NotLoaded) -> Transaction[None]:
-        if missing.jobs_of:
-            held = yield LoadJobs(missing.jobs_of)
+    def _load(self, missing: NotLoaded, whole_run: str = "") -> Transaction[None]:
+        if jobs_of := whole_run or missing.jobs_of:
+            held = yield LoadJobs(jobs_of)
             self._take(held)
-            self._world.jobs[missing.jobs_of] = tuple(each.record.id for each in held)
+            self._world.jobs[jobs_of] = tuple(each.record.id for each in held)
         else:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)

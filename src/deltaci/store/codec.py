@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +23,9 @@ LISTED_KINDS: Final = (KIND_OF[Run], KIND_OF[Worker])
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in KINDS)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_EVENT: Final = msgspec.msgpack.Decoder(Event)
+_PARTS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+MANY: Final = 1000  # Events of one row, from which on they are read one by one.
 
 encode = _ENCODER.encode
 
@@ -54,17 +57,24 @@ def _workers(events: Sequence[Event]) -> frozenset[str]:
     return frozenset(event.entity_id for event in events if event.entity == WORKER)
 
 
-def unpack(last_seq: int, count: int, body: bytes) -> list[Event]:
-    """The events of one row, each at its place in the log."""
+def unpack(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:
+    """The events of one row, each at its place in the log; of a large one only those that come after this seq."""
     first = last_seq - count + 1
-    return [msgspec.structs.replace(event, seq=first + n) for n, event in enumerate(_EVENTS.decode(body))]
+    if count <= MANY:
+        for n, event in enumerate(_EVENTS.decode(body)):
+            yield msgspec.structs.replace(event, seq=first + n)
+        return
+    # A large run is one row: whoever reads it page by page must not pay for all of it each time.
+    parts = _PARTS.decode(body)
+    for n in range(max(0, after + 1 - first), count):
+        yield msgspec.structs.replace(_EVENT.decode(parts[n]), seq=first + n)
 
 
 def select(rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str) -> list[Event]:
     """The wanted events of some rows of the log."""
     found: list[Event] = []
     for last_seq, count, body in rows:
-        for event in unpack(last_seq, count, body):
+        for event in unpack(last_seq, count, body, after):
             is_wanted = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
             if event.seq > after and is_wanted:
                 found.append(event)

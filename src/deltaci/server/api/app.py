@@ -32,6 +32,7 @@ from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROO
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200
+MAX_MESSAGE: Final = 2000  # It may repeat what was sent, e.g. the name of a field that is not known.
 RETRY: Final = {"Retry-After": "1"}
 
 HANDLERS: Final[Mapping[str, Handler]] = {
@@ -222,6 +223,8 @@ def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, 
 
 async def _send_problem(send: Send, request_id: str, code: str, message: str, more: Mapping[str, str]) -> None:
     known = REFUSALS.get(code) or REFUSALS["wrong_state"]
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]}…"
     problem = ApiProblem(
         type=f"urn:deltaci:problem:{code}",
         title=known.title,

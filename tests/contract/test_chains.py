@@ -1,0 +1,72 @@
+"""Runs of many jobs: a chain that ends at its first link is decided in a few looks, and a long log is read in pages."""
+
+from __future__ import annotations
+
+from deltaci.core import attempt, run
+from deltaci.core.events import Event
+from deltaci.core.job import BLOCKED, CANCELED, Job
+from deltaci.core.run import Run
+from deltaci.engine.lane import MAX_LINKS
+from deltaci.store.codec import MANY
+from deltaci.store.port import Load, LoadJobs
+from tests.contract.places import Place, on_loop
+from tests.contract.test_start import Watched, start
+from tests.lab import task
+
+JOBS = 200
+CHAIN = tuple(task(f"j{n}", *([f"j{n - 1}"] if n else [])) for n in range(JOBS))
+
+
+def looks(store: object) -> int:
+    """How often the last decision had to be made again for want of a record."""
+    assert isinstance(store, Watched)
+    return sum(isinstance(each, Load | LoadJobs) for each in store.asked)
+
+
+@on_loop
+async def test_a_chain_is_cancelled_in_a_few_looks(place: Place) -> None:
+    """It took as many as there are links, and ten thousand of them held everybody up for many minutes."""
+    async with place.server(Watched) as server:
+        await server.do(start(*CHAIN))
+
+        await server.do(run.Cancel(id="r1", actor="user:ada"))
+
+        assert looks(server.store) <= 3
+        assert (await server.find("r1", Run)).state == run.CANCELED
+        assert (await server.find(f"r1/j{JOBS - 1}", Job)).state == CANCELED
+        await server.verified()
+
+
+@on_loop
+async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(place: Place) -> None:
+    """One who depends on few is not made to load the whole run; a long chain is."""
+    async with place.server(Watched) as server:
+        await server.do(start(*CHAIN))
+        held = await server.take()
+
+        await server.say(attempt.Complete, held, is_success=False, exit_code=1)
+
+        assert looks(server.store) <= MAX_LINKS + 3
+        last = await server.find(f"r1/j{JOBS - 1}", Job)
+        assert (last.state, last.reason) == (CANCELED, BLOCKED)
+        assert (await server.find("r1", Run)).state == run.FAILED
+        await server.verified()
+
+
+@on_loop
+async def test_the_log_of_a_large_run_is_the_same_in_pages_of_any_size(place: Place) -> None:
+    """Its start is one row of the log; whoever reads that in pages finds each event once, and of one job its own."""
+    async with place.server() as server:
+        await server.do(start(*(task(f"j{n}") for n in range(JOBS * 3))))
+        whole = await server.store.events(0, 100_000)
+
+        assert len(whole) > MANY
+        assert [event.seq for event in whole] == list(range(1, len(whole) + 1))
+        for size in (700, len(whole)):
+            paged: list[Event] = []
+            while page := await server.store.events(paged[-1].seq if paged else 0, size, run_id="r1"):
+                paged += page
+            assert paged == whole
+        last = [event for event in whole if event.entity_id == "r1/j7"]
+        assert await server.store.events(0, 100, entity_id="r1/j7") == last
+        assert await server.store.events(last[0].seq, 100, entity_id="r1/j7") == last[1:]
