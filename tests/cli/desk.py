@@ -16,6 +16,15 @@ from tests.client.hosted import Hosted
 
 ROOT = Path(__file__).parents[2]
 
+# As a shell starts it for somebody who sits there: what runs in the background hears no Ctrl-C, nor do its children.
+START = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[0] = "deltaci"
+from deltaci.main import main
+main()
+"""
+
 
 class Desk:
     """A folder with a server's `.state` in it. Nothing else has to be said."""
@@ -57,7 +66,7 @@ class Desk:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELTACI_")}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return subprocess.Popen(
-            [sys.executable, "-m", "deltaci.main", *words],
+            [sys.executable, "-c", START, *words],
             cwd=self.folder,
             env={**environment, "PYTHONPATH": str(ROOT / "src"), **options.pop("env", {})},
             **options,

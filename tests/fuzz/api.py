@@ -96,7 +96,7 @@ def fuzz_api(
     report_of_log = here.verified()
     if trouble or not report_of_log.is_legal:
         failures += 1
-        text += f"\nthe server said: {trouble[-5000:]}\n{report_of_log.summary()}"
+        text += f"\nthe server said: {trouble[-5000:]}\n{report_of_log.summary()}: {report_of_log.violations[:3]}"
     if done.returncode and not failures:
         failures = 1
     reached = folder / REACHED

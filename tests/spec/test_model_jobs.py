@@ -59,6 +59,18 @@ def test_the_verifier_finds_a_cancellation_without_a_true_reason(reason: str) ->
     assert altered(lab.canonical(), lambda log: log[number]["metadata"].update(reason=reason)) == {"MOD-6"}
 
 
+@pytest.mark.proves("MOD-6")
+@pytest.mark.parametrize("reason", sorted(job.FINDINGS))
+def test_a_persons_words_are_never_taken_for_a_finding(reason: str) -> None:
+    """Whoever cancels may say anything; that the run was cancelled, or a need lost, is not theirs to find."""
+    lab = Lab().plan(task("a"), gate("g"))
+
+    lab.do(CancelJob(id="r1/g", actor="user:ada", reason=reason))
+
+    assert ends(lab, "g") == [(job.CANCELED, f"“{reason}”")]
+    lab.verified()
+
+
 # -- 7: a failed required job
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from deltaci.core import attempt, gates, job, lease, plan, run, worker
 from deltaci.core.errors import InvariantBroken, Refused
-from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event
+from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import BIRTH, Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
@@ -362,7 +362,10 @@ def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by:
 
 
 def _expand_cancel_job(world: World, command: CancelJob) -> Iterable[Command]:
-    return (cancel_job(world.job(command.id), command.reason, command.actor, command.request_id),)
+    reason = command.reason or job.JOB_CANCELED
+    if reason in job.FINDINGS and actor_kind(command.actor) == USER:
+        reason = f"“{reason}”"  # A person's words: what they name was not found.
+    return (cancel_job(world.job(command.id), reason, command.actor, command.request_id),)
 
 
 def job_id(run_id: str, name: str) -> str:

@@ -35,6 +35,8 @@ NOT_NEEDED: Final = "NOT_NEEDED"
 RUN_CANCELED: Final = "RUN_CANCELED"
 RUN_TIMEOUT: Final = "RUN_TIMEOUT"
 JOB_CANCELED: Final = "JOB_CANCELED"
+# These say what happened to the run or to a need: only the orchestrator's own findings go by such a name.
+FINDINGS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
