@@ -1,0 +1,1 @@
+"""What pipeline files say, and what becomes of it."""
