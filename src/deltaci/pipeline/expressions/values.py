@@ -20,6 +20,7 @@ NULL, BOOLEAN, NUMBER, TEXT, ARRAY, OBJECT = "null", "boolean", "number", "text"
 EXACT: Final = 2**53  # a whole number beyond this is not exact as a number of GitHub
 MAX_NUMBER: Final = 2_000  # characters; a longer text is not a number that anybody wrote
 MAX_INDEX: Final = 2**31 - 1
+_PLAIN: Final = (str, int, float, list, tuple, type(None))  # asked first: a Mapping is slow to find out
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
 _OCTAL: Final = re.compile(r"0o[0-7]+")
@@ -36,7 +37,7 @@ def is_list(value: Value) -> TypeGuard[Sequence[Value]]:
 
 def is_object(value: Value) -> TypeGuard[Mapping[str, Value]]:
     """Is it an object, with properties?"""
-    return isinstance(value, Mapping)
+    return isinstance(value, dict) or (not isinstance(value, _PLAIN) and isinstance(value, Mapping))
 
 
 def is_primitive(value: Value) -> TypeGuard[bool | int | float | str | None]:
