@@ -133,7 +133,7 @@ FROM_JSON: list[tuple[str, Value]] = [
     ("fromJSON(true)", True),
     ("fromJSON('-1234.5')", -1234.5),
     ("fromJSON('12345678901234567890')", 12345678901234567890.0),
-    ("fromJSON(' [1, \"a\", {\"b\": null}] ')", [1, "a", {"b": None}]),
+    ('fromJSON(\' [1, "a", {"b": null}] \')', [1, "a", {"b": None}]),
     ("fromJSON(toJSON(object)).three.y", []),
     ("fromJSON('[3, 4]')[0] < 4", True),
 ]

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from deltaci.pipeline.expressions.json_text import NoJson, parsed, pretty
-from deltaci.pipeline.expressions.limits import MAX_ARGUMENTS, Budget, check_text
+from deltaci.pipeline.expressions.limits import MAX_ARGUMENTS, MAX_TEXT, Budget, check_text
 from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.tree import Call, Literal
 from deltaci.pipeline.expressions.values import Value, equal, fold, is_list, is_primitive, kind, text
@@ -180,9 +180,11 @@ def _join(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
 
 
 def _to_json(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
+    budget.text(call.at, 0)
     try:
         printed = pretty(arguments[0])
     except NoJson as why:
+        budget.text(call.at, MAX_TEXT)  # it was work, though nothing came of it
         raise FailedExpression(Mistake(call.at, str(why), "a smaller value; take only what is needed")) from None
     budget.text(call.at, len(printed))
     return printed

@@ -6,7 +6,7 @@ from typing import Final
 
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
 from deltaci.pipeline.expressions.mistakes import BadExpression, Mistake, shown
-from deltaci.pipeline.expressions.tokens import END, NAME, VALUE, Token, tokens
+from deltaci.pipeline.expressions.tokens import END, NAME, Token, tokens
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
     And,
@@ -148,8 +148,6 @@ class _Parser:
                 expression = Index(expression, self._within(opening), opening.at)
             if opening.kind == "[":
                 self._expect("]", "an operator or ']'")
-        if self._here.kind == VALUE and self._here.text.startswith("."):
-            raise self._wrong("the name of a property, or '*'")
         return expression
 
 

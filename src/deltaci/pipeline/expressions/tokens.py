@@ -25,7 +25,7 @@ WORDS: Final[dict[str, Primitive]] = {
     "NaN": math.nan,
     "Infinity": math.inf,
 }
-# After one of these a dot takes a property; anywhere else it begins a number.
+# After one of these a dot takes a property; anywhere else it may begin a number.
 ENDS_OPERAND: Final = frozenset({NAME, ")", "]", "*"})
 LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 REST_OF_NAME: Final = LETTERS | frozenset("0123456789-")
@@ -80,7 +80,7 @@ def _next(text: str, index: int, before: str) -> Token:
     sign = text[index]
     if sign == "'":
         return _quoted(text, index)
-    if sign in "+-0123456789" or (sign == "." and before not in ENDS_OPERAND):
+    if sign in "+-0123456789" or (sign == "." and before not in ENDS_OPERAND and text[index + 1 : index + 2].isdigit()):
         return _number(text, index)
     if sign in SIGNS:
         return Token(sign, sign, index + 1)

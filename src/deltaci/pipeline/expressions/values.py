@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias, TypeGuard
 
-Value: TypeAlias = "bool | int | float | str | Sequence[Value] | Mapping[str, Value] | None"
+Value: TypeAlias = bool | int | float | str | Sequence["Value"] | Mapping[str, "Value"] | None
 Number: TypeAlias = int | float
 
 NULL, BOOLEAN, NUMBER, TEXT, ARRAY, OBJECT = "null", "boolean", "number", "text", "Array", "Object"
@@ -185,6 +186,7 @@ def _double(value: Number) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+@lru_cache(maxsize=4096)
 def _capital(letter: str) -> str:
     """One letter as a capital. What is no ASCII never becomes ASCII, and no letter becomes two."""
     capital = letter.upper()
