@@ -16,6 +16,7 @@ from deltaci.pipeline.expressions.mistakes import (
     line_and_column,
 )
 from deltaci.pipeline.expressions.parser import parse
+from deltaci.pipeline.expressions.places import PLACES, Place
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.reducer import Known, Remains, reduce
 from deltaci.pipeline.expressions.texts import (
@@ -33,6 +34,7 @@ from deltaci.pipeline.expressions.tree import Expression, contexts_of, functions
 from deltaci.pipeline.expressions.values import Value, truthy
 
 __all__ = [
+    "PLACES",
     "SIGNATURES",
     "STATUS",
     "BadExpression",
@@ -44,6 +46,7 @@ __all__ = [
     "Functions",
     "Known",
     "Mistake",
+    "Place",
     "RemainingText",
     "Remains",
     "Template",
