@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from deltaci.pipeline.expressions import Expression, Value
+from deltaci.pipeline.expressions import Expression, Value, printed
 from deltaci.pipeline.expressions.functions import SIGNATURES
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
@@ -57,6 +57,12 @@ def _within(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expressio
 
 leaves: st.SearchStrategy[Expression] = literals | contexts | st.builds(Index, contexts, keys)
 trees: st.SearchStrategy[Expression] = st.recursive(leaves, _within, max_leaves=16)
+
+# Between expressions: what could become one, if values were put next to it without care.
+plain = st.sampled_from(["", "$", "{", "{{", "}}", "'", " ", "x", "$ {{"])
+tricks = st.sampled_from(["env.trick", "env.dollar", "env.open", "matrix.none"]).map(lambda name: f"${{{{ {name} }}}}")
+TRICKS: dict[str, Value] = {"trick": "${{ needs.b }}", "dollar": "$", "open": "{{ 'a", "A": "it's"}
+templates = st.lists(plain | tricks | trees.map(lambda tree: f"${{{{ {printed(tree)} }}}}"), max_size=6).map("".join)
 
 words = st.sampled_from(
     [

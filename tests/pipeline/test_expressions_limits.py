@@ -12,6 +12,7 @@ from deltaci.pipeline.expressions import (
     Known,
     Remains,
     Value,
+    condition,
     evaluate,
     interpolate,
     parse,
@@ -80,6 +81,16 @@ def test_an_expression_that_is_too_long_or_too_deep_is_refused(text: str, found:
     assert refused.value.mistake.found == found
 
 
+def test_a_condition_is_as_deep_as_it_is_with_success() -> None:
+    """What is asked for without being written counts too, or what is read here could not be read again."""
+    deepest = "!" * (MAX_DEPTH - 2) + "a"
+
+    assert parse(printed(condition(deepest))) == condition(deepest)
+    assert printed(parse("!" + deepest)) == "!" + deepest
+    with pytest.raises(BadExpression):
+        condition("!" + deepest)
+
+
 def test_an_expression_may_be_as_deep_and_as_long_as_its_limits() -> None:
     """Also from deep within a program: reading takes a bounded part of the stack."""
     levels = MAX_DEPTH // 5 - 1
@@ -118,7 +129,7 @@ def test_an_expression_may_be_as_deep_and_as_long_as_its_limits() -> None:
         " || ".join(["contains(big, 'b')"] * 20),
         " || ".join(["big == 'b'"] * 20),
         " || ".join(["wide.nothing"] * 20),
-        " || ".join(["startsWith(toJSON(wide), 'x')"] * 20),
+        " || ".join(["startsWith(toJSON(wide), 'x')"] * 500),
         "toJSON(wide)",
     ],
 )

@@ -9,6 +9,7 @@ from deltaci.pipeline.expressions import (
     Expression,
     ExpressionRefused,
     Function,
+    Known,
     Remains,
     Value,
     check,
@@ -20,7 +21,7 @@ from deltaci.pipeline.expressions import (
     reduce,
     reduce_text,
 )
-from tests.pipeline.expression_trees import EARLY, LATE, scraps, trees
+from tests.pipeline.expression_trees import EARLY, LATE, TRICKS, scraps, templates, trees
 
 FUNCTIONS: dict[str, Function] = {
     "success": lambda _: True,
@@ -78,6 +79,25 @@ def test_everything_known_leaves_a_value_unless_it_is_refused(tree: Expression) 
 
     if isinstance(reduced, Remains):
         assert outcome(tree, EARLY | LATE) == "refused"
+
+
+@given(templates)
+@settings(max_examples=200)
+def test_a_text_says_the_same_however_early_it_is_reduced(template: str) -> None:
+    """Also if values look like expressions: what remains is read again, and must not say more than was written."""
+    early = EARLY | {"env": TRICKS}
+
+    reduced = reduce_text(template, early)
+
+    found = _told(reduced.value) if isinstance(reduced, Known) else _interpolation(reduced.text, early | LATE)
+    assert found == _interpolation(template, early | LATE)
+
+
+def _interpolation(template: str, contexts: Mapping[str, Value]) -> str:
+    try:
+        return _told(interpolate(template, contexts, FUNCTIONS))
+    except ExpressionRefused:
+        return "refused"
 
 
 @given(scraps)

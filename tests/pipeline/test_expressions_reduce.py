@@ -135,7 +135,7 @@ TEXTS: list[tuple[str, Known | RemainingText]] = [
     ("on ${{ matrix.os }}", Known("on linux")),
     ("${{ steps.a }}", RemainingText("${{ steps.a }}")),
     ("${{ matrix.os }}/${{ steps.a }}", RemainingText("linux/${{ steps.a }}")),
-    ("${{ matrix.none }}${{ steps.a }}", RemainingText("${{ format('{0}', steps.a) }}")),
+    ("${{ matrix.none }}${{ steps.a }}", RemainingText("${{ steps.a }}${{ '' }}")),
     ("${{ env.TRICK }} ${{ steps.b }}", RemainingText("${{ '${{ steps.a }} ' }}${{ steps.b }}")),
     ("${{ env.DOLLAR }}{{ x ${{ steps.b }}", RemainingText("${{ '${{ x ' }}${{ steps.b }}")),
     ("${{ env.DOLLAR }}${{ steps.b }}", RemainingText("$${{ steps.b }}")),

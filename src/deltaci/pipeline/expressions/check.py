@@ -26,7 +26,7 @@ def check(expression: Expression, contexts: Iterable[str], functions: Iterable[s
                     mistakes.append(wrong)
             case _:
                 pass
-    return sorted(mistakes, key=lambda mistake: mistake.column)
+    return mistakes
 
 
 def _unknown_context(context: Context, known: Iterable[str], functions: dict[str, str]) -> Mistake:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
-from deltaci.pipeline.expressions.mistakes import BadExpression, Mistake, shown
+from deltaci.pipeline.expressions.mistakes import BadExpression, Mistake
 from deltaci.pipeline.expressions.tokens import END, NAME, Token, tokens
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
@@ -32,10 +32,15 @@ FOREIGN: Final = {"and": "'&&'", "or": "'||'", "not": "'!'", "is": "'=='", "eq":
 def parse(text: str, before: int = 0) -> Expression:
     """The tree of an expression, without `${{` and `}}` around it. Columns count the characters `before` it."""
     expression = _Parser(tokens(text, before)).whole()
+    check_depth(expression)
+    return expression
+
+
+def check_depth(expression: Expression) -> None:
+    """Refuse an expression that is too deep, where it becomes so."""
     for node, depth in walk(expression):
         if depth > MAX_DEPTH:
             raise _too_deep(node.at)
-    return expression
 
 
 class _Parser:
@@ -152,6 +157,4 @@ class _Parser:
 
 
 def _too_deep(at: int) -> BadExpression:
-    return BadExpression(
-        Mistake(at, "expressions too deep within each other", f"at most {MAX_DEPTH}; divide it with {shown('env')}")
-    )
+    return BadExpression(Mistake(at, "expressions too deep within each other", f"at most {MAX_DEPTH} levels"))

@@ -13,7 +13,7 @@ from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Function
 from deltaci.pipeline.expressions.functions import STATUS
 from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, check_text
 from deltaci.pipeline.expressions.mistakes import BadExpression, FailedExpression, Mistake, shown
-from deltaci.pipeline.expressions.parser import parse
+from deltaci.pipeline.expressions.parser import check_depth, parse
 from deltaci.pipeline.expressions.reducer import Known, Reducer, Remains, reduce_with
 from deltaci.pipeline.expressions.tree import And, Call, Expression, Literal, functions_of
 from deltaci.pipeline.expressions.values import Value, text, truthy
@@ -134,8 +134,7 @@ def reduce_text(template: str | Template, known: Contexts, functions: Functions 
     _join(plain)
     if not plain and len(remaining) == 1:
         # Alone it would keep its type, and it was part of a text before.
-        alone = Call("format", (Literal("{0}"), remaining[0].expression))
-        return RemainingText(_hole(Remains(alone)))
+        return RemainingText(_hole(remaining[0]) + _hole(Remains(Literal(""))))
     merged = "".join(_merged(written))
     if len(merged) > MAX_TEMPLATE:
         raise FailedExpression(Mistake(1, f"a text of {len(merged)} characters", f"at most {MAX_TEMPLATE}"))
@@ -174,7 +173,11 @@ def condition(written: str) -> Expression:
     asked = _asked(written)
     if asked is None:
         return Call("success")
-    return asked if mentions_status(asked) else And((Call("success"), asked))
+    if mentions_status(asked):
+        return asked
+    both = And((Call("success"), asked))
+    check_depth(both)
+    return both
 
 
 def _asked(written: str) -> Expression | None:
