@@ -1,1 +1,1 @@
-"""What pipeline files say, and what becomes of it."""
+"""Pipeline files: how they are read, and what is said of those that are wrong."""

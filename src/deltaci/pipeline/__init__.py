@@ -1,1 +1,1 @@
-"""Pipeline files become a plan: text and lists of paths in, values out. Nothing here reads a file or a clock."""
+"""Pipeline files become a plan. PURE: texts and lists of paths in, values out; no files, clock or network."""
