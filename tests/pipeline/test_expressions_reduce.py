@@ -18,6 +18,7 @@ from deltaci.pipeline.expressions import (
 )
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
 from deltaci.pipeline.expressions.reducer import MAX_EMBEDDED
+from deltaci.pipeline.expressions.tree import And, Literal
 
 KNOWN: dict[str, Value] = {
     "matrix": {"os": "linux", "n": 3, "list": ["a", "b"], "objects": [{"x": 1}], "none": None, "quote": "it's"},
@@ -127,6 +128,13 @@ def test_what_would_become_too_deep_stays_as_it_is_written() -> None:
 
     assert isinstance(reduced, Remains)
     assert parse(reduced.text) == reduced.expression
+
+
+def test_one_tree_may_stand_in_two_places_of_another() -> None:
+    """Trees are also put together by programs, which may use one twice."""
+    twice, between = parse("matrix.n"), parse("steps.a")
+
+    assert reduce(And((twice, between, twice)), KNOWN) == Remains(And((between, Literal(3.0))))
 
 
 TEXTS: list[tuple[str, Known | RemainingText]] = [

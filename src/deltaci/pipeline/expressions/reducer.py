@@ -2,7 +2,8 @@
 
 What remains has the same value later as the whole would have had. A part that fails stays as it is written, because
 it may never be reached. So does an array or an object that is compared, because those are equal only to themselves,
-and what would become too long: the contexts that were known are then still mentioned, see `contexts_of`.
+and what would become too long: the contexts that were known are then still mentioned, see `contexts_of`. Values that
+are known are written into what remains, so secrets must not be among them.
 """
 
 from __future__ import annotations
@@ -137,11 +138,11 @@ class Reducer:
     ) -> _Reduced | tuple[Expression, ...]:
         """The operands that still matter. One that is known and decides nothing is dropped, unless it is the last."""
         kept: list[Expression] = []
-        for operand in operands:
+        for place, operand in enumerate(operands, 1):
             reduced = self.reduce(operand, by_identity=by_identity)
             if isinstance(reduced, Known):
                 decides = truthy(reduced.value) is wanted
-                if not decides and operand is not operands[-1]:
+                if not decides and place < len(operands):
                     continue
                 if not kept:
                     return reduced

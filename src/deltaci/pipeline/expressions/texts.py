@@ -169,7 +169,10 @@ def mentions_status(expression: Expression) -> bool:
 
 
 def condition(written: str) -> Expression:
-    """What an `if:` says, with or without `${{ }}` around it. Without a status function it also asks for success()."""
+    """What an `if:` says, with or without `${{ }}` around it. Without a status function it also asks for success().
+
+    This is for what people wrote. What remains of a condition is read with `parse`: it has its success() already.
+    """
     asked = _asked(written)
     if asked is None:
         return Call("success")
