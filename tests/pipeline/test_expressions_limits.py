@@ -1,0 +1,202 @@
+"""Whoever writes an expression is not trusted: everything is bounded, and what is too much is refused."""
+
+import sys
+import time
+
+import pytest
+
+from deltaci.pipeline.expressions import (
+    BadExpression,
+    ExpressionRefused,
+    FailedExpression,
+    Known,
+    Remains,
+    Value,
+    condition,
+    evaluate,
+    interpolate,
+    parse,
+    printed,
+    read,
+    reduce,
+)
+from deltaci.pipeline.expressions.limits import (
+    MAX_DEPTH,
+    MAX_EXPRESSIONS,
+    MAX_LENGTH,
+    MAX_STEPS,
+    MAX_TEMPLATE,
+    MAX_TEXT,
+    MAX_VALUE_DEPTH,
+    MAX_WORK,
+)
+
+LONG_ENOUGH = 10.0  # seconds of work; each of these takes less than one on a slow machine
+
+
+def laughs(levels: int) -> Value:
+    """A few lists that are ten to the power of `levels` texts, if anybody counts them."""
+    value: Value = "ha"
+    for _ in range(levels):
+        value = [value] * 10
+    return value
+
+
+def deep(levels: int) -> Value:
+    value: Value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+BIG = "ä" * MAX_TEXT
+CONTEXTS: dict[str, Value] = {
+    "big": BIG,
+    "laughs": laughs(20),
+    "deep": deep(MAX_VALUE_DEPTH + 1),
+    "many": ["x" * 100] * (MAX_STEPS + 1),
+    "bigs": [BIG] * 100,
+    "wide": {f"key{index}": index for index in range(MAX_STEPS)},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1" + " " * MAX_LENGTH, f"{MAX_LENGTH + 1} characters"),
+        ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), "expressions too deep within each other"),
+        ("(" * MAX_LENGTH, "expressions too deep within each other"),
+        ("f(" * (MAX_LENGTH // 2), "expressions too deep within each other"),
+        ("a[" * (MAX_LENGTH // 2), "expressions too deep within each other"),
+        ("!" * (MAX_LENGTH - 1) + "1", "expressions too deep within each other"),
+        ("a" + ".b" * (MAX_LENGTH // 2 - 1), "expressions too deep within each other"),
+        ("a" + "[*]" * (MAX_LENGTH // 3 - 1), "expressions too deep within each other"),
+        ("1" + "==1" * (MAX_LENGTH // 3 - 1), "expressions too deep within each other"),
+    ],
+)
+def test_an_expression_that_is_too_long_or_too_deep_is_refused(text: str, found: str) -> None:
+    with pytest.raises(BadExpression) as refused:
+        parse(text)
+
+    assert refused.value.mistake.found == found
+
+
+def test_a_condition_is_as_deep_as_it_is_with_success() -> None:
+    """What is asked for without being written counts too, or what is read here could not be read again."""
+    deepest = "!" * (MAX_DEPTH - 2) + "a"
+
+    assert parse(printed(condition(deepest))) == condition(deepest)
+    assert printed(parse("!" + deepest)) == "!" + deepest
+    with pytest.raises(BadExpression):
+        condition("!" + deepest)
+
+
+def test_an_expression_may_be_as_deep_and_as_long_as_its_limits() -> None:
+    """Also from deep within a program: reading takes a bounded part of the stack."""
+    levels = MAX_DEPTH // 5 - 1
+    nested = "!(1 || 2 && 3 == 4 < " * levels + "x" + ")" * levels
+    too_deep = "(1 || 2 && 3 == 4 < f(" * MAX_DEPTH
+    flat = "a" + " && a" * ((MAX_LENGTH - 1) // 5)
+
+    def from_below(frames: int, text: str) -> str:
+        return from_below(frames - 1, text) if frames else printed(parse(text))
+
+    assert len(flat) > MAX_LENGTH - 5
+    assert evaluate(parse(flat), {"a": 1}) == 1
+    assert from_below(sys.getrecursionlimit() // 4, nested) == nested
+    with pytest.raises(BadExpression):
+        from_below(sys.getrecursionlimit() // 4, too_deep)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "format('{0}{0}{0}', big)",
+        "format('{0}{0}', format('{0}', big))",
+        "join(bigs)",
+        "join(bigs, '')",
+        "join(many, big)",
+        "join(many, '')",
+        "toJSON(laughs)",
+        "toJSON(deep)",
+        "toJSON(bigs)",
+        "join(laughs.*.*.*.*.*.*.*.*.*.*)",
+        "laughs.*.*.*.*.*.*.*.*.*.*",
+        "contains(many, 'y')",
+        "contains(bigs, big) && contains(bigs, 'y')",
+        "fromJSON(format('{0}{0}', big))",
+        "fromJSON(format('{0}{0}', '" + "[" * 10_000 + "'))",
+        " || ".join(["contains(big, 'b')"] * 20),
+        " || ".join(["big == 'b'"] * 20),
+        " || ".join(["wide.nothing"] * 20),
+        " || ".join(["startsWith(toJSON(wide), 'x')"] * 500),
+        "toJSON(wide)",
+    ],
+)
+def test_an_expression_that_makes_too_much_of_little_is_refused_soon(expression: str) -> None:
+    began = time.process_time()
+
+    with pytest.raises(FailedExpression) as refused:
+        evaluate(parse(expression), CONTEXTS)
+    reduced = reduce(parse(expression), CONTEXTS)
+
+    assert refused.value.mistake.column >= 1
+    assert isinstance(reduced, Remains)  # refused later too, if it is reached at all
+    assert time.process_time() - began < LONG_ENOUGH
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "big == 1",
+        "wide[big]",
+        "big[big]",
+        "0 < '" + "9" * 20_000 + "'",
+        "9" * MAX_LENGTH,
+        "0x" + "f" * (MAX_LENGTH - 2),
+        "-" * MAX_LENGTH,
+        "'" * MAX_LENGTH,
+        "1e" + "9" * 1000,
+    ],
+)
+def test_an_expression_that_looks_expensive_is_not(expression: str) -> None:
+    began = time.process_time()
+
+    try:
+        evaluate(parse(expression), CONTEXTS)
+    except ExpressionRefused as refused:
+        assert refused.code == "bad_spec"  # noqa: PT017
+
+    assert time.process_time() - began < LONG_ENOUGH
+
+
+def test_a_value_that_repeats_itself_is_not_carried_along() -> None:
+    """A known value becomes a part of an expression only if it is small, however little memory it takes."""
+    reduced = reduce(parse("laughs[steps.a]"), CONTEXTS)
+
+    assert isinstance(reduced, Remains)
+    assert reduced.text == "laughs[steps.a]"
+
+
+def test_a_value_may_pass_through_whatever_its_size() -> None:
+    assert reduce(parse("laughs"), CONTEXTS) == Known(CONTEXTS["laughs"])
+
+
+def test_a_text_that_is_too_long_or_has_too_many_expressions_is_refused() -> None:
+    with pytest.raises(BadExpression):
+        read("x" * (MAX_TEMPLATE + 1))
+    with pytest.raises(BadExpression) as refused:
+        read("${{ 1 }}" * (MAX_EXPRESSIONS + 1))
+
+    assert refused.value.mistake.column == 8 * MAX_EXPRESSIONS + 1
+    assert interpolate("${{ 1 }}" * MAX_EXPRESSIONS, {}) == "1" * MAX_EXPRESSIONS
+
+
+def test_the_expressions_of_one_text_share_what_they_may_do() -> None:
+    """Or a thousand expressions could each do as much as one may."""
+    used_up = MAX_WORK // MAX_TEXT + 1
+
+    with pytest.raises(FailedExpression):
+        interpolate("${{ contains(big, 'b') }}" * used_up, CONTEXTS)
+    with pytest.raises(FailedExpression):
+        interpolate("${{ big }}${{ big }}", CONTEXTS)

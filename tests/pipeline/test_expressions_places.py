@@ -1,0 +1,38 @@
+"""What may be mentioned where, as GitHub documents it."""
+
+import pytest
+
+from deltaci.pipeline.expressions import PLACES, check, parse
+
+ALLOWED = [
+    ("jobs.if", "always() && needs.build.result == 'success' && github.ref && inputs.x && vars.y"),
+    ("jobs.strategy", "fromJSON(needs.plan.outputs.matrix)"),
+    ("jobs.runs-on", "matrix.os || format('x-{0}', strategy.job-index)"),
+    ("jobs.env", "secrets.TOKEN"),
+    ("jobs.outputs", "steps.a.outputs.b || toJSON(job) || runner.os || env.x"),
+    ("steps.if", "failure() && hashFiles('**/*.lock') != '' && steps.a.outcome == 'failure'"),
+    ("steps.run", "secrets.TOKEN || hashFiles('x') || matrix.os"),
+    ("concurrency", "github.ref"),
+]
+REFUSED = [
+    ("jobs.if", "matrix.os == 'linux'", "the context 'matrix'"),
+    ("jobs.if", "secrets.TOKEN != ''", "the context 'secrets'"),
+    ("jobs.if", "hashFiles('x')", "the function 'hashFiles'"),
+    ("jobs.strategy", "matrix.os", "the context 'matrix'"),
+    ("jobs.runs-on", "env.RUNNER", "the context 'env'"),
+    ("steps.if", "secrets.TOKEN", "the context 'secrets'"),
+    ("steps.run", "success()", "the function 'success'"),
+    ("env", "env.other", "the context 'env'"),
+]
+
+
+@pytest.mark.parametrize(("place", "expression"), ALLOWED)
+def test_a_place_knows_what_github_documents_for_it(place: str, expression: str) -> None:
+    assert check(parse(expression), PLACES[place].contexts, PLACES[place].functions) == []
+
+
+@pytest.mark.parametrize(("place", "expression", "found"), REFUSED)
+def test_what_is_not_there_in_a_place_is_found_when_the_file_is_read(place: str, expression: str, found: str) -> None:
+    mistakes = check(parse(expression), PLACES[place].contexts, PLACES[place].functions)
+
+    assert [mistake.found for mistake in mistakes] == [found]

@@ -1,0 +1,136 @@
+"""What holds for every expression and for every text, tried with many."""
+
+import math
+from collections.abc import Mapping
+
+from hypothesis import assume, given, settings
+
+from deltaci.pipeline.expressions import (
+    BadExpression,
+    Expression,
+    ExpressionRefused,
+    Function,
+    Known,
+    Remains,
+    Value,
+    check,
+    condition,
+    evaluate,
+    interpolate,
+    parse,
+    printed,
+    read,
+    reduce,
+    reduce_text,
+)
+from tests.pipeline.expression_trees import EARLY, LATE, TRICKS, scraps, templates, trees
+
+FUNCTIONS: dict[str, Function] = {
+    "success": lambda _: True,
+    "failure": lambda _: False,
+    "always": lambda _: True,
+    "cancelled": lambda _: False,
+    "hashFiles": lambda arguments: f"hash of {len(arguments)}",
+}
+
+
+def outcome(expression: Expression, contexts: Mapping[str, Value]) -> str:
+    """The value in a form that tells true from 1 and lets NaN be NaN; or that there is none."""
+    try:
+        return _told(evaluate(expression, contexts, FUNCTIONS))
+    except ExpressionRefused:
+        return "refused"
+
+
+def _told(value: Value) -> str:
+    match value:
+        case bool() | str() | None:
+            return repr(value)
+        case int() | float():
+            return "nan" if math.isnan(value) else repr(float(value))
+        case Mapping():
+            return "{" + ", ".join(f"{key!r}: {_told(item)}" for key, item in value.items()) + "}"
+        case _:
+            return "[" + ", ".join(map(_told, value)) + "]"
+
+
+@given(trees)
+def test_an_expression_is_read_back_from_its_text_as_it_was(tree: Expression) -> None:
+    assert parse(printed(tree)) == tree
+    assert hash(parse(printed(tree))) == hash(tree)
+
+
+@given(trees)
+@settings(max_examples=300)
+def test_an_expression_is_worth_the_same_however_early_it_is_reduced(tree: Expression) -> None:
+    """At planning time some contexts are known; the runner evaluates what remains."""
+    whole = outcome(tree, EARLY | LATE)
+
+    reduced = reduce(tree, EARLY)
+
+    if isinstance(reduced, Remains):
+        assert parse(reduced.text) == reduced.expression
+        assert outcome(parse(reduced.text), EARLY | LATE) == whole
+    else:
+        assert _told(reduced.value) == whole
+
+
+@given(trees)
+def test_everything_known_leaves_a_value_unless_it_is_refused(tree: Expression) -> None:
+    reduced = reduce(tree, EARLY | LATE, FUNCTIONS)
+
+    if isinstance(reduced, Remains):
+        assert outcome(tree, EARLY | LATE) == "refused"
+
+
+@given(templates)
+@settings(max_examples=200)
+def test_a_text_says_the_same_however_early_it_is_reduced(template: str) -> None:
+    """Also if values look like expressions: what remains is read again, and must not say more than was written."""
+    early = EARLY | {"env": TRICKS}
+
+    try:
+        read(template)
+    except BadExpression:
+        assume(False)  # two plain parts became the beginning of an expression
+    reduced = reduce_text(template, early)
+
+    found = _told(reduced.value) if isinstance(reduced, Known) else _interpolation(reduced.text, early | LATE)
+    assert found == _interpolation(template, early | LATE)
+
+
+def _interpolation(template: str, contexts: Mapping[str, Value]) -> str:
+    try:
+        return _told(interpolate(template, contexts, FUNCTIONS))
+    except ExpressionRefused:
+        return "refused"
+
+
+@given(scraps)
+@settings(max_examples=500)
+def test_no_text_raises_anything_but_a_refusal_with_a_column(text: str) -> None:
+    for act in (_parsed, _interpolated, _conditional):
+        try:
+            act(text)
+        except ExpressionRefused as refused:
+            mistake = refused.mistake
+            assert 0 <= mistake.column <= len(text) + 1
+            assert mistake.found
+            assert mistake.expected
+
+
+def _parsed(text: str) -> None:
+    tree = parse(text)
+    assert parse(printed(tree)) == tree
+    for mistake in check(tree, ["github"], ["contains"]):
+        assert 1 <= mistake.column <= len(text)
+    evaluate(tree, EARLY | LATE, FUNCTIONS)
+
+
+def _interpolated(text: str) -> None:
+    reduce_text(text, EARLY)
+    interpolate(text, EARLY | LATE, FUNCTIONS)
+
+
+def _conditional(text: str) -> None:
+    evaluate(condition(text), EARLY | LATE, FUNCTIONS)

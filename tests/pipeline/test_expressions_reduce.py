@@ -1,0 +1,178 @@
+"""What is known early is said early, and what remains is worth the same later."""
+
+import pytest
+
+from deltaci.pipeline.expressions import (
+    ExpressionRefused,
+    Function,
+    Known,
+    RemainingText,
+    Remains,
+    Value,
+    contexts_of,
+    evaluate,
+    interpolate,
+    parse,
+    reduce,
+    reduce_text,
+)
+from deltaci.pipeline.expressions.limits import MAX_DEPTH
+from deltaci.pipeline.expressions.reducer import MAX_EMBEDDED
+from deltaci.pipeline.expressions.tree import And, Literal
+
+KNOWN: dict[str, Value] = {
+    "matrix": {"os": "linux", "n": 3, "list": ["a", "b"], "objects": [{"x": 1}], "none": None, "quote": "it's"},
+    "env": {"LONG": "x" * (MAX_EMBEDDED + 1), "TRICK": "${{ steps.a }}", "DOLLAR": "$"},
+}
+LATER: dict[str, Value] = {
+    "steps": {"a": "yes", "b": "", "key": "os", "index": 1, "name": "b"},
+    "needs": {"build": {"result": "success", "outputs": {"n": "3"}}},
+}
+
+WHOLE: list[tuple[str, Value]] = [
+    ("matrix.os == 'Linux'", True),
+    ("matrix.none", None),
+    ("matrix.list", ["a", "b"]),
+    ("matrix.list.*", ["a", "b"]),
+    ("false && steps.a", False),
+    ("matrix.os || steps.a", "linux"),
+    ("matrix.none && steps.a == 'x'", None),
+    ("case(matrix.n == 3, 'three', steps.a, 'never', 'neither')", "three"),
+    ("format('{0}-{1}', matrix.os, matrix.n)", "linux-3"),
+    ("matrix.objects == matrix.objects", True),
+]
+
+
+@pytest.mark.parametrize(("expression", "expected"), WHOLE)
+def test_what_depends_only_on_what_is_known_is_a_value(expression: str, expected: Value) -> None:
+    assert reduce(parse(expression), KNOWN) == Known(expected)
+
+
+PARTLY: list[tuple[str, str]] = [
+    ("steps.a", "steps.a"),
+    ("steps.a == matrix.os", "steps.a == 'linux'"),
+    ("true && steps.a", "steps.a"),
+    ("matrix.os && steps.a && matrix.n && steps.b", "steps.a && steps.b"),
+    ("steps.a && matrix.n", "steps.a && 3"),
+    ("steps.a && matrix.none && steps.b", "steps.a && null"),
+    ("matrix.none || steps.a || false || matrix.quote || steps.b", "steps.a || 'it''s'"),
+    ("!(matrix.n == 3 && steps.a)", "!steps.a"),
+    ("steps[matrix.os]", "steps.linux"),
+    ("steps[format('{0} x', matrix.n)]", "steps['3 x']"),
+    ("matrix.list[steps.index]", 'fromJSON(\'["a","b"]\')[steps.index]'),
+    ("matrix.objects.*[steps.key]", "fromJSON('[{\"x\":1}]').*[steps.key]"),
+    ("contains(matrix.list, steps.name)", 'contains(fromJSON(\'["a","b"]\'), steps.name)'),
+    ("contains(matrix.objects, steps.a)", "contains(matrix.objects, steps.a)"),
+    ("matrix.objects == steps.a", "matrix.objects == steps.a"),
+    ("(steps.a && matrix.objects) == matrix.objects", "(steps.a && matrix.objects) == matrix.objects"),
+    ("format('{0} {1}', matrix.os, steps.a)", "format('{0} {1}', 'linux', steps.a)"),
+    ("case(matrix.n == 4, 1, steps.a == 'x', matrix.n, true, 5, steps.b)", "case(steps.a == 'x', 3, 5)"),
+    ("case(false, 1, steps.a)", "steps.a"),
+    ("success() && matrix.n == 3 && steps.a", "success() && steps.a"),
+    ("success() && matrix.n == 4 && steps.a", "success() && false"),
+    ("hashFiles(matrix.os, 'x')", "hashFiles('linux', 'x')"),
+    ("steps.a == env.LONG", "steps.a == env.LONG"),
+    ("steps.a && fromJSON('broken')", "steps.a && fromJSON('broken')"),
+    ("steps.a && case(matrix.n, 1, 2)", "steps.a && case(matrix.n, 1, 2)"),
+    ("steps.a && missing.x", "steps.a && missing.x"),
+]
+
+
+@pytest.mark.parametrize(("expression", "expected"), PARTLY)
+def test_what_remains_mentions_only_what_still_matters(expression: str, expected: str) -> None:
+    reduced = reduce(parse(expression), KNOWN)
+
+    assert isinstance(reduced, Remains)
+    assert reduced.text == expected
+    assert parse(reduced.text) == reduced.expression
+
+
+@pytest.mark.parametrize("expression", [expression for expression, _ in WHOLE + PARTLY])
+def test_what_remains_is_worth_the_same_later(expression: str) -> None:
+    functions: dict[str, Function] = {
+        "success": lambda _: True,
+        "hashFiles": lambda arguments: f"hash of {list(arguments)}",
+    }
+
+    def later(text: str) -> Value:
+        try:
+            return evaluate(parse(text), KNOWN | LATER, functions)
+        except ExpressionRefused as refused:
+            return type(refused).__name__
+
+    reduced = reduce(parse(expression), KNOWN)
+
+    assert (later(reduced.text) if isinstance(reduced, Remains) else reduced.value) == later(expression)
+
+
+def test_an_object_that_something_unknown_indexes_is_carried_along() -> None:
+    """So the later evaluation needs nothing of what was known at planning time."""
+    reduced = reduce(parse("fromJSON(toJSON(matrix.objects))[0][steps.key]"), KNOWN)
+
+    assert isinstance(reduced, Remains)
+    assert reduced.text == "fromJSON('{\"x\":1}')[steps.key]"
+    assert contexts_of(reduced.expression) == {"steps"}
+
+
+def test_functions_that_are_known_early_are_used_early() -> None:
+    reduced = reduce(parse("hashFiles('a') == steps.a"), KNOWN, {"hashfiles": lambda _: "abc"})
+
+    assert isinstance(reduced, Remains)
+    assert reduced.text == "'abc' == steps.a"
+
+
+def test_what_would_become_too_deep_stays_as_it_is_written() -> None:
+    written = "!" * (MAX_DEPTH - 3) + "matrix.list[steps.index]"
+
+    reduced = reduce(parse(written), KNOWN)
+
+    assert isinstance(reduced, Remains)
+    assert parse(reduced.text) == reduced.expression
+
+
+def test_one_tree_may_stand_in_two_places_of_another() -> None:
+    """Trees are also put together by programs, which may use one twice."""
+    twice, between = parse("matrix.n"), parse("steps.a")
+
+    assert reduce(And((twice, between, twice)), KNOWN) == Remains(And((between, Literal(3.0))))
+
+
+TEXTS: list[tuple[str, Known | RemainingText]] = [
+    ("plain", Known("plain")),
+    ("${{ matrix.list }}", Known(["a", "b"])),
+    ("on ${{ matrix.os }}", Known("on linux")),
+    ("${{ steps.a }}", RemainingText("${{ steps.a }}")),
+    ("${{ matrix.os }}/${{ steps.a }}", RemainingText("linux/${{ steps.a }}")),
+    ("${{ matrix.none }}${{ steps.a }}", RemainingText("${{ steps.a }}${{ '' }}")),
+    ("${{ env.TRICK }} ${{ steps.b }}", RemainingText("${{ '${{ steps.a }} ' }}${{ steps.b }}")),
+    ("${{ env.DOLLAR }}{{ x ${{ steps.b }}", RemainingText("${{ '${{ x ' }}${{ steps.b }}")),
+    ("${{ env.DOLLAR }}${{ steps.b }}", RemainingText("$${{ steps.b }}")),
+]
+
+
+@pytest.mark.parametrize(("template", "expected"), TEXTS)
+def test_a_text_is_reduced_and_what_was_a_value_never_becomes_an_expression(
+    template: str, expected: Known | RemainingText
+) -> None:
+    """A value that looks like an expression must stay a value, or whoever wrote it could read what is secret."""
+    reduced = reduce_text(template, KNOWN)
+
+    assert reduced == expected
+    later = interpolate(reduced.text, LATER) if isinstance(reduced, RemainingText) else reduced.value
+    assert later == interpolate(template, KNOWN | LATER)
+
+
+def test_a_part_of_a_text_does_not_keep_its_type_when_it_is_all_that_remains() -> None:
+    reduced = reduce_text("${{ matrix.none }}${{ steps.nothing }}", KNOWN)
+
+    assert isinstance(reduced, RemainingText)
+    assert interpolate(reduced.text, LATER) == ""
+
+
+def test_a_long_value_that_looks_like_expressions_is_quoted_in_pieces() -> None:
+    trick = "${{ 'it''s' }}" * 5_000
+
+    reduced = reduce_text("${{ env.x }}${{ steps.a }}", {"env": {"x": trick}})
+
+    assert isinstance(reduced, RemainingText)
+    assert interpolate(reduced.text, LATER) == trick + "yes"
