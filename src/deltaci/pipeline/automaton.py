@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 MAX_KEPT_BITS: Final = 200_000_000  # all places that are kept, as bits: 25 MB
@@ -27,6 +28,7 @@ class Characters(NamedTuple):
         return is_listed != self.is_negated
 
 
+@lru_cache(maxsize=4_096)
 def only(sign: str) -> Characters:
     """The set of this one character."""
     return Characters(sign)

@@ -210,10 +210,13 @@ class _Reading:
         return self._quantifier(position)
 
     def _plainly(self, sign: str, position: int) -> None:
-        self._steps.append(Step(only(sign)))
-        self._last = _Last(None, "after '/'") if sign == "/" else _Last(only(sign))
+        characters = only(sign)
+        self._steps.append(Step(characters))
         if sign == "/":
+            self._last = _Last(None, "after '/'")
             self.ends_plainly = True
+        else:
+            self._last = _Last(characters)
         if self._wild_at > position:
             self._plain.append(sign)
 
