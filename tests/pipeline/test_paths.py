@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaci.pipeline import paths
+from deltaci.pipeline import automaton, paths
 from deltaci.pipeline.paths import BadPattern, branch_filter, path_filter
 
 # The examples of GitHub's page about filter patterns, and next to them what must not match.
@@ -244,7 +245,7 @@ PIECES = st.sampled_from(["a", "b", "c", ".", "*", "**", "a?", "b+", "[ab]", "[a
 SOME_PATTERNS = st.lists(PIECES, min_size=1, max_size=7).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(SOME_PATTERNS, st.lists(SOME_PATHS, min_size=1, max_size=6))
 def test_the_matcher_agrees_with_one_that_tries_everything(pattern: str, some: list[str]) -> None:
     try:
@@ -310,3 +311,16 @@ def test_a_hostile_pattern_is_no_slower_than_a_long_one(pattern: str) -> None:
         chosen.matches(path)
 
     assert time.perf_counter() - began < 2.0
+
+
+def test_what_is_kept_is_bounded_and_forgetting_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["**/*a*b*c", "a+b?/**", "!**/x?y", "[a-c]+/[!a]*"]
+    some = ["".join(names) for names in product(["a", "b/", "abc", "x/y", "ü", "c"], repeat=4)]
+    expected = [path_filter(listed).matches(path) for path in some]
+    monkeypatch.setattr(automaton, "MAX_KEPT_BYTES", 2_000)
+    monkeypatch.setattr(automaton, "MAX_MASKS", 2)
+    forgetful = path_filter(listed)
+
+    assert [forgetful.matches(path) for path in some] == expected
+    assert any(expected)
+    assert not all(expected)

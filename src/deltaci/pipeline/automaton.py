@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-MAX_KEPT_BITS: Final = 200_000_000  # all places that are kept, as bits: 25 MB
+# What is kept at most, by what it costs in memory: about 60 MB.
+MAX_KEPT_BYTES: Final = 60_000_000
+STATE_BYTES: Final = 500  # besides its places
+WAY_BYTES: Final = 100
+MAX_MASKS: Final = 1_000
 
 
 class Characters(NamedTuple):
@@ -80,6 +84,7 @@ class Automaton:
         self._end_bits = self._bits(self._ends)
         self._masks: dict[str, tuple[int, int]] = {}
         self._known: dict[int, State] = {}
+        self._kept_bytes = 0
         self._first = self._state(self._skipped(self._bits(self._starts)))
 
     def walk(self, text: str, state: State | None = None) -> State:
@@ -103,12 +108,24 @@ class Automaton:
     def _next(self, state: State, sign: str) -> State:
         masks = self._masks.get(sign)
         if masks is None:
+            if len(self._masks) >= MAX_MASKS:
+                self._masks.clear()
             masks = self._masks[sign] = (_having(self._moves, sign), _having(self._stays, sign))
         moves, stays = masks
         places = self._skipped(((state.places & moves) << 1) | (state.places & stays))
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._forget()
         following = self._known.get(places) or self._state(places)
         state.follows[sign] = following
+        self._kept_bytes += WAY_BYTES
         return following
+
+    def _forget(self) -> None:
+        """Start anew. The ways go too: a state that somebody still holds must not keep all others alive."""
+        for state in self._known.values():
+            state.follows.clear()
+        self._known = {self._first.places: self._first}
+        self._kept_bytes = 0
 
     def _skipped(self, places: int) -> int:
         """Also the places that are reached without a character."""
@@ -122,11 +139,6 @@ class Automaton:
             places = more
 
     def _state(self, places: int) -> State:
-        if len(self._known) * (self.size + 1) > MAX_KEPT_BITS:
-            # Forget the ways too: a state that somebody still holds must not keep all others alive.
-            for state in self._known.values():
-                state.follows.clear()
-            self._known.clear()
         ended = places & self._end_bits
         hits = []
         while ended:
@@ -134,6 +146,7 @@ class Automaton:
             hits.append(self._ends[lowest.bit_length() - 1])
             ended ^= lowest
         state = self._known[places] = State(places, tuple(hits))
+        self._kept_bytes += STATE_BYTES + self.size // 8
         return state
 
     def _bits(self, places: Iterable[int]) -> int:

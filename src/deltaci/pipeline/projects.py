@@ -108,10 +108,8 @@ class Projects:
         """The folders of the projects that somebody speaks of who names this folder."""
         if folder in self._names:
             return (folder,)
-        if inside := self._inside.get(folder):
-            return tuple(inside)
         around = self._around(folder)
-        return () if around is None else (around,)
+        return (*self._inside.get(folder, ()), *([] if around is None else [around]))
 
     def _around(self, folder: str) -> str | None:
         """The innermost project that this folder is part of."""
