@@ -202,6 +202,27 @@ def test_a_bad_pattern_for_everything_is_refused() -> None:
         select([], [], always=("?",))
 
 
+def test_a_long_chain_is_told_shortly_and_given_whole() -> None:
+    projects = [Project(name=f"p{n}", path=f"p{n}", needs=(f"p{n + 1}",)) for n in range(20)]
+
+    (choice,) = select([Job(name="a", paths=("p0",))], ["p20/x"], projects=projects)
+
+    assert choice.reason == (
+        "p0 depends on p1, which depends on p2, which depends on p3, which depends on p4, which depends on p5, "
+        "which leads over 14 more to one that depends on p20, where p20/x changed"
+    )
+    assert choice.chain == tuple(f"p{n}" for n in range(21))
+
+
+def test_the_needs_of_the_project_around_a_needed_folder_are_told() -> None:
+    choice = by_name(select(JOBS, ["assets/logo.svg"], projects=SHOP))["build-web"]
+
+    assert choice.reason == (
+        "web depends on ui, which depends on libs/tokens/src, which is part of tokens, which depends on assets, "
+        "where assets/logo.svg changed"
+    )
+
+
 def test_the_page_lists_every_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "selection.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| ((?:kept|left out): .*) \|$", page, re.MULTILINE))

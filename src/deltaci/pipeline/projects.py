@@ -19,7 +19,9 @@ MAX_NEEDS: Final = 20_000  # of all projects together
 
 MAX_FOLDER_LENGTH: Final = 255
 
-DEPENDS, CONTAINS = "depends on", "contains"
+DEPENDS, CONTAINS, INSIDE = "depends on", "contains", "is part of"
+# Behind the folder of a project: just what it depends on, without its files. No path has such a name.
+NEEDS_OF: Final = "//"
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -74,8 +76,13 @@ class Projects:
         for project in known:
             links[self.folders[project.name]].update(Link(DEPENDS, there) for there in self._needed_by(project))
         for folder in {link.folder for found in links.values() for link in found} - set(links):
+            links[folder] = set()
             around = self._around(folder)
-            links[folder] = set() if around is None else {*links[around]}
+            if around is not None:
+                needs_of = around + NEEDS_OF
+                links[folder].add(Link(INSIDE, needs_of))
+                if needs_of not in links:
+                    links[needs_of] = {*links[around]}
         for folder, found in links.items():
             found.update(Link(CONTAINS, inner) for inner in self._inside.get(folder, ()))
         self._links = {folder: tuple(sorted(found)) for folder, found in links.items()}
@@ -102,6 +109,7 @@ class Projects:
 
     def shown(self, folder: str) -> str:
         """A folder as people call it."""
+        folder = folder.removesuffix(NEEDS_OF)
         return self._names.get(folder) or folder or "the repository"
 
     def of_folder(self, folder: str) -> tuple[str, ...]:
@@ -142,11 +150,12 @@ class Ways:
                         following.append(before)
             front = following
 
-    def find(self, folder: str, *, is_counted: bool) -> Way | None:
-        """The way from this folder to a change: in itself, where that counts, or in what it depends on."""
-        spot = _Spot(folder, is_counted)
-        if spot not in self._far:
+    def find(self, folders: Iterable[str], *, is_counted: bool) -> Way | None:
+        """The shortest way from one of these to a change: in itself, where that counts, or in what it depends on."""
+        spots = [spot for folder in folders if (spot := _Spot(folder, is_counted)) in self._far]
+        if not spots:
             return None
+        spot = start = min(spots, key=lambda spot: (self._far[spot], spot))
         taken = []
         while self._far[spot]:
             spot, link = min(
@@ -156,7 +165,7 @@ class Ways:
                 and self._far[there] == self._far[spot] - 1
             )
             taken.append(link)
-        return Way(folder, tuple(taken))
+        return Way(start.folder, tuple(taken))
 
 
 def folder_of(text: str, whose: str) -> str:

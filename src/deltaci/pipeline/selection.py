@@ -23,6 +23,7 @@ from deltaci.pipeline.projects import Project, Projects, Way, Ways, ancestors
 MAX_CHANGED: Final = 100_000  # files; a diff with more is not looked at
 MAX_WORK: Final = 100_000_000_000  # characters of paths × places in patterns
 MAX_SHOWN: Final = 200  # characters of a path in a sentence
+MAX_LINKS: Final = 6  # of a chain in a sentence
 
 # What affects every job unless the pipeline says otherwise: itself, what decides how files are checked out, and the
 # lock files of the whole repository.
@@ -236,11 +237,9 @@ class _Plan:
             path, pattern = match
             reason = f"{_shown(path)} changed, which matches {pattern}"
             return Choice(job=job.name, is_kept=True, code="path_matches", reason=reason, path=path, pattern=pattern)
-        is_said = job.projects is not None
-        found = [way for start in self._starts[job.name] if (way := ways.find(start, is_counted=is_said))]
-        if not found:
+        way = ways.find(self._starts[job.name], is_counted=job.projects is not None)
+        if way is None:
             return None
-        way = min(found, key=lambda way: (len(way.links), way))
         path = first[way.end]
         return Choice(
             job=job.name,
@@ -253,10 +252,14 @@ class _Plan:
 
     def _told(self, way: Way, path: str) -> str:
         """A way as a sentence: web depends on libs/ui, where libs/ui/button.ts changed."""
-        told = self._projects.shown(way.start)
-        for position, link in enumerate(way.links):
-            told += f"{', which' if position else ''} {link.kind} {self._projects.shown(link.folder)}"
-        return f"{told}, where {_shown(path)} changed" if way.links else f"{_shown(path)} changed, in project {told}"
+        start = self._projects.shown(way.start)
+        if not way.links:
+            return f"{_shown(path)} changed, in project {start}"
+        steps = [f"{link.kind} {self._projects.shown(link.folder)}" for link in way.links]
+        if len(steps) > MAX_LINKS:
+            between = len(steps) - MAX_LINKS
+            steps = [*steps[: MAX_LINKS - 1], f"leads over {between} more to one that {steps[-1]}"]
+        return f"{start} {', which '.join(steps)}, where {_shown(path)} changed"
 
     def _keep_needed(self, kept: dict[str, Choice]) -> None:
         """A kept job that takes what another leaves behind keeps that one, and so on."""
