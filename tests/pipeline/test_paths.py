@@ -63,6 +63,8 @@ OURS = [
     (["**/"], ["a/b", "a/b/c"], ["a"]),
     (["src", "!src/gen"], ["src/a"], ["src/gen/a", "src/gen"]),
     (["src", "!src/gen", "src/gen/keep"], ["src/gen/keep", "src/gen/keep/a"], ["src/gen/a"]),
+    (["**/docs"], ["docs/a", "x/docs", "x/y/docs/a/b"], ["mydocs/a", "docs2"]),
+    (["a/**/b"], ["a/b/c", "a/x/b/c/d"], ["a/xb/c"]),
     (["a/**/**/b"], ["a/b", "a/x/b", "a/x/y/b"], ["ab"]),
     (["a**b"], ["ab", "a/x/b", "axb"], ["a/c"]),
     (["a***b"], ["ab", "a/x/b"], ["a/c"]),

@@ -223,6 +223,43 @@ def test_the_needs_of_the_project_around_a_needed_folder_are_told() -> None:
     )
 
 
+def test_the_order_of_patterns_is_that_of_each_job() -> None:
+    """Jobs share patterns, but not the order in which these have the last word."""
+    jobs = [Job(name="a", paths=("src", "!src/gen")), Job(name="b", paths=("!src/gen", "src"))]
+
+    assert kept(select(jobs, ["src/gen/x"])) == {"b"}
+    assert kept(select(list(reversed(jobs)), ["src/gen/x"])) == {"b"}
+
+
+def test_what_may_be_below_a_submodule_is_not_taken_away() -> None:
+    jobs = [
+        Job(name="a", paths=("libs/**", "!**/*.md")),
+        Job(name="b", paths=("libs/ui/x/*.c",)),
+        Job(name="c", paths=("lib",)),
+    ]
+
+    assert kept(select(jobs, ["libs/ui/"])) == {"a", "b"}
+
+
+def test_of_many_who_need_a_job_the_first_by_name_is_told() -> None:
+    build = Job(name="build", paths=("never",))
+    tests = [Job(name=f"test-{n}", paths=("tests",), needs=("build",)) for n in range(10)]
+
+    assert by_name(select([build, *tests], ["tests/a"]))["build"].chain == ("test-0",)
+
+
+def test_a_job_between_projects_is_about_those_inside_and_the_one_around() -> None:
+    projects = [
+        Project(name="all", path=".", needs=("vendor",)),
+        Project(name="ui", path="libs/ui", needs=("kit",)),
+        Project(name="kit", path="kit"),
+    ]
+    jobs = [Job(name="libs", paths=("libs/*/src/**",)), Job(name="ui", paths=("libs/ui/**",))]
+
+    assert kept(select(jobs, ["vendor/a"], projects=projects)) == {"libs"}
+    assert kept(select(jobs, ["kit/a"], projects=projects)) == {"libs", "ui"}
+
+
 def test_the_page_lists_every_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "selection.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| ((?:kept|left out): .*) \|$", page, re.MULTILINE))

@@ -18,6 +18,8 @@ from typing import Final, TypeAlias, TypeGuard
 import msgspec
 from msgspec import Struct
 
+from deltaci.core.errors import InvariantBroken
+
 MAX_COMBINATIONS: Final = 256
 MAX_PRODUCT: Final = 1_024  # combinations before `exclude`
 MAX_ENTRIES: Final = 256  # of `include`, and of `exclude`
@@ -333,15 +335,14 @@ def _names(job: str, labels: Sequence[Entry], whole: Sequence[Entry]) -> list[st
     plain = [_named(job, label) for label in labels]
     marks = [sha256(_canonical(values).encode()).hexdigest() for values in whole]
     counts = Counter(plain)
-    digits = MARK
-    while True:
+    for digits in range(MARK, 65):
         names = [
             _marked(name, mark[:digits]) if len(name) > MAX_NAME or counts[name] > 1 else name
             for name, mark in zip(plain, marks, strict=True)
         ]
         if len(set(names)) == len(names):
             return names
-        digits += 1  # ends: different combinations have different marks
+    raise InvariantBroken("two combinations have the same mark, but repeats were refused before")
 
 
 def _named(job: str, label: Entry) -> str:
