@@ -186,6 +186,12 @@ def test_values_keep_their_types() -> None:
     ]
 
 
+def test_what_is_added_comes_behind_the_axes_and_large_numbers_stay() -> None:
+    (made,) = values({"a": [1e300], "include": [{"z": 1, "b": 2}]})
+
+    assert list(made.items()) == [("a", 1e300), ("z", 1), ("b", 2)]
+
+
 def test_what_has_no_effect_is_noted() -> None:
     """The number 3.10 is 3.1, and an entry that names it leaves out nothing: the best known mistake there is."""
     made = expand("test", {"matrix": {"py": ["3.10", "3.11"], "exclude": [{"py": 3.10}], "include": [{"py": "3.11"}]}})
