@@ -190,6 +190,7 @@ def test_what_is_added_comes_behind_the_axes_and_large_numbers_stay() -> None:
     (made,) = values({"a": [1e300], "include": [{"z": 1, "b": 2}]})
 
     assert list(made.items()) == [("a", 1e300), ("z", 1), ("b", 2)]
+    assert names({"a": [1e300]}) == ["test (1e300)"]
 
 
 def test_what_has_no_effect_is_noted() -> None:
