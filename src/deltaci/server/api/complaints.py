@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, Final
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import inspect
 
 MAX_LISTED: Final = 20
 _PATH: Final = re.compile(r"^(?P<said>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
@@ -21,43 +22,54 @@ def explained(error: msgspec.ValidationError, kind: Any) -> str:
     text = str(error)
     found = _PATH.match(text)
     said, path = (found["said"], found["path"]) if found else (text, "$")
-    places = list(_at(inspect.type_info(kind), path))
+    places = list(_at(kind, path))
     unknown = _UNKNOWN.search(said)
     if unknown is not None:
-        names = [field.encode_name for place in places for field in getattr(place, "fields", ())]
+        names = [name for place in places for name in _fields(place)]
         return f"{text}{_nearest(unknown[1], names)}" if names else text
     if said.startswith("Invalid enum value"):
-        words = [str(each) for place in places for each in getattr(place, "values", ())]
+        words = [str(each) for place in places if get_origin(place) is Literal for each in get_args(place)]
         return f"{text}; expected {_listed(sorted(words))}" if words else text
     return text
 
 
-def _at(info: inspect.Type, path: str) -> Iterator[inspect.Type]:
+def _at(kind: Any, path: str) -> Iterator[Any]:
     """Every type that may stand at this place."""
-    here = [info]
+    here = [kind]
     for part in _PART.finditer(path):
         here = [inner for each in here for plain in _plain(each) for inner in _inside(plain, part[1])]
     for each in here:
         yield from _plain(each)
 
 
-def _plain(info: inspect.Type) -> Iterator[inspect.Type]:
-    if isinstance(info, inspect.UnionType):
-        for each in info.types:
+def _plain(kind: Any) -> Iterator[Any]:
+    """What a type comes to: without its limits, and each of several one by one."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        yield from _plain(get_args(kind)[0])
+    elif origin in (Union, UnionType):
+        for each in get_args(kind):
             yield from _plain(each)
-    elif isinstance(info, inspect.Metadata):
-        yield from _plain(info.type)
     else:
-        yield info
+        yield kind
 
 
-def _inside(info: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    if isinstance(info, inspect.StructType) and name is not None:
-        yield from (field.type for field in info.fields if field.encode_name == name)
-    elif isinstance(info, inspect.DictType):
-        yield info.value_type
-    elif isinstance(info, inspect.CollectionType) and name is None:
-        yield info.item_type
+def _inside(kind: Any, name: str | None) -> Iterator[Any]:
+    if name is not None and name in (fields := _fields(kind)):
+        yield fields[name]
+    elif get_origin(kind) is dict:
+        yield get_args(kind)[1]
+    elif get_origin(kind) is list and name is None:
+        yield get_args(kind)[0]
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a struct, by the names that they are sent under; nothing for anything else."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {}
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
 def _nearest(name: str, names: list[str]) -> str:
