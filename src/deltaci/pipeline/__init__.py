@@ -1,1 +1,1 @@
-"""Pipeline files become a plan. PURE: texts and lists of paths in, values out; no files, no git, no clock, no network."""
+"""Pipeline files become a plan. PURE: texts and lists of paths in, values out; no files, clock or network."""

@@ -73,7 +73,11 @@ def child(node: Node | None, name: str) -> Node | None:
 def _check_work(key: Node, job: Node, add: Add) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
     if steps is None and approval is None:
-        add(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps for a runner, or an approval for people")
+        add(
+            key.at,
+            f"the job {shown(key.written)} without 'steps'",
+            "expected steps for a runner, or an approval for people",
+        )
     if approval is not None:
         for name in FOR_RUNNERS:
             if other := entry(job, name):
@@ -88,7 +92,9 @@ def _check_steps(job: Node, add: Add) -> None:
         if name is None or name.kind != TEXT:
             continue
         if name.value in seen:
-            add(name.at, f"the id {shown(name.value)} a second time", f"the step in line {seen[name.value].line} has it")
+            add(
+                name.at, f"the id {shown(name.value)} a second time", f"the step in line {seen[name.value].line} has it"
+            )
         seen.setdefault(name.value, name.at)
 
 
@@ -119,7 +125,9 @@ def _check_needs(jobs: Node | None, add: Add) -> None:
                 places[name, need.value] = need.at
     while cycle := find_cycle(graph):  # Each cycle once: what closes it is taken out, so this ends.
         first, second = cycle[-2], cycle[-1]
-        told = f"jobs that wait for each other: {' → '.join(cycle if len(cycle) < 12 else [*cycle[:10], '…', cycle[-1]])}"
+        told = (
+            f"jobs that wait for each other: {' → '.join(cycle if len(cycle) < 12 else [*cycle[:10], '…', cycle[-1]])}"
+        )
         add(places[first, second], told, "remove one of these needs")
         graph[first].remove(second)
 
@@ -127,7 +135,7 @@ def _check_needs(jobs: Node | None, add: Add) -> None:
 def _check_matrix(matrix: Node | None, add: Add) -> None:
     axes = [key.written for key, _ in pairs(matrix) if key.written not in ("include", "exclude")]
     if matrix is not None and matrix.kind == OBJECT and not axes and child(matrix, "include") is None:
-        add(matrix.at, "a matrix without axes", "expected at least one, such as 'python: [\"3.12\", \"3.13\"]'")
+        add(matrix.at, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\'')
     for row in items(child(matrix, "exclude")) if axes else []:
         for key, _ in pairs(row):
             if key.written not in axes:
@@ -147,9 +155,9 @@ def _check_rules(rules: Node | None, add: Add) -> None:
 
 def _check_retry(retry: Node | None, add: Add) -> None:
     first, most = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
-    if first is not None and most is not None and isinstance(first.value, int) and isinstance(most.value, int):
-        if first.value > most.value:
-            add(first.at, f"a first delay of {first.value} s", f"expected at most 'max-delay-seconds', {most.value}")
+    delay, limit = first and first.value, most and most.value
+    if first is not None and isinstance(delay, int) and isinstance(limit, int) and delay > limit:
+        add(first.at, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {limit}")
 
 
 # -- events
@@ -172,7 +180,12 @@ def _check_input(key: Node, one: Node, add: Add) -> None:
     if is_choice and default is not None and choices is not None:
         allowed = [each.written for each in items(choices)]
         if allowed and default.written not in allowed:
-            add(default.at, default.described(), f"expected one of: {', '.join(allowed)}", nearest(default.written, allowed))
+            add(
+                default.at,
+                default.described(),
+                f"expected one of: {', '.join(allowed)}",
+                nearest(default.written, allowed),
+            )
 
 
 def _check_cron(cron: Node | None, add: Add) -> None:

@@ -56,13 +56,16 @@ Word = Annotated[
 Variable = Annotated[
     str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
 ]
-SecretName = Annotated[
-    str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)
-]
+SecretName = Annotated[str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
 Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", 200, expressions=True)]
 Role = Annotated[str, text("a role's name", r"[!-~]+", 100)]
 Cron = Annotated[
-    str, text("five fields: minute hour day month weekday, e.g. '0 3 * * 1-5'", r"[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}", 200)
+    str,
+    text(
+        "five fields: minute hour day month weekday, e.g. '0 3 * * 1-5'",
+        r"[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}",
+        200,
+    ),
 ]
 Scalar = str | int | float | bool
 Truth = bool | Expression
@@ -100,7 +103,9 @@ class Push(Part, frozen=True, kw_only=True):
         name="branches-ignore", default=None
     )
     tags: Annotated[RefPatterns | None, says("only pushes of these tags")] = None
-    tags_ignore: Annotated[RefPatterns | None, says("no pushes of these tags")] = field(name="tags-ignore", default=None)
+    tags_ignore: Annotated[RefPatterns | None, says("no pushes of these tags")] = field(
+        name="tags-ignore", default=None
+    )
     paths: Annotated[Patterns | None, says("only pushes that change one of these paths")] = None
     paths_ignore: Annotated[Patterns | None, says("no pushes that change only these paths")] = field(
         name="paths-ignore", default=None
@@ -177,9 +182,9 @@ class On(Part, frozen=True, kw_only=True):
 class RunDefaults(Part, frozen=True, kw_only=True):
     """What holds for every step that does not say otherwise."""
 
-    shell: Annotated[Value, says("the shell of the steps, e.g. `bash`")] = ""
-    working_directory: Annotated[Path, says("where the steps run, from the root of the workspace")] = field(
-        name="working-directory", default="."
+    shell: Annotated[Value | None, says("the shell of the steps, e.g. `bash`")] = None
+    working_directory: Annotated[Path | None, says("where the steps run, from the root of the workspace")] = field(
+        name="working-directory", default=None
     )
 
 
@@ -260,7 +265,7 @@ class Step(Part, frozen=True, kw_only=True):
         name="if", default=None
     )
     env: Annotated[Env, says("variables beside the job's")] = {}
-    shell: Annotated[Value, says("the shell that runs it")] = ""
+    shell: Annotated[Value | None, says("the shell that runs it; absent: the job's")] = None
     working_directory: Annotated[Path | None, says("where it runs; absent: where the job does")] = field(
         name="working-directory", default=None
     )
@@ -281,7 +286,11 @@ class Service(Part, frozen=True, kw_only=True):
     env: Annotated[Env, says("variables for it")] = {}
     ports: Annotated[
         Annotated[
-            tuple[Annotated[int, Meta(ge=1, le=65535)] | Annotated[str, text("a port, e.g. 5432 or '5432:5432'", "[0-9]{1,5}(:[0-9]{1,5})?")], ...],
+            tuple[
+                Annotated[int, Meta(ge=1, le=65535)]
+                | Annotated[str, text("a port, e.g. 5432 or '5432:5432'", "[0-9]{1,5}(:[0-9]{1,5})?")],
+                ...,
+            ],
             Meta(max_length=MAX_ITEMS),
         ],
         says("ports that the job uses"),
@@ -369,7 +378,9 @@ class Limits(Part, frozen=True, kw_only=True):
     """What a job may use at most; absent: as much as there is."""
 
     memory: Annotated[
-        Annotated[int, Meta(ge=1, le=2**53)] | Annotated[str, text("bytes, e.g. '512M' or '4G'", "[1-9][0-9]{0,8}[KMGT]?")] | None,
+        Annotated[int, Meta(ge=1, le=2**53)]
+        | Annotated[str, text("bytes, e.g. '512M' or '4G'", "[1-9][0-9]{0,8}[KMGT]?")]
+        | None,
         says("memory"),
     ] = None
     processes: Annotated[Annotated[int, Meta(ge=1, le=10_000_000)] | None, says("processes at a time")] = None
@@ -400,14 +411,18 @@ class Job(Part, frozen=True, kw_only=True):
         Annotated[tuple[SecretName, ...], Meta(max_length=MAX_ITEMS)], says("the secrets that it gets, by name")
     ] = ()
     defaults: Annotated[Defaults, says("what holds for its steps")] = Defaults()
-    steps: Annotated[Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None, says("what it does")] = None
+    steps: Annotated[
+        Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None, says("what it does")
+    ] = None
     outputs: Annotated[
         Annotated[dict[Word, Value], Meta(max_length=MAX_ITEMS)], says("what jobs that need it can read")
     ] = {}
     output_path: Annotated[Path | None, says("a JSON file in the workspace that becomes its output as well")] = field(
         name="output-path", default=None
     )
-    timeout_minutes: Annotated[Minutes, says("how long an attempt may take")] = field(name="timeout-minutes", default=60)
+    timeout_minutes: Annotated[Minutes, says("how long an attempt may take")] = field(
+        name="timeout-minutes", default=60
+    )
     allow_failure: Annotated[Truth, says("whether the run succeeds without it")] = False
     retry: Annotated[Retry | None, says("when to try again; absent: never")] = None
     artifacts: Annotated[
@@ -433,7 +448,6 @@ class Job(Part, frozen=True, kw_only=True):
 class Pipeline(Part, frozen=True, kw_only=True):
     """A whole file."""
 
-    jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], says("the jobs, by id")]
     name: Annotated[Line, says("what people call it")] = ""
     on: Annotated[On, says("when it runs; absent: on every push and pull request, and by hand")] = On(
         push=Push(), pull_request=PullRequest(), manual=Manual()
@@ -447,3 +461,4 @@ class Pipeline(Part, frozen=True, kw_only=True):
     timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], says("how long a run may take")] = field(
         name="timeout-minutes", default=360
     )
+    jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], says("the jobs, by id")]

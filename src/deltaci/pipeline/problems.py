@@ -9,6 +9,7 @@ import msgspec
 
 MAX_PROBLEMS: Final = 100  # Of one file; whoever has more reads the first ones first.
 MAX_SHOWN_CHARS: Final = 40
+MAX_MESSAGE_CHARS: Final = 600
 MAX_LINE_CHARS: Final = 160
 MAX_COMPARED_CHARS: Final = 40
 
@@ -21,7 +22,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One thing that is wrong, as a person should read it. A warning is something that is read, but not by everybody."""
+    """One thing that is wrong, as a person should read it. A warning is about what others may read differently."""
 
     file: str
     line: int
@@ -51,9 +52,9 @@ class Problems:
             file=self.file,
             line=at.line,
             column=at.column,
-            found=found,
-            expected=expected,
-            nearest=nearest,
+            found=_safe(found),
+            expected=_safe(expected),
+            nearest=_safe(nearest),
             is_warning=is_warning,
         )
         if len(self._found) < MAX_PROBLEMS or (not is_warning and not self.is_bad):
@@ -80,6 +81,11 @@ def with_source(problem: Problem, text: str) -> str:
     number = str(problem.line)
     caret = " " * (problem.column - 1 - before) + "^"
     return f"{problem}\n  {number} | {shown}\n  {' ' * len(number)} | {caret}"
+
+
+def _safe(text: str) -> str:
+    """Without anything that a terminal would obey: names in messages are from the file."""
+    return "".join(char if char.isprintable() else "·" for char in text[:MAX_MESSAGE_CHARS])
 
 
 def shown(text: str) -> str:

@@ -11,7 +11,7 @@ from msgspec import inspect
 from deltaci.pipeline import checks, model
 from deltaci.pipeline.foreign import FOREIGN
 from deltaci.pipeline.problems import Place, Problem, Problems, listed, nearest, shown
-from deltaci.pipeline.shapes import Option, Shape, expected, homes, named, options, shape, structured
+from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
 
 DEFAULT_FILE: Final = ".deltaci.yml"
@@ -43,7 +43,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     places: dict[Path, Place] = {}
 
     def place(self, *path: str | int) -> Place:
-        """Where something stands: `place("jobs", "test", "steps", 0, "run")`. Of what was not written, what holds it."""
+        """Where something stands: `place("jobs", "test", "steps", 0)`. Of what was not written: what holds it."""
         while path not in self.places and path:
             path = path[:-1]
         return self.places.get(path, Place())
@@ -58,7 +58,7 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     except NotYaml:
         return Found(file=file, pipeline=None, problems=problems.in_order())
     reader = _Reader(problems)
-    pipeline = reader.value(root, inspect.type_info(model.Pipeline), (), root.at)
+    pipeline = reader.value(root, model.Pipeline, (), root.at)
     checks.check(root, problems)
     is_good = isinstance(pipeline, model.Pipeline) and not problems.is_bad
     return Found(
@@ -101,7 +101,9 @@ class _Reader:
                 return node.kind == NUMBER
             case inspect.VarTupleType():
                 return node.kind == LIST or (bool(option.extra.get("one")) and node.kind != NULL)
-            case inspect.StructType(cls=cls):
+            case inspect.StructType():
+                cls = option.type.cls
+                assert issubclass(cls, model.Part)
                 is_short = bool(cls.short) and self._is_short(node, cls)
                 is_named = cls.by_name and node.kind in (TEXT, LIST)
                 return node.kind == OBJECT or is_short or is_named or (cls.may_be_empty and node.kind == NULL)
@@ -138,17 +140,21 @@ class _Reader:
         type, extra, text = option.type, option.extra, str(node.value) if node.kind == TEXT else str(node.value).lower()
         is_scalar = any(isinstance(each.type, inspect.IntType) for each in allowed) and not type.pattern
         if len(text) > (type.max_length or model.MAX_TEXT):
-            return self._wrong(node, f"a text of {len(text):,} characters", f"at most {type.max_length or model.MAX_TEXT:,}")
-        if type.pattern and not re.search(type.pattern, text):
-            if model.EXPRESSION == type.pattern or "${{" not in text or not extra.get("expressions"):
-                near = TRUTHS.get(text.lower(), "") if self._is_truth(allowed) else ""
-                hint = "; remove the quotes" if node.style and self._is_number(allowed) and _numeric(text) else ""
-                return self._wrong(node, node.described(), f"expected {expected(allowed)}{hint}", near)
+            return self._wrong(
+                node, f"a text of {len(text):,} characters", f"at most {type.max_length or model.MAX_TEXT:,}"
+            )
+        is_filled_in = "${{" in text and bool(extra.get("expressions"))  # What it will be is not known yet.
+        if type.pattern and not re.search(type.pattern, text) and not is_filled_in:
+            near = TRUTHS.get(text.lower(), "") if self._is_truth(allowed) else ""
+            hint = "; remove the quotes" if node.style and self._is_number(allowed) and _numeric(text) else ""
+            return self._wrong(node, node.described(), f"expected {expected(allowed)}{hint}", near)
         if len(text) < (type.min_length or 0):
             return self._wrong(node, "an empty text", f"expected {expected(allowed)}")
         is_evaluated = extra.get("expressions") or extra.get("condition") or type.pattern == model.EXPRESSION
         if "${{" in text and not is_evaluated:
-            return self._wrong(node, f"an expression, {shown(text)}", "nothing is evaluated here: write the text itself")
+            return self._wrong(
+                node, f"an expression, {shown(text)}", "nothing is evaluated here: write the text itself"
+            )
         if extra.get("condition") or "${{" in text:
             is_condition = bool(extra.get("condition"))
             self.expressions.append(Expression(path=path, text=text, at=node.at, is_condition=is_condition))
@@ -189,7 +195,8 @@ class _Reader:
         if node.kind == NULL:
             key = shown(str(path[-1])) if path and isinstance(path[-1], str) else ""
             found = f"nothing after {key}" if key else "nothing"
-            return self.problems.add(owner, found, wanted) or _BAD
+            self.problems.add(owner, found, wanted)
+            return _BAD
         text = any(isinstance(each.type, inspect.StrType) for each in allowed)
         if node.kind in (NUMBER, BOOL) and text and not self._is_truth(allowed) and not self._is_number(allowed):
             wanted += f"; put it in quotes: '{node.written}'"
@@ -238,7 +245,7 @@ class _Reader:
             return self._without_keys(node, of, path, owner)
         read: dict[str, Any] = {}
         rest: dict[str, Any] = {}
-        is_bad = False
+        meant: set[str] = set()  # What unknown keys were probably meant to be: these are not missing, too.
         for key, value in node.value:
             place = (*path, key.written)
             if field := of.fields.get(key.written):
@@ -247,13 +254,12 @@ class _Reader:
                 [every] = options(of.rest.type)
                 rest[self._key(key, every.type.key_type)] = self.value(value, every.type.value_type, place, key.at)
             else:
-                self._unknown(key, of)
-                is_bad = True
-        for name, field in of.fields.items():
-            if field.required and field.name not in read:
-                self.problems.add(owner, f"{of.noun} without {shown(name)}", f"expected {structured(of)}")
-                is_bad = True
-        if is_bad or _BAD in rest or any(each is _BAD for each in (*read.values(), *rest.values())):
+                meant.add(self._unknown(key, of))
+        missing = [name for name, field in of.fields.items() if field.required and field.name not in read]
+        for name in set(missing) - meant:
+            what = meaning(of.fields[name])
+            self.problems.add(owner, f"{of.noun} without {shown(name)}", f"expected {shown(name)}: {what}")
+        if meant or missing or _BAD in rest or any(each is _BAD for each in (*read.values(), *rest.values())):
             return _BAD
         return of.cls(**read, **({of.rest.name: rest} if of.rest is not None else {}))
 
@@ -265,14 +271,15 @@ class _Reader:
             if not names:
                 return self._wrong(node, "an empty list", f"expected {listed(list(of.fields))}")
             empty = [(name, Node(NULL, name.at)) for name in names]
-            if wrong := next((name for name in names if name.kind != TEXT), None):
+            wrong = next((name for name in names if name.kind != TEXT), None)
+            if wrong is not None:
                 return self._wrong(wrong, wrong.described(), f"expected {listed(list(of.fields))}")
             return self._struct(Node(OBJECT, node.at, empty), of, path, owner)
         field = of.fields[of.cls.short]
         read = self.value(node, field.type, (*path, of.cls.short), owner)
         return _BAD if read is _BAD else of.cls(**{field.name: read})
 
-    def _unknown(self, key: Node, of: Shape) -> None:
+    def _unknown(self, key: Node, of: Shape) -> str:
         name = key.written
         found, near = f"the key {shown(name)}, which {of.noun} does not have", nearest(name, of.fields)
         wanted = ""
@@ -285,6 +292,7 @@ class _Reader:
             more = " …" if len(known) > MAX_LISTED_KEYS else ""
             wanted = f"expected one of: {', '.join(known[:MAX_LISTED_KEYS])}{more}"
         self.problems.add(key.at, found, wanted, near)
+        return near
 
 
 def _numeric(text: str) -> bool:

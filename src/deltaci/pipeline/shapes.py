@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
+from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
 from deltaci.pipeline.problems import listed
@@ -48,8 +50,8 @@ class Shape(NamedTuple):
     """A type of a pipeline file with its keys."""
 
     cls: type[model.Part]
-    fields: dict[str, inspect.Field]  # by the key in the file
-    rest: inspect.Field | None  # takes the keys that are not named
+    fields: dict[str, FieldInfo]  # by the key in the file
+    rest: FieldInfo | None  # takes the keys that are not named
 
     @property
     def noun(self) -> str:
@@ -60,28 +62,52 @@ class Shape(NamedTuple):
 @cache
 def shape(cls: type[model.Part]) -> Shape:
     """The keys of a type."""
-    info = inspect.type_info(cls)
-    assert isinstance(info, inspect.StructType)
-    fields = {field.encode_name: field for field in info.fields}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
     rest = fields.pop(cls.rest) if cls.rest else None
     return Shape(cls, fields, rest)
 
 
-def options(type: Any, extra: dict[str, Any] | None = None) -> list[Option]:
+def options(hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
     """Every kind of value that a type allows; that something may be absent is no kind of value."""
-    extra = extra or {}
-    if isinstance(type, inspect.Metadata):
-        return options(type.type, {**(type.extra or {}), **extra})
-    if isinstance(type, inspect.UnionType):
-        return [option for each in type.types for option in options(each, extra)]
-    return [] if isinstance(type, inspect.NoneType) else [Option(type, extra)]
+    if get_origin(hint) is Annotated:
+        inner, *more = get_args(hint)
+        return options(inner, (*more, *metas))
+    if get_origin(hint) in (UnionType, Union):
+        # Limits are said of each kind; what is said of all of them is only extra.
+        every = tuple(Meta(extra=meta.extra) for meta in metas)
+        return [option for each in get_args(hint) for option in options(each, every)]
+    if hint is None or hint is NoneType:
+        return []
+    extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
+    return [Option(_kind(hint, metas), extra)]
 
 
-def meaning(type: Any) -> str:
+def _kind(hint: Any, metas: tuple[Meta, ...]) -> Any:
+    # The kinds are msgspec's; they are not taken from `msgspec.inspect.type_info`, after which a process may crash
+    # when it ends.
+    def limits(*names: str) -> dict[str, Any]:
+        said = ((name, getattr(meta, name)) for meta in metas for name in names)
+        return {name: value for name, value in said if value is not None}
+
+    arguments = get_args(hint)
+    if hint is str:
+        return inspect.StrType(**limits("min_length", "max_length", "pattern"))
+    if hint is bool:
+        return inspect.BoolType()
+    if hint in (int, float):
+        return (inspect.IntType if hint is int else inspect.FloatType)(**limits("gt", "ge", "lt", "le"))
+    if get_origin(hint) is Literal:
+        return inspect.LiteralType(arguments)
+    if get_origin(hint) is tuple:
+        return inspect.VarTupleType(arguments[0], **limits("min_length", "max_length"))
+    if get_origin(hint) is dict:
+        return inspect.DictType(*arguments, **limits("min_length", "max_length"))
+    return inspect.StructType(hint, ())
+
+
+def meaning(field: FieldInfo) -> str:
     """What a key means."""
-    if isinstance(type, inspect.Metadata):
-        return (type.extra_json_schema or {}).get("description", "") or meaning(type.type)
-    return ""
+    return next((meta.description for meta in reversed(field.type.__metadata__) if meta.description), "")
 
 
 def expected(found: list[Option]) -> str:
@@ -92,7 +118,7 @@ def expected(found: list[Option]) -> str:
         return "a text, a number, true or false"
     for option in found:
         word = named(option)
-        if not (isinstance(option.type, inspect.FloatType) and inspect.IntType in kinds):
+        if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
             words += [word] if word not in words else []
     return listed(words) if len(words) < 3 else ", ".join(words[:-1]) + ", or " + words[-1]
 
@@ -110,7 +136,7 @@ def named(option: Option) -> str:
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
             one = expected(options(item))
-            return f"{one}, or a list of them" if option.extra.get("one") else f"a list ({one} each)"
+            return f"{one}, or a list of them" if option.extra.get("one") else f"a list of: {one}"
         case inspect.StructType(cls=cls):
             return structured(shape(cls))
         case _:
@@ -131,10 +157,13 @@ def structured(of: Shape) -> str:
 
 def _number(type: Any) -> str:
     word = "a whole number" if isinstance(type, inspect.IntType) else "a number"
-    low = type.ge if type.ge is not None else type.gt
-    if low is None or type.le is None:
+    if type.le is None:
         return word
-    return f"{word} {'from' if type.ge is not None else 'above'} {low:,} {'to' if type.ge is not None else 'up to'} {type.le:,}"
+    return (
+        f"{word} from {type.ge:,} to {type.le:,}"
+        if type.ge is not None
+        else f"{word} above {type.gt:,}, at most {type.le:,}"
+    )
 
 
 @cache
@@ -148,8 +177,8 @@ def homes() -> dict[str, tuple[str, ...]]:
     return {key: tuple(nouns) for key, nouns in found.items()}
 
 
-def default_of(field: inspect.Field) -> Any:
+def default_of(field: FieldInfo) -> Any:
     """What a key is when it is absent."""
-    if field.default_factory is not msgspec.NODEFAULT:
+    if callable(field.default_factory):
         return field.default_factory()
     return field.default

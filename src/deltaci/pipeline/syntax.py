@@ -35,8 +35,8 @@ def explained(error: MarkedYAMLError, text: str) -> tuple[Place, str, str]:
     mark, began = error.problem_mark or error.context_mark, error.context_mark
     for part, found, expected, is_begin in EXPLAINED:
         if part in problem:
-            expected = expected or next(hint for name, hint in HINTS.items() if name in part)
-            return _place(began if is_begin and began is not None else mark, text), found, expected
+            what = expected or next(hint for name, hint in HINTS.items() if name in part)
+            return _place(began if is_begin and began is not None else mark, text), found, what
     at = _place(mark, text)
     if "cannot start any token" in problem:
         sign = _sign(at, text)

@@ -1,7 +1,7 @@
 """YAML 1.2 as nodes that know where they stand. Nothing is constructed from tags; sizes, depths and counts are bounded.
 
-The text is split into events by ruamel.yaml; what a word means (`true`, `3`, `~`) is decided here, by the core schema of
-YAML 1.2: `on`, `yes` and `no` are texts. Never raises anything but `NotYaml`.
+The text is split into events by ruamel.yaml; what a word means (`true`, `3`, `~`) is decided here, by YAML 1.2's
+core schema: `on`, `yes` and `no` are texts. Never raises anything but `NotYaml`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MAX_DEPTH: Final = 24
 MAX_DIGITS: Final = 18
 
 TEXT, NUMBER, BOOL, NULL, LIST, OBJECT = "text", "number", "bool", "null", "list", "object"
-KIND_OF_TAG: Final = {f"tag:yaml.org,2002:{name}": kind for name, kind in (("str", TEXT), ("seq", LIST), ("map", OBJECT))}
+KIND_OF_TAG: Final = {
+    f"tag:yaml.org,2002:{name}": kind for name, kind in (("str", TEXT), ("seq", LIST), ("map", OBJECT))
+}
 
 _INTEGER: Final = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -159,7 +161,9 @@ class _Builder:
         if self._documents > 1:
             self._refuse(at, "a second document", "one pipeline for each file: remove '---' or split the file")
         if (event.version and tuple(event.version) != (1, 2)) or event.tags:
-            self._refuse(Place(), "a directive that changes how the file is read", "remove the line that begins with '%'")
+            self._refuse(
+                Place(), "a directive that changes how the file is read", "remove the line that begins with '%'"
+            )
 
     def _add(self, node: Node, anchor: str, count: int = 1) -> None:
         self._nodes += count  # The parts of a list or object were counted as they came; an alias repeats them all.
@@ -187,8 +191,8 @@ class _Builder:
     def _tagged(self, tag: Any, kind: str, at: Place) -> None:
         if tag is not None and str(tag) != "!" and KIND_OF_TAG.get(str(tag)) != kind:
             name = str(tag).replace("tag:yaml.org,2002:", "!!")
-            told = "tags are not allowed; remove it"
-            self.problems.add(at, f"the tag {shown(name)}", f"{told}, or quote the text if the '!' belongs to it")
+            told = "remove it, or quote the text if the '!' belongs to it"
+            self.problems.add(at, f"the tag {shown(name)}, and tags are not allowed", told)
 
     def _scalar(self, event: Any, at: Place) -> Node:
         text, style = str(event.value), str(event.style or "")
@@ -203,7 +207,9 @@ class _Builder:
         merged: dict[str, tuple[Node, Node]] = {}
         for key, value in zip(children[::2], children[1::2], strict=True):
             if key.kind in (LIST, OBJECT):
-                self.problems.add(key.at, f"{key.described()} as a key", "expected a text; quote it if it begins with { or [")
+                self.problems.add(
+                    key.at, f"{key.described()} as a key", "expected a text; quote it if it begins with { or ["
+                )
             elif key.written == "<<" and key.is_plain:
                 for pair in self._merged(value):
                     merged.setdefault(pair[0].written, pair)
@@ -236,4 +242,3 @@ def resolved(text: str) -> tuple[str, Any]:
         number = float(text)
         return (NUMBER, number) if abs(number) != float("inf") else (TEXT, text)
     return TEXT, text
-
