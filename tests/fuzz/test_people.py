@@ -175,7 +175,7 @@ PLANS: Final = st.fixed_dictionaries(
 RUNS: Final = st.fixed_dictionaries(
     {"plan": PLANS},
     optional={
-        **dict.fromkeys(("project", "branch", "repository", "commit", "title"), TEXTS),
+        **{name: TEXTS for name in ("project", "branch", "repository", "commit", "title")},
         "labels": st.lists(st.sampled_from(("x", "~", "a/b", "=")), max_size=3),
     },
 )
@@ -318,7 +318,7 @@ TIMES: Final = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoforma
         {},
         optional={
             **{"since": TIMES, "until": TIMES, "limit": st.integers(-1, 300).map(str)},
-            **dict.fromkeys(("branch", "project", "label", "person", "template"), TEXTS),
+            **{name: TEXTS for name in ("branch", "project", "label", "person", "template")},
             **{"state": st.sampled_from(("REPORTED", "x")), "status": st.sampled_from(("PENDING", "null"))},
         },
     ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from deltaci.core.graph import find_cycle
+from deltaci.pipeline.foreign import FOREIGN
 from deltaci.pipeline.problems import Place, Problems, listed, nearest, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
 
@@ -19,6 +20,9 @@ FOR_RUNNERS: Final = (
 )
 CRON_FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MAX_CYCLES: Final = 20
+MAX_SHOWN_JOBS: Final = 12
+MAX_CRON_CHARS: Final = 200
 DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_PART: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([0-9]+))?")
 
@@ -31,11 +35,13 @@ def check(root: Node, problems: Problems) -> None:
     for key, job in jobs:
         _check_work(key, job, problems.add)
         _check_steps(job, problems.add)
-        _check_matrix(child(child(job, "strategy"), "matrix"), problems.add)
+        _check_matrix(child(child(job, "strategy"), "matrix"), problems)
         _check_rules(child(job, "validate"), problems.add)
         _check_retry(child(job, "retry"), problems.add)
-    _check_needs(child(root, "jobs"), problems.add)
+    _check_needs(child(root, "jobs"), problems)
     on = child(root, "on")
+    if on is not None and on.kind == OBJECT and not on.value:
+        problems.add(on.at, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual")
     for name in ("push", "pull_request"):
         _check_both(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):
@@ -72,7 +78,7 @@ def child(node: Node | None, name: str) -> Node | None:
 
 def _check_work(key: Node, job: Node, add: Add) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
-    if steps is None and approval is None:
+    if steps is None and approval is None and not any(_is_meant_as_work(each.written) for each, _ in pairs(job)[:50]):
         add(
             key.at,
             f"the job {shown(key.written)} without 'steps'",
@@ -83,6 +89,11 @@ def _check_work(key: Node, job: Node, add: Add) -> None:
             if other := entry(job, name):
                 told = f"{shown(name)} in the job {shown(key.written)}, which is an approval"
                 add(other[0].at, told, "people do not run anything: make it a job of its own that needs this one")
+
+
+def _is_meant_as_work(key: str) -> bool:
+    """Whether the reader has already said that this key should be `steps` or `approval`."""
+    return "'steps'" in FOREIGN.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
 def _check_steps(job: Node, add: Add) -> None:
@@ -105,42 +116,41 @@ def _needs(job: Node) -> Iterator[Node]:
             yield name
 
 
-def _check_needs(jobs: Node | None, add: Add) -> None:
+def _check_needs(jobs: Node | None, problems: Problems) -> None:
     names = {key.written: job for key, job in pairs(jobs)}
-    graph: dict[str, list[str]] = {name: [] for name in names}
-    places: dict[tuple[str, str], Place] = {}
+    graph: dict[str, dict[str, Place]] = {name: {} for name in names}
     for name, job in names.items():
         for need in _needs(job):
             if need.value == name:
-                add(need.at, f"the job {shown(name)} needs itself", "remove it")
-            elif need.value not in names:
+                problems.add(need.at, f"the job {shown(name)} needs itself", "remove it")
+            elif need.value in graph[name]:
+                problems.add(need.at, f"the need {shown(need.value)} a second time", "name each job once")
+            elif need.value in names:
+                graph[name][need.value] = need.at
+            elif not problems.is_full:
                 others = [other for other in names if other != name]
                 near = nearest(need.value, others)
-                wanted = f"expected one of: {', '.join(others[:12])}" if others and not near else ""
-                add(need.at, f"there is no job {shown(need.value)}", wanted or "expected the id of a job", near)
-            elif need.value in graph[name]:
-                add(need.at, f"the need {shown(need.value)} a second time", "name each job once")
-            else:
-                graph[name].append(need.value)
-                places[name, need.value] = need.at
-    while cycle := find_cycle(graph):  # Each cycle once: what closes it is taken out, so this ends.
-        first, second = cycle[-2], cycle[-1]
-        told = (
-            f"jobs that wait for each other: {' → '.join(cycle if len(cycle) < 12 else [*cycle[:10], '…', cycle[-1]])}"
-        )
-        add(places[first, second], told, "remove one of these needs")
-        graph[first].remove(second)
+                known = f"expected one of: {', '.join(others[:12])}" if others else "there is no other one to need"
+                problems.add(need.at, f"there is no job {shown(need.value)}", "" if near else known, near)
+    for _ in range(MAX_CYCLES):  # What closes a cycle is taken out, so that each is told once.
+        cycle = find_cycle({name: list(needs) for name, needs in graph.items()})
+        if not cycle:
+            break
+        path = cycle if len(cycle) <= MAX_SHOWN_JOBS else [*cycle[: MAX_SHOWN_JOBS - 2], "…", cycle[-1]]
+        told = f"jobs that wait for each other: {' → '.join(path)}"
+        problems.add(graph[cycle[-2]].pop(cycle[-1]), told, "remove one of these needs")
 
 
-def _check_matrix(matrix: Node | None, add: Add) -> None:
-    axes = [key.written for key, _ in pairs(matrix) if key.written not in ("include", "exclude")]
+def _check_matrix(matrix: Node | None, problems: Problems) -> None:
+    axes = {key.written: None for key, _ in pairs(matrix) if key.written not in ("include", "exclude")}
     if matrix is not None and matrix.kind == OBJECT and not axes and child(matrix, "include") is None:
-        add(matrix.at, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\'')
+        problems.add(matrix.at, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\'')
     for row in items(child(matrix, "exclude")) if axes else []:
         for key, _ in pairs(row):
-            if key.written not in axes:
+            if key.written not in axes and not problems.is_full:
                 near = nearest(key.written, axes)
-                add(key.at, f"{shown(key.written)}, which is no axis of this matrix", f"expected {listed(axes)}", near)
+                wanted = f"expected {listed([*axes][:MAX_SHOWN_JOBS])}"
+                problems.add(key.at, f"{shown(key.written)}, which is no axis of this matrix", wanted, near)
 
 
 def _check_rules(rules: Node | None, add: Add) -> None:
@@ -190,7 +200,7 @@ def _check_input(key: Node, one: Node, add: Add) -> None:
 
 def _check_cron(cron: Node | None, add: Add) -> None:
     parts = cron.value.split() if cron is not None and cron.kind == TEXT else []
-    if cron is None or len(parts) != len(CRON_FIELDS):
+    if cron is None or len(parts) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The shape of the text is the model's.
     for part, (name, low, high) in zip(parts, CRON_FIELDS, strict=True):
         for each in part.split(","):

@@ -11,7 +11,8 @@ MAX_PROBLEMS: Final = 100  # Of one file; whoever has more reads the first ones 
 MAX_SHOWN_CHARS: Final = 40
 MAX_MESSAGE_CHARS: Final = 600
 MAX_LINE_CHARS: Final = 160
-MAX_COMPARED_CHARS: Final = 40
+MAX_COMPARED_CHARS: Final = 32
+MAX_COMPARED_WORDS: Final = 100
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -48,6 +49,8 @@ class Problems:
 
     def add(self, at: Place, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False) -> None:
         """Remember one."""
+        if self.is_full or (is_warning and len(self._found) >= MAX_PROBLEMS):
+            return
         problem = Problem(
             file=self.file,
             line=at.line,
@@ -57,8 +60,12 @@ class Problems:
             nearest=_safe(nearest),
             is_warning=is_warning,
         )
-        if len(self._found) < MAX_PROBLEMS or (not is_warning and not self.is_bad):
-            self._found[problem] = None
+        self._found[problem] = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more are kept: then nothing more need be worked out for them."""
+        return len(self._found) >= MAX_PROBLEMS and self.is_bad
 
     @property
     def is_bad(self) -> bool:
@@ -106,7 +113,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     if not written or len(written) > MAX_COMPARED_CHARS:
         return ""
     allowed = max(1, len(written) // 3)
-    best = min(((distance(written, _folded(each)), each) for each in set(words)), default=(allowed + 1, ""))
+    similar = sorted(each for each in set(words) if abs(len(each) - len(written)) <= allowed)[:MAX_COMPARED_WORDS]
+    best = min(((distance(written, _folded(each)), each) for each in similar), default=(allowed + 1, ""))
     return best[1] if best[0] <= allowed else ""
 
 

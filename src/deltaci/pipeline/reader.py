@@ -12,7 +12,7 @@ from deltaci.pipeline import checks, model
 from deltaci.pipeline.foreign import FOREIGN
 from deltaci.pipeline.problems import Place, Problem, Problems, listed, nearest, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
-from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
+from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
 
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
@@ -81,6 +81,8 @@ class _Reader:
     def value(self, node: Node, type: Any, path: Path, owner: Place) -> Any:
         """What a node says, as the type wants it; `owner` is where a missing key is missed."""
         self.places[path] = node.at
+        if node.style == REFUSED:
+            return _BAD
         allowed = options(type)
         for option in allowed:
             if self._fits(node, option):
@@ -281,18 +283,21 @@ class _Reader:
 
     def _unknown(self, key: Node, of: Shape) -> str:
         name = key.written
+        if self.problems.is_full:
+            return ""
         found, near = f"the key {shown(name)}, which {of.noun} does not have", nearest(name, of.fields)
-        wanted = ""
+        wanted, meant = "", ""
         if name in homes():
             wanted, near = f"it belongs to {listed(homes()[name])}", near if near != name else ""
         elif name in FOREIGN:
             wanted, near = FOREIGN[name], ""
+            meant = next(iter(re.findall(r"'([\w-]+)'", wanted)), "")
         elif not near:
             known = sorted(of.fields)
             more = " …" if len(known) > MAX_LISTED_KEYS else ""
             wanted = f"expected one of: {', '.join(known[:MAX_LISTED_KEYS])}{more}"
         self.problems.add(key.at, found, wanted, near)
-        return near
+        return near or meant
 
 
 def _numeric(text: str) -> bool:

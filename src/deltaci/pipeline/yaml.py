@@ -30,6 +30,7 @@ MAX_BYTES: Final = 512 * 1024
 MAX_NODES: Final = 50_000  # With everything that aliases repeat.
 MAX_DEPTH: Final = 24
 MAX_DIGITS: Final = 18
+REFUSED: Final = "!"  # The style of a value that has a tag; this was said, and there is no more to say.
 
 TEXT, NUMBER, BOOL, NULL, LIST, OBJECT = "text", "number", "bool", "null", "list", "object"
 KIND_OF_TAG: Final = {
@@ -139,7 +140,7 @@ class _Builder:
                 self._add(self._scalar(event, at), event.anchor or "")
             case SequenceStartEvent() | MappingStartEvent():
                 kind = LIST if isinstance(event, SequenceStartEvent) else OBJECT
-                self._tagged(event.tag, kind, at)
+                self._is_tagged(event.tag, kind, at)
                 if len(self._open) >= MAX_DEPTH:
                     self._refuse(at, f"more than {MAX_DEPTH} levels inside each other", "a pipeline needs fewer")
                 if event.anchor:
@@ -188,17 +189,19 @@ class _Builder:
         assert node is not None
         return node
 
-    def _tagged(self, tag: Any, kind: str, at: Place) -> None:
-        if tag is not None and str(tag) != "!" and KIND_OF_TAG.get(str(tag)) != kind:
+    def _is_tagged(self, tag: Any, kind: str, at: Place) -> bool:
+        is_bad = tag is not None and str(tag) != "!" and KIND_OF_TAG.get(str(tag)) != kind
+        if is_bad:
             name = str(tag).replace("tag:yaml.org,2002:", "!!")
             told = "remove it, or quote the text if the '!' belongs to it"
             self.problems.add(at, f"the tag {shown(name)}, and tags are not allowed", told)
+        return is_bad
 
     def _scalar(self, event: Any, at: Place) -> Node:
         text, style = str(event.value), str(event.style or "")
-        self._tagged(event.tag, TEXT, at)
         if event.tag is not None:
-            return Node(TEXT, at, text, text, style or "!")
+            is_bad = self._is_tagged(event.tag, TEXT, at)
+            return Node(TEXT, at, text, text, REFUSED if is_bad else style or '"')
         kind, value = (TEXT, text) if style else resolved(text)
         return Node(kind, at, value, text, style)
 
