@@ -73,7 +73,9 @@ KEYS = (
     Broken("no jobs", "name: x\n", 1, 1, ("a pipeline without 'jobs'", "the jobs, by id")),
     Broken("empty jobs", "jobs: {}\n", 1, 7, ("without jobs", "at least one")),
     Broken("nothing as jobs", "jobs:\n", 1, 1, ("nothing after 'jobs'",)),
-    Broken("jobs as a list", "jobs: [a]\n", 1, 7, ("a list", "an object")),
+    Broken(
+        "jobs as a list", "jobs: [a]\n", 1, 7, ("a list as 'jobs'", "names, each with an object with steps or approval")
+    ),
     Broken(
         "a misspelt key", top("nmae: x\n"), 3, 1, ("'nmae', which a pipeline does not have", "did you mean 'name'?")
     ),
@@ -90,7 +92,7 @@ KEYS = (
     Broken("a job without steps", "jobs:\n  a: {name: x}\n", 2, 3, ("the job 'a' without 'steps'", "approval"), False),
     Broken("no steps", "jobs:\n  a:\n    steps: []\n", 3, 12, ("an empty list", "at least one")),
     Broken("steps as a text", "jobs:\n  a:\n    steps: make\n", 3, 12, ("the text 'make'", "a list of: a command")),
-    Broken("nothing as a job", "jobs:\n  a:\n", 2, 3, ("nothing after 'a'", "an object with")),
+    Broken("nothing as a job", "jobs:\n  a:\n", 2, 3, ("nothing after 'a'", "an object with steps or approval")),
     Broken("a step without run", "jobs: {a: {steps: [{name: x}]}}\n", 1, 20, ("a step without 'run'", "the command")),
     Broken("an action", "jobs: {a: {steps: [{uses: x}]}}\n", 1, 21, ("'uses'", "say 'run'")),
     Broken("nothing to run", "jobs:\n  a:\n    steps:\n      - run:\n", 4, 9, ("nothing after 'run'",)),
@@ -104,7 +106,13 @@ VALUES = (
     Broken("yes", top("fail-fast: yes\n"), 3, 12, ("the text 'yes'", "true or false", "did you mean 'true'?")),
     Broken("off", job("allow_failure: off"), 4, 20, ("the text 'off'", "did you mean 'false'?")),
     Broken("quoted number", job("timeout-minutes: '5'"), 4, 22, ("the text '5'", "remove the quotes")),
-    Broken("no minutes", job("timeout-minutes: 0"), 4, 22, ("the number 0", "a number above 0, at most 525,600")),
+    Broken(
+        "no minutes",
+        job("timeout-minutes: 0"),
+        4,
+        22,
+        ("the number 0", "a number above 0 and up to 525,600, or an expression"),
+    ),
     Broken("too many minutes", top("timeout-minutes: 999999999\n"), 3, 18, ("999999999", "from 1 to 525,600")),
     Broken("octal", job("priority: 010"), 4, 15, ("010, which some read as octal", "write 10"), False),
     Broken("a fraction", job("priority: 1.5"), 4, 15, ("the number 1.5", "a whole number")),
@@ -157,7 +165,7 @@ VALUES = (
     Broken("a cache without paths", job("caches: [{key: a}]"), 4, 14, ("a cache without 'paths'", "the folders")),
     Broken("a secret", job("secrets: [a-b]"), 4, 15, ("'a-b'", "the name of a secret")),
     Broken("secrets as an object", job("secrets: {a: b}"), 4, 14, ("an object", "a list of")),
-    Broken("an empty condition", job("if: ''"), 4, 9, ("the text ''", "an expression")),
+    Broken("an empty condition", job("if: ''"), 4, 9, ("an empty text", "an expression")),
     Broken(
         "one id twice", "jobs: {a: {steps: [{id: x, run: a}, {id: x, run: b}]}}\n", 1, 42, ("'x' a second time",), False
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -10,10 +11,8 @@ from msgspec import inspect
 from deltaci.pipeline import model
 from deltaci.pipeline.shapes import Option, options, shape
 
-ANY_TEXT: Final = st.text(st.characters(exclude_categories=("Cs",)), max_size=30).filter(lambda text: "${{" not in text)
-A_LINE: Final = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=30).filter(
-    lambda text: "${{" not in text
-)
+ANY_TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "${{" not in text)
+A_LINE: Final = ANY_TEXT.filter(lambda text: not re.search(r"[\x00-\x1f\x7f]", text))
 A_NAME: Final = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 NUMBERS: Final = st.integers(-(10**15), 10**15) | st.floats(allow_nan=False, allow_infinity=False, width=32).filter(
     lambda number: not number.is_integer()

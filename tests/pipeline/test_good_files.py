@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.pipeline import draw, model, schema
 from deltaci.pipeline.printing import printed
-from deltaci.pipeline.problems import Place
+from deltaci.pipeline.problems import Place, inside
 from deltaci.pipeline.reader import read
 from deltaci.pipeline.shapes import NOUNS, shape
 from tests.pipeline.good import ALL, OTHERS, PAGE, ROOT, on_the_page
@@ -65,6 +65,24 @@ def test_expressions_are_listed_with_their_places() -> None:
         (("jobs", "a", "steps", 0, "run"), "echo ${{ z }}", Place(5, 14), False),
         (("jobs", "a", "steps", 0, "timeout-minutes"), "${{ t }}", Place(6, 26), False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("jobs: {a: {steps: [{run: echo ${{ z }}}]}}", (1, 31)),
+        ("jobs: {a: {steps: ['echo ${{ z }}']}}", (1, 26)),
+        ("jobs:\n  a:\n    steps:\n      - run: |\n\n          a\n            echo ${{ z }}\n", (7, 18)),
+        ("jobs:\n  a:\n    steps:\n      - |\r\n          echo ${{ z }}\r\n", (5, 16)),
+        ("jobs:\n  a:\n    steps:\n      - >\n        echo\n        ${{ z }}\n", (4, 9)),  # Folded: where it begins.
+        ('jobs: {a: {steps: ["ec\\x68o ${{ z }}"]}}', (1, 20)),  # Not as it is written: where it begins.
+    ],
+)
+def test_a_place_inside_of_a_text_is_found(text: str, place: tuple[int, int]) -> None:
+    """A wrong expression in a long command is shown where it stands."""
+    [expression] = read(text).expressions
+
+    assert inside(text, expression.at, expression.text, expression.text.index("${{")) == Place(*place)
 
 
 def test_everything_has_a_place() -> None:

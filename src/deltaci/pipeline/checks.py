@@ -122,7 +122,7 @@ def _check_needs(jobs: Node | None, problems: Problems) -> None:
     for name, job in names.items():
         for need in _needs(job):
             if need.value == name:
-                problems.add(need.at, f"the job {shown(name)} needs itself", "remove it")
+                problems.add(need.at, f"the job {shown(name)} needs itself", "remove this need")
             elif need.value in graph[name]:
                 problems.add(need.at, f"the need {shown(need.value)} a second time", "name each job once")
             elif need.value in names:

@@ -90,6 +90,21 @@ def with_source(problem: Problem, text: str) -> str:
     return f"{problem}\n  {number} | {shown}\n  {' ' * len(number)} | {caret}"
 
 
+def inside(source: str, at: Place, text: str, offset: int) -> Place:
+    """Where a character of a text stands, if the text is in the source as it is; else where the text begins."""
+    lines = [line.rstrip("\r") for line in source.removeprefix("\ufeff").split("\n")]
+    line = lines[at.line - 1] if at.line <= len(lines) else ""
+    for skipped in (0, 1):  # Without and with a quote.
+        if line[at.column - 1 + skipped :].startswith(text):
+            return Place(at.line, at.column + skipped + offset)
+    number, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
+    wanted = text.split("\n")[number]
+    is_literal = line[at.column - 1 :].startswith("|") and at.line + number < len(lines)
+    if is_literal and lines[at.line + number].endswith(wanted):
+        return Place(at.line + number + 1, len(lines[at.line + number]) - len(wanted) + column + 1)
+    return at
+
+
 def _safe(text: str) -> str:
     """Without anything that a terminal would obey: names in messages are from the file."""
     return "".join(char if char.isprintable() else "·" for char in text[:MAX_MESSAGE_CHARS])

@@ -143,7 +143,7 @@ class _Reader:
         is_scalar = any(isinstance(each.type, inspect.IntType) for each in allowed) and not type.pattern
         if len(text) > (type.max_length or model.MAX_TEXT):
             return self._wrong(
-                node, f"a text of {len(text):,} characters", f"at most {type.max_length or model.MAX_TEXT:,}"
+                node, f"a text of {len(text):,} characters", f"expected at most {type.max_length or model.MAX_TEXT:,}"
             )
         is_filled_in = "${{" in text and bool(extra.get("expressions"))  # What it will be is not known yet.
         if type.pattern and not re.search(type.pattern, text) and not is_filled_in:
@@ -194,6 +194,8 @@ class _Reader:
         found, wanted, near = node.described(), f"expected {expected(allowed)}", ""
         if not path:
             found = f"{found} instead of keys"
+        elif isinstance(path[-1], str):
+            found = f"{found} as {shown(path[-1])}"
         if node.kind == NULL:
             key = shown(str(path[-1])) if path and isinstance(path[-1], str) else ""
             found = f"nothing after {key}" if key else "nothing"

@@ -39,6 +39,10 @@ NOUNS: Final[dict[type, str]] = {
 }
 
 
+# Of a type that has many keys and must have none: those that say what it is.
+TELLING: Final[dict[type, list[str]]] = {model.Job: ["steps", "approval"]}
+
+
 class Option(NamedTuple):
     """One kind of value that is allowed, and what the model says of it beyond msgspec's limits."""
 
@@ -120,7 +124,7 @@ def expected(found: list[Option]) -> str:
         word = named(option)
         if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
             words += [word] if word not in words else []
-    return listed(words) if len(words) < 3 else ", ".join(words[:-1]) + ", or " + words[-1]
+    return ", or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def named(option: Option) -> str:
@@ -140,13 +144,13 @@ def named(option: Option) -> str:
         case inspect.StructType(cls=cls):
             return structured(shape(cls))
         case _:
-            return "an object with keys and values"
+            return f"names, each with {expected(options(option.type.value_type))}"
 
 
 def structured(of: Shape) -> str:
     """A type with keys, in words."""
     required = [name for name, field in of.fields.items() if field.required]
-    keys = listed(required or list(of.fields), "and" if required else "or")
+    keys = listed(required, "and") if required else listed(TELLING.get(of.cls) or list(of.fields))
     told = f"an object with {keys}"
     if of.cls.by_name:
         return f"{listed(list(of.fields))}, a list of them, or an object"
@@ -162,7 +166,7 @@ def _number(type: Any) -> str:
     return (
         f"{word} from {type.ge:,} to {type.le:,}"
         if type.ge is not None
-        else f"{word} above {type.gt:,}, at most {type.le:,}"
+        else f"{word} above {type.gt:,} and up to {type.le:,}"
     )
 
 

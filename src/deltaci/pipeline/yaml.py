@@ -68,7 +68,7 @@ class Node(msgspec.Struct, eq=False):
     def described(self) -> str:
         """What was found, for a message."""
         if self.kind == TEXT:
-            return f"the text {shown(self.value)}"
+            return f"the text {shown(self.value)}" if self.value else "an empty text"
         if self.kind == NUMBER:
             return f"the number {self.written[:40]}"
         return {BOOL: self.written, NULL: "nothing", LIST: "a list", OBJECT: "an object"}[self.kind]
@@ -94,7 +94,7 @@ def read_yaml(text: str, problems: Problems) -> Node:
     if strange := _STRANGE.search(text):
         line_start = text.rfind("\n", 0, strange.start()) + 1
         at = Place(text.count("\n", 0, strange.start()) + 1, strange.start() - line_start + 1)
-        told = f"the character U+{ord(strange[0]):04X}, which YAML does not allow or editors count as a line"
+        told = f"the character U+{ord(strange[0]):04X}, which YAML does not allow, or which only some take as the end of a line"
         problems.add(at, told, f'write it in double quotes as "\\u{ord(strange[0]):04x}"')
         raise NotYaml
     builder = _Builder(problems)
