@@ -70,7 +70,7 @@ def test_expressions_are_listed_with_their_places() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("jobs: {a: {steps: [{run: echo ${{ z }}}]}}", (1, 31)),
+        ("jobs:\n  a:\n    steps:\n      - run: echo ${{ z }}\n", (4, 19)),
         ("jobs: {a: {steps: ['echo ${{ z }}']}}", (1, 26)),
         ("jobs:\n  a:\n    steps:\n      - run: |\n\n          a\n            echo ${{ z }}\n", (7, 18)),
         ("jobs:\n  a:\n    steps:\n      - |\r\n          echo ${{ z }}\r\n", (5, 16)),

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from deltaci.pipeline.problems import with_source
+from deltaci.pipeline.problems import MAX_PROBLEMS, with_source
 from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
 from deltaci.pipeline.yaml import MAX_BYTES
 
@@ -82,7 +82,8 @@ def _tell(found: Found, content: bytes) -> None:
     if found.pipeline is not None:
         jobs = len(found.pipeline.jobs)
         counts = f"good, {jobs} job{'' if jobs == 1 else 's'}" + (f", {counts}" if counts else "")
-    print(f"{found.file}: {counts}")
+    more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
+    print(f"{found.file}: {counts}{more}")
 
 
 def _as_json(checked: list[Found]) -> str:

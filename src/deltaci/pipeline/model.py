@@ -48,10 +48,12 @@ Pattern = Annotated[str, text("a pattern of paths, e.g. 'src/**'", r"[^\x00-\x1f
 RefPattern = Annotated[str, text("a pattern of names, e.g. 'release/*'", r"[^\x00-\x1f\x7f]+")]
 Path = Annotated[str, text("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
 JobId = Annotated[
-    str, text("a name of letters, digits, '_' and '-', that begins with a letter", "[A-Za-z_][A-Za-z0-9_-]*", 100)
+    str,
+    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
 ]
 Word = Annotated[
-    str, text("a name of letters, digits, '_' and '-', that begins with a letter", "[A-Za-z_][A-Za-z0-9_-]*", 100)
+    str,
+    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
 ]
 Variable = Annotated[
     str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)

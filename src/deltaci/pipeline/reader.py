@@ -278,6 +278,9 @@ class _Reader:
             wrong = next((name for name in names if name.kind != TEXT), None)
             if wrong is not None:
                 return self._wrong(wrong, wrong.described(), f"expected {listed(list(of.fields))}")
+            for position, name in enumerate(names):
+                if any(name.written == before.written for before in names[:position][: len(of.fields)]):
+                    self.problems.add(name.at, f"{shown(name.written)} a second time", "name each once")
             return self._struct(Node(OBJECT, node.at, empty), of, path, owner)
         field = of.fields[of.cls.short]
         read = self.value(node, field.type, (*path, of.cls.short), owner)

@@ -152,6 +152,8 @@ def structured(of: Shape) -> str:
     required = [name for name, field in of.fields.items() if field.required]
     keys = listed(required, "and") if required else listed(TELLING.get(of.cls) or list(of.fields))
     told = f"an object with {keys}"
+    if of.rest is not None:
+        return "an object with names and their values"
     if of.cls.by_name:
         return f"{listed(list(of.fields))}, a list of them, or an object"
     if of.cls.short:

@@ -94,7 +94,9 @@ def read_yaml(text: str, problems: Problems) -> Node:
     if strange := _STRANGE.search(text):
         line_start = text.rfind("\n", 0, strange.start()) + 1
         at = Place(text.count("\n", 0, strange.start()) + 1, strange.start() - line_start + 1)
-        told = f"the character U+{ord(strange[0]):04X}, which YAML does not allow, or which only some take as the end of a line"
+        told = (
+            f"the character U+{ord(strange[0]):04X}, which is not allowed, or which only some take as the end of a line"
+        )
         problems.add(at, told, f'write it in double quotes as "\\u{ord(strange[0]):04x}"')
         raise NotYaml
     builder = _Builder(problems)
