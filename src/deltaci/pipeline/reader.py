@@ -139,7 +139,8 @@ class _Reader:
     # -- single values
 
     def _text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
-        type, extra, text = option.type, option.extra, str(node.value) if node.kind == TEXT else str(node.value).lower()
+        type, extra = option.type, option.extra
+        text = node.value if node.kind == TEXT else node.written.lower()  # `if: true` is a condition, too.
         is_scalar = any(isinstance(each.type, inspect.IntType) for each in allowed) and not type.pattern
         if len(text) > (type.max_length or model.MAX_TEXT):
             return self._wrong(
@@ -201,8 +202,8 @@ class _Reader:
             found = f"nothing after {key}" if key else "nothing"
             self.problems.add(owner, found, wanted)
             return _BAD
-        text = any(isinstance(each.type, inspect.StrType) for each in allowed)
-        if node.kind in (NUMBER, BOOL) and text and not self._is_truth(allowed) and not self._is_number(allowed):
+        is_text = any(isinstance(each.type, inspect.StrType) for each in allowed)
+        if node.kind in (NUMBER, BOOL) and is_text and not self._is_truth(allowed) and not self._is_number(allowed):
             wanted += f"; put it in quotes: '{node.written}'"
         if node.kind == TEXT:
             near = TRUTHS.get(node.value.lower(), "") if self._is_truth(allowed) else ""
@@ -278,9 +279,11 @@ class _Reader:
             wrong = next((name for name in names if name.kind != TEXT), None)
             if wrong is not None:
                 return self._wrong(wrong, wrong.described(), f"expected {listed(list(of.fields))}")
-            for position, name in enumerate(names):
-                if any(name.written == before.written for before in names[:position][: len(of.fields)]):
+            seen: set[str] = set()
+            for name in names:
+                if name.written in seen:
                     self.problems.add(name.at, f"{shown(name.written)} a second time", "name each once")
+                seen.add(name.written)
             return self._struct(Node(OBJECT, node.at, empty), of, path, owner)
         field = of.fields[of.cls.short]
         read = self.value(node, field.type, (*path, of.cls.short), owner)
