@@ -309,6 +309,7 @@ def test_an_impurity_in_core_is_found() -> None:
 
     assert found(impurities, "src/deltaci/core/run.py", *impure) == [1, 2, 4, 5]
     assert found(impurities, "src/deltaci/core/draw.py", "import sys", "print(sys)", "import time") == [3]
+    assert found(impurities, "src/deltaci/pipeline/reader.py", *impure, "import ruamel.yaml") == [1, 2, 4, 5, 6]
 
 
 def test_core_is_pure() -> None:
