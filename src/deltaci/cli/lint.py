@@ -1,0 +1,101 @@
+"""`deltaci lint`: are these pipeline files good?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from deltaci.pipeline.problems import MAX_PROBLEMS, with_source
+from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
+from deltaci.pipeline.yaml import MAX_BYTES
+
+FOLDER: Final = ".deltaci"
+MAX_FILES: Final = 1000
+GOOD, BAD, USAGE = 0, 1, 2
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("lint")
+def lint_command(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...", help=f"The files; - reads standard input. None: {DEFAULT_FILE} and {FOLDER}/*.yml."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Check pipeline files: every problem with its place, and what was probably meant.
+
+    Exits with 0 when all of them are good (warnings are no problems), 1 when one is not, and 2 when one cannot be read.
+
+    Examples:
+
+      deltaci lint
+
+      deltaci lint .deltaci/nightly.yml --json
+    """
+    contents = [(name, _content(name)) for name in files or _usual_files()]
+    checked = [(read(content, name), content) for name, content in contents]
+    if json:
+        print(_as_json([found for found, _ in checked]))
+    else:
+        for found, content in checked:
+            _tell(found, content)
+    raise typer.Exit(GOOD if all(found.pipeline is not None for found, _ in checked) else BAD)
+
+
+def _usual_files() -> list[str]:
+    found = [name for name in (DEFAULT_FILE,) if Path(name).exists()]
+    found += sorted(str(path) for pattern in ("*.yml", "*.yaml") for path in Path(FOLDER).glob(pattern))
+    if not found:
+        _fail(f"there is no {DEFAULT_FILE} and nothing in {FOLDER}/ here; name a file")
+    if len(found) > MAX_FILES:
+        _fail(f"there are {len(found)} files in {FOLDER}/, at most {MAX_FILES} are checked at once; name some of them")
+    return found
+
+
+def _content(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(MAX_BYTES + 1)
+        with Path(name).open("rb") as file:
+            return file.read(MAX_BYTES + 1)  # One more than is allowed is enough to be refused.
+    except (OSError, ValueError) as error:
+        _fail(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}; give the path of a pipeline file")
+        raise AssertionError from error
+
+
+def _tell(found: Found, content: bytes) -> None:
+    source = content.decode("utf-8", "replace")
+    for problem in found.problems:
+        print(with_source(problem, source))
+    bad = sum(not problem.is_warning for problem in found.problems)
+    warnings = len(found.problems) - bad
+    told = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((bad, "problem"), (warnings, "warning"))]
+    counts = ", ".join(each for each in told if not each.startswith("0 "))
+    if found.pipeline is not None:
+        jobs = len(found.pipeline.jobs)
+        counts = f"good, {jobs} job{'' if jobs == 1 else 's'}" + (f", {counts}" if counts else "")
+    more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
+    print(f"{found.file}: {counts}{more}")
+
+
+def _as_json(checked: list[Found]) -> str:
+    told = {
+        "good": all(found.pipeline is not None for found in checked),
+        "files": [
+            {"file": found.file, "good": found.pipeline is not None, "problems": found.problems} for found in checked
+        ],
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _fail(message: str) -> None:
+    print(f"deltaci lint: {message}", file=sys.stderr)
+    raise typer.Exit(USAGE)

@@ -1,0 +1,127 @@
+"""Writes the tables of keys in docs/pipelines.md and the schema for editors, from the model.
+
+python -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json           write both
+python -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.json   fail if they differ
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import inspect
+from msgspec.structs import FieldInfo
+
+from deltaci.core.draw import table, write_or_compare
+from deltaci.pipeline import model, schema
+from deltaci.pipeline.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
+
+BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.pipeline.draw -->"
+MODULE: Final = "deltaci.pipeline.draw"
+HOMES: Final[dict[type[model.Part], str]] = {
+    model.Pipeline: "The file",
+    model.On: "`on`",
+    model.Push: "`on.push`",
+    model.PullRequest: "`on.pull_request`",
+    model.Schedule: "`on.schedule[]`",
+    model.Manual: "`on.manual`",
+    model.Input: "`on.manual.inputs.<name>`",
+    model.Defaults: "`defaults`",
+    model.RunDefaults: "`defaults.run`",
+    model.Concurrency: "`concurrency`",
+    model.Job: "`jobs.<id>`",
+    model.Need: "`jobs.<id>.needs[]`",
+    model.Strategy: "`jobs.<id>.strategy`",
+    model.Matrix: "`jobs.<id>.strategy.matrix`",
+    model.Step: "`jobs.<id>.steps[]`",
+    model.Service: "`jobs.<id>.services.<name>`",
+    model.Retry: "`jobs.<id>.retry`",
+    model.Artifact: "`jobs.<id>.artifacts[]`",
+    model.Cache: "`jobs.<id>.caches[]`",
+    model.Rule: "`jobs.<id>.validate[]`",
+    model.Approval: "`jobs.<id>.approval`",
+    model.Limits: "`jobs.<id>.limits`",
+}
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be; what stands before the mark is written by hand."""
+    head, mark, _ = text.partition(BEGIN)
+    if not mark:
+        raise ValueError(f"the page has no line {BEGIN!r}")
+    return head + BEGIN + "\n\n" + "\n".join(_lines()).rstrip("\n") + "\n"
+
+
+def _lines() -> Iterator[str]:
+    assert set(HOMES) == set(NOUNS)
+    yield "## All keys\n"
+    yield "In **bold**: keys that must be there. `${{ }}`: expressions are evaluated there.\n"
+    for cls, home in HOMES.items():
+        yield f"### {home}\n"
+        yield f"{' '.join((cls.__doc__ or '').split())}\n"
+        of = shape(cls)
+        rows = [_row(f"**`{name}`**" if field.required else f"`{name}`", field) for name, field in of.fields.items()]
+        if of.rest is not None:
+            rows.append(_row("any other", of.rest))
+        yield from table(("key", "what it may be", "default", "meaning", ""), rows)
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
+    default = None if field.required else default_of(field)
+    is_shown = isinstance(default, bool | int | float) or (isinstance(default, str | tuple) and default)
+    told = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = f"`{told.lower() if isinstance(default, bool) else told}`" if is_shown else ""
+    evaluated = "`${{ }}`" if _has_expressions(field.type) else ""
+    return name, _what(field), shown, meaning(field), evaluated
+
+
+def _what(field: FieldInfo) -> str:
+    allowed = options(field.type)
+    for option in allowed:
+        match option.type:
+            case inspect.StructType() if home := _home(option):
+                return f"see {home}"
+            case inspect.VarTupleType(item_type=item) if home := _home(options(item)[0]):
+                return f"see {home}" + (", or a list of them" if option.extra.get("one") else ": a list of them")
+            case inspect.DictType(value_type=value):
+                home = _home(options(value)[0])
+                return (
+                    f"names, each with its own: see {home}" if home else f"names, each with {expected(options(value))}"
+                )
+    return expected(allowed)
+
+
+def _home(option: Option) -> str:
+    cls = getattr(option.type, "cls", None)
+    return HOMES[cls] if isinstance(cls, type) and issubclass(cls, model.Part) else ""
+
+
+def _has_expressions(hint: object) -> bool:
+    for option in options(hint):
+        inner = getattr(option.type, "item_type", None) or getattr(option.type, "value_type", None)
+        pattern = getattr(option.type, "pattern", None)
+        if option.extra.get("expressions") or option.extra.get("condition") or pattern == model.EXPRESSION:
+            return True
+        if inner is not None and _has_expressions(inner):
+            return True
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    """Write both, or compare them."""
+    flags = [each for each in arguments if each.startswith("--")]
+    files = [each for each in arguments if not each.startswith("--")]
+    if len(files) != 2:
+        print(f"usage: python -m {MODULE} [--check] PAGE SCHEMA", file=sys.stderr)
+        return 2
+    drawn = page(Path(files[0]).read_text("utf-8"))
+    return max(
+        write_or_compare([*flags, files[0]], MODULE, "types", drawn),
+        write_or_compare([*flags, files[1]], MODULE, "types", schema.text()),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

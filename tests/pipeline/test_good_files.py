@@ -1,0 +1,118 @@
+"""Good files are read as they are meant."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from deltaci.pipeline import draw, model, schema
+from deltaci.pipeline.printing import printed
+from deltaci.pipeline.problems import Place, inside
+from deltaci.pipeline.reader import read
+from deltaci.pipeline.shapes import NOUNS, shape
+from tests.pipeline.good import ALL, OTHERS, PAGE, ROOT, on_the_page
+
+
+def pipeline(text: str) -> model.Pipeline:
+    """What a good file says."""
+    found = read(text)
+    assert found.pipeline is not None, "\n".join(map(str, found.problems))
+    assert not found.problems
+    return found.pipeline
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_a_good_file_has_no_problems_and_reads_back_as_it_is_printed(name: str) -> None:
+    """Whatever was written short or long."""
+    first = pipeline(ALL[name])
+
+    assert pipeline(printed(first)) == first
+
+
+def test_short_forms_are_what_they_stand_for() -> None:
+    """Later steps meet only the long ones."""
+    short = "on: push\nconcurrency: g\njobs:\n  a: {steps: [x], runs-on: l, retry: 2, paths: p, services: {s: i}}\n"
+    short += "  b: {steps: [x], needs: a, artifacts: f, validate: v}\n"
+    long = "on: {push: {}}\nconcurrency: {group: g}\njobs:\n"
+    long += "  a: {steps: [{run: x}], runs-on: [l], retry: {max_attempts: 2}, paths: [p], services: {s: {image: i}}}\n"
+    long += "  b: {steps: [{run: x}], needs: [{job: a}], artifacts: [{path: f}], validate: [{run: v}]}\n"
+
+    assert pipeline(short) == pipeline(long)
+
+
+def test_an_absent_event_is_not_an_event_without_conditions() -> None:
+    """`on: push` says nothing of pull requests; a file without `on` wants both."""
+    assert pipeline("on: push\njobs: {a: {steps: [x]}}").on == model.On(push=model.Push())
+    assert pipeline("jobs: {a: {steps: [x]}}").on.pull_request is not None
+
+
+def test_own_keys_win_over_merged_ones_and_the_first_merge_over_the_second() -> None:
+    """As YAML's page about merge keys says."""
+    assert pipeline(OTHERS["several merges"]).jobs["c"].image == "x"
+    own = "jobs:\n  a: &a {image: x, steps: [x]}\n  b: {image: z, <<: *a}\n"
+    assert pipeline(own).jobs["b"].image == "z"
+
+
+def test_expressions_are_listed_with_their_places() -> None:
+    """Whoever evaluates them can say where a wrong one stands."""
+    text = "jobs:\n  a:\n    if: x == 'y'\n    steps:\n"
+    text += "      - run: echo ${{ z }}\n        timeout-minutes: ${{ t }}\n      - b\n"
+    found = read(text)
+
+    assert [(each.path, each.text, each.at, each.is_condition) for each in found.expressions] == [
+        (("jobs", "a", "if"), "x == 'y'", Place(3, 9), True),
+        (("jobs", "a", "steps", 0, "run"), "echo ${{ z }}", Place(5, 14), False),
+        (("jobs", "a", "steps", 0, "timeout-minutes"), "${{ t }}", Place(6, 26), False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("jobs:\n  a:\n    steps:\n      - run: echo ${{ z }}\n", (4, 19)),
+        ("jobs: {a: {steps: ['echo ${{ z }}']}}", (1, 26)),
+        ("jobs:\n  a:\n    steps:\n      - run: |\n\n          a\n            echo ${{ z }}\n", (7, 18)),
+        ("jobs:\n  a:\n    steps:\n      - |\r\n          echo ${{ z }}\r\n", (5, 16)),
+        ("jobs:\n  a:\n    steps:\n      - >\n        echo\n        ${{ z }}\n", (4, 9)),  # Folded: where it begins.
+        ('jobs: {a: {steps: ["ec\\x68o ${{ z }}"]}}', (1, 20)),  # Not as it is written: where it begins.
+    ],
+)
+def test_a_place_inside_of_a_text_is_found(text: str, place: tuple[int, int]) -> None:
+    """A wrong expression in a long command is shown where it stands."""
+    [expression] = read(text).expressions
+
+    assert inside(text, expression.at, expression.text, expression.text.index("${{")) == Place(*place)
+
+
+def test_everything_has_a_place() -> None:
+    """What was not written has the place of what holds it."""
+    found = read("jobs:\n  a:\n    steps: [x, y]\n")
+
+    assert found.place("jobs", "a", "steps", 1) == Place(3, 16)
+    assert found.place("jobs", "a", "steps", 1, "name") == Place(3, 16)
+    assert found.place("jobs", "a", "retry", "on", 0) == Place(3, 5)
+    assert found.place("nothing") == Place(1, 1)
+
+
+def test_the_page_and_the_schema_are_what_the_model_says() -> None:
+    """`python -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json` writes them anew."""
+    text = PAGE.read_text("utf-8")
+
+    assert text == draw.page(text)
+    assert (ROOT / "docs" / "pipeline.schema.json").read_text("utf-8") == schema.text()
+
+
+def test_every_key_has_an_example_on_the_page() -> None:
+    """People read examples first."""
+    examples = "\n".join(on_the_page())
+    keys = {key for cls in NOUNS if issubclass(cls, model.Part) for key in shape(cls).fields}
+
+    assert not [key for key in sorted(keys) if not re.search(rf"(?<![\w-]){key}:", examples)]
+
+
+def test_every_key_says_what_it_means() -> None:
+    """For the table and for editors."""
+    for part in schema.document()["$defs"].values():
+        for way in part.get("anyOf", [part]):
+            assert all(field["description"] for field in way.get("properties", {}).values())
