@@ -29,7 +29,7 @@ def given(reason: str) -> str:
         return ""
     if reason == _SUPERSEDED:
         return ", because a newer run took its place"
-    return saying(reason)
+    return saying(reason.removeprefix("“").removesuffix("”"))  # What could be taken for ours is quoted already.
 
 
 # -- attempts
