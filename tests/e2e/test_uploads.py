@@ -226,8 +226,10 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
                 await ask(call, *words)
         await ask(client.close)
         line.shutdown()
-        place.start_runner("r1")
+        runner = place.start_runner("r1")
         record = await place.outcome(id)
+        runner.terminate()  # It leaves once its result is answered: by then the server has tidied up.
+        await asyncio.to_thread(runner.wait, 30)
 
         assert record.state == "SUCCEEDED"
         assert FolderBlobs(tmp_path / "blobs").list() == []  # Also what was sent in time: nobody refers to it.
