@@ -28,7 +28,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Document, Look, Page, Put, Ready, Request, Store, Transaction, Write
+from deltaci.store.port import Document, Look, Page, Put, Ready, Request, Search, Store, Transaction, Write
 from deltaci.store.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
@@ -230,11 +230,8 @@ class Wrapped:
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         return await self.inner.find_all(ids)
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        return await self.inner.jobs_of(run_id)
-
-    async def page(self, tenant: str, lists: Sequence[str], **chosen: Any) -> Page:
-        return await self.inner.page(tenant, lists, **chosen)
+    async def page(self, search: Search) -> Page:
+        return await self.inner.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         return await self.inner.count(tenant, list, limit)

@@ -14,12 +14,12 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.events import RUN, WORKER
 from deltaci.core.listing import Listed, lists
-from deltaci.core.machine import Command
+from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.core.views import steps
 from deltaci.core.worker import Worker
-from deltaci.store.port import Conflict, Entry, Page, Place, Put, Store, Unreadable, Write
+from deltaci.store.port import Conflict, Entry, LoadJobs, Look, Page, Place, Put, Search, Store, Unreadable, Write
 from tests.contract.places import Place as Somewhere
 from tests.contract.places import Server, ask, on_loop, put
 from tests.histories import History
@@ -28,6 +28,11 @@ from tests.lab import START, TENANT, Lab
 SEEDS: Final = range(3)
 STEPS: Final = 250
 NONSENSE: Final[Any] = {"tally": "nonsense"}
+
+
+def runs(**more: Any) -> Search:
+    """All runs of the tenant."""
+    return Search(**{"tenant": TENANT, "lists": [listing.RUNS], "limit": 9, **more})
 
 
 def names(page: Page) -> list[str]:
@@ -47,12 +52,17 @@ async def keep(store: Store, *made: tuple[Put, Entry]) -> None:
     await ask(store, Write(puts, [], True, entries))
 
 
+def jobs_of(run_id: str) -> Look[list[Record]]:
+    """Every job of a run."""
+    return [held.record for held in (yield LoadJobs(run_id))]
+
+
 async def walk(store: Store, named: Sequence[str], limit: int, **chosen: Any) -> list[str]:
     """Everything on these lists, page by page."""
     found: list[str] = []
     place: Place | None = None
     for _ in range(1000):
-        page = await store.page(TENANT, named, before=place, limit=limit, **chosen)
+        page = await store.page(Search(tenant=TENANT, lists=named, before=place, limit=limit, **chosen))
         assert len(page.records) <= limit
         found += names(page)
         place = page.next
@@ -98,7 +108,7 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
     known += [(TENANT, listing.status_is(status)) for status in set(steps.RUN_VIEW.shows.values())]
     known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.EVERYBODY, listing.UNREPORTED)]
     for tenant, name in {*known, *expected}:
-        page = await store.page(tenant, [name], limit=1000)
+        page = await store.page(Search(tenant=tenant, lists=[name], limit=1000))
         places = sorted(expected[tenant, name], reverse=True)
         assert names(page) == [id for _, id in places], (tenant, name)
         assert await store.count(tenant, name, 1000) == len(places)
@@ -140,9 +150,9 @@ async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
             listing.label_is("nightly"),
             listing.label_is("x" * 5000),
         ):
-            assert names(await server.store.page(TENANT, [name], limit=9)) == ["r1"]
-            assert names(await server.store.page("other", [name], limit=9)) == []
-        assert names(await server.store.page(TENANT, [listing.branch_is("dev")], limit=9)) == []
+            assert names(await server.store.page(Search(tenant=TENANT, lists=[name], limit=9))) == ["r1"]
+            assert names(await server.store.page(Search(tenant="other", lists=[name], limit=9))) == []
+        assert names(await server.store.page(Search(tenant=TENANT, lists=[listing.branch_is("dev")], limit=9))) == []
         await check_lists(server.store, ["r1", "r2"])
 
 
@@ -186,7 +196,7 @@ async def test_pages_are_newest_first_and_leave_nothing_out(place: Somewhere) ->
 
         for limit in (1, 3, 10, 29, 30, 31):
             assert await walk(store, [listing.RUNS], limit) == expected
-        page = await store.page(TENANT, [listing.RUNS], limit=30)
+        page = await store.page(runs(limit=30))
         assert page.next is None
 
 
@@ -196,13 +206,13 @@ async def test_a_page_does_not_shift_while_runs_are_created(place: Somewhere) ->
     async with place.opened() as store:
         await keep(store, *(born(f"r{n:02}", START + n) for n in range(20)))
         found: list[str] = []
-        page = await store.page(TENANT, [listing.RUNS], limit=6)
+        page = await store.page(runs(limit=6))
         for n in range(20, 60):
             found += names(page)
             await keep(store, born(f"r{n:02}", START + n))
             if page.next is None:
                 break
-            page = await store.page(TENANT, [listing.RUNS], before=page.next, limit=6)
+            page = await store.page(runs(before=page.next, limit=6))
 
         assert found == [f"r{n:02}" for n in reversed(range(20))]
 
@@ -223,7 +233,7 @@ async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
             assert await walk(store, named, 7) == both
         assert await walk(store, [slow, listing.branch_is("none")], 7) == []
         with pytest.raises(ValueError, match="name one"):
-            await store.page(TENANT, [], limit=1)
+            await store.page(Search(tenant=TENANT, lists=[], limit=1))
 
 
 @on_loop
@@ -235,7 +245,7 @@ async def test_a_page_of_a_time(place: Somewhere) -> None:
         assert await walk(store, [listing.RUNS], 2, since=START + 2, until=START + 6) == ["r5", "r4", "r3", "r2"]
         assert await walk(store, [listing.RUNS], 2, since=START + 6) == ["r7", "r6"]
         assert await walk(store, [listing.RUNS], 2, until=START + 2) == ["r1", "r0"]
-        page = await store.page(TENANT, [listing.RUNS], before=Place(START + 1, "r1"), until=START + 6, limit=5)
+        page = await store.page(runs(before=Place(START + 1, "r1"), until=START + 6, limit=5))
         assert names(page) == ["r0"]
 
 
@@ -247,9 +257,9 @@ async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None
     async with place.opened() as store:
         await keep(store, *made)
 
-        first = await store.page(TENANT, rare, limit=5, budget=100)
-        second = await store.page(TENANT, rare, before=first.next, limit=5, budget=100)
-        third = await store.page(TENANT, rare, before=second.next, limit=5, budget=101)
+        first = await store.page(Search(tenant=TENANT, lists=rare, limit=5, budget=100))
+        second = await store.page(Search(tenant=TENANT, lists=rare, before=first.next, limit=5, budget=100))
+        third = await store.page(Search(tenant=TENANT, lists=rare, before=second.next, limit=5, budget=101))
 
         assert (names(first), first.next) == ([], Place(START + 200, "r200"))
         assert (names(second), second.next) == (["r150"], Place(START + 100, "r100"))
@@ -270,10 +280,10 @@ async def test_a_place_that_no_page_gave_is_no_trouble(place: Somewhere) -> None
             (Place(START + 1, "\x00"), ["r0"]),
             (Place(START + 1, "\ud800"), ["r0"]),
         ):
-            assert names(await store.page(TENANT, [listing.RUNS], before=before, limit=9)) == expected
-        assert names(await store.page(TENANT, [listing.RUNS], since=-(2**70), until=2**70, limit=9)) == ["r1", "r0"]
-        assert names(await store.page(TENANT, [listing.RUNS], since=2**70, limit=9)) == []
-        assert names(await store.page(TENANT, [listing.RUNS], until=-5, limit=9)) == []
+            assert names(await store.page(runs(before=before))) == expected
+        assert names(await store.page(runs(since=-(2**70), until=2**70))) == ["r1", "r0"]
+        assert names(await store.page(runs(since=2**70))) == []
+        assert names(await store.page(runs(until=-5))) == []
 
 
 @on_loop
@@ -284,7 +294,7 @@ async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> No
         await keep(store, born("r0", START), (bad, entry), born("r2", START + 2))
         await ask(store, Write([], [], True, [born("gone", START + 3)[1]]))
 
-        page = await store.page(TENANT, [listing.RUNS], limit=10)
+        page = await store.page(runs(limit=10))
 
         assert names(page) == ["r2", "r1", "r0"]
         assert [isinstance(each, Unreadable) for each in page.records] == [False, True, False]
@@ -330,7 +340,7 @@ async def _shut_down(server: Server) -> None:
     from deltaci.core import worker
 
     await server.do(worker.Shutdown(id="w1"))
-    assert names(await server.store.page(TENANT, [listing.GONE_WORKERS], limit=9)) == ["w1"]
+    assert names(await server.store.page(Search(tenant=TENANT, lists=[listing.GONE_WORKERS], limit=9))) == ["w1"]
 
 
 @on_loop
@@ -372,8 +382,8 @@ async def test_the_jobs_of_a_run_are_found_finished_or_not(place: Somewhere) -> 
         await planned(server, task("other"), id="r2")
         await finish(server, await server.take())
 
-        found = await server.store.jobs_of("r1")
+        found = await server.store.look(lambda: jobs_of("r1"))
 
-        assert [each.id for each in found] == ["r1/a", "r1/b", "r1/c"]
+        assert sorted(each.id for each in found) == ["r1/a", "r1/b", "r1/c"]
         assert found == await server.store.find_all([each.id for each in found])
-        assert await server.store.jobs_of("none") == []
+        assert await server.store.look(lambda: jobs_of("none")) == []

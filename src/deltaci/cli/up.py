@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from deltaci.core import job, run
-from deltaci.core.decide import Plan
+from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, Approve, JobSpec
-from deltaci.core.reactions import Birth
+from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.core.verify import Report, verify
 from deltaci.core.views.canonical import lines
@@ -61,15 +61,13 @@ class FirstRun:
         self.id = ""
 
     async def begin(self) -> None:
-        """Create and plan it, under the first name that is free."""
+        """Start it, under the first name that is free."""
         number = 1
         while await self._service.store.find(f"run-{number}") is not None:
             number += 1
         self.id = f"run-{number}"
-        do = self._service.applier.do
-        await do(Birth(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT)))
-        await do(run.BeginPlanning(id=self.id))
-        await do(Plan(id=self.id, jobs=PLAN, plan_hash="first-run"))
+        record = Run(id=self.id, run_id=self.id, tenant=TENANT)
+        await self._service.applier.do(StartRun(id=self.id, record=record, jobs=PLAN, plan_hash=plan_hash(PLAN)))
 
     async def watch(self) -> Run:
         """Show what happens until it is reported. Approves what waits for a person: here that is you."""

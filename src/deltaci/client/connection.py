@@ -19,7 +19,6 @@ from deltaci.wire.texts import plain
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
 MAX_CONNECTIONS: Final = 100
-MAX_HEADER_CHARS: Final = 8000
 TROUBLES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL)
 _NEVER_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 

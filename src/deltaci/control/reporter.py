@@ -19,7 +19,7 @@ from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Place, Store, Unavailable
+from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
 
 SWEEP_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
@@ -81,7 +81,7 @@ class Reporter:
     async def _sweep(self) -> None:
         before: Place | None = None
         while True:
-            page = await self._store.page(EVERYBODY, [UNREPORTED], before=before, since=0, until=0, limit=PAGE)
+            page = await self._store.page(Search(tenant=EVERYBODY, lists=[UNREPORTED], before=before, limit=PAGE))
             await self._report([each.id for each in page.records])
             before = page.next
             if before is None:

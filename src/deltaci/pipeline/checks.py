@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from deltaci.core.graph import find_cycle
+from deltaci.core.nearest import nearest
 from deltaci.pipeline.foreign import FOREIGN
-from deltaci.pipeline.problems import Place, Problems, listed, nearest, shown
+from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
 
 FOR_RUNNERS: Final = (

@@ -8,9 +8,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from deltaci.core.nearest import nearest
 from deltaci.pipeline import checks, model
 from deltaci.pipeline.foreign import FOREIGN
-from deltaci.pipeline.problems import Place, Problem, Problems, listed, nearest, shown
+from deltaci.pipeline.problems import Place, Problem, Problems, listed, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
 

@@ -23,7 +23,8 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
-from deltaci.pipeline.problems import Place, Problems, nearest, shown
+from deltaci.core.nearest import nearest
+from deltaci.pipeline.problems import Place, Problems, shown
 from deltaci.pipeline.syntax import explained
 
 MAX_BYTES: Final = 512 * 1024

@@ -30,6 +30,7 @@ from deltaci.server.api.tenants import Tenants
 from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
@@ -110,6 +111,7 @@ class Service:
         )
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
+        self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
         self.reporter = Reporter(store, self.applier)
@@ -120,6 +122,7 @@ class Service:
                 applier=self.applier,
                 logs=self.logs,
                 blobs=self.blobs,
+                disk=self._disk,
                 signer=signer,
                 keys=Keys(store, signer, time.monotonic),
                 tenants=tenants,
@@ -150,6 +153,7 @@ class Service:
         await self._follower.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)
+        await asyncio.to_thread(self._disk.close)
         await self.applier.stop()
         await self.store.close()
 

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
@@ -26,6 +25,7 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
+from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets
 from deltaci.wire import messages as wire
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 NAMES: Final = frozenset({"artifacts", "caches", "secrets"})
 AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its own.
-THREADS: Final = 8
 STALL_SECONDS: Final = 60.0
 BUFFER_BYTES: Final = 1024 * 1024
 
@@ -106,12 +105,12 @@ class Uploads:
         self._bounds = bounds or Bounds()
         self._storage = storage
         # Threads of their own: a slow store of blobs must not hold up those who write logs.
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
+        self._disk = Disk("blobs")
         self._under_way = 0
 
     def close(self) -> None:
         """Wait for what is under way."""
-        self._threads.shutdown()
+        self._disk.close()
 
     async def answer(self, who: Runner, name: str, rest: str, request: Request) -> Any:
         """One request to one of `NAMES`."""
@@ -133,7 +132,7 @@ class Uploads:
         if ref.number > 1:
             # The result stands, whether or not the store can be asked now.
             with suppress(BlobsUnavailable):
-                await self._do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
+                await self._disk.do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
 
     # -- secrets
 
@@ -141,18 +140,18 @@ class Uploads:
         spec = job_spec(held)
         if spec.cache_scope:
             raise Refused("untrusted", "a run that is not trusted gets no secrets; run the job from a trusted source")
-        return await self._do(lambda: self._secrets.opened(held.tenant, spec.secrets))
+        return await self._disk.do(lambda: self._secrets.opened(held.tenant, spec.secrets))
 
     # -- artifacts
 
     async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> KeptArtifact:
         number = ids.lease_ref(request.lease_id()).number
         key = keys.artifact_key(held.tenant, held.id, number, path)
-        limit = await self._do(lambda: self._left(held, number, path))
+        limit = await self._disk.do(lambda: self._left(held, number, path))
         limit = await self._within_quota(held.tenant, limit, request)
         async with self._body(request, limit) as (file, stored):
             await self._protocol.held(who, request.lease_id())
-            await self._do(lambda: self._blobs.put(key, file))
+            await self._disk.do(lambda: self._blobs.put(key, file))
         await self._check_still_held(who, request, key)
         self._keep_count(held.tenant, stored.bytes)
         uri = keys.artifact_uri(held.id, number, path)
@@ -175,14 +174,14 @@ class Uploads:
         """From its own scope, or else from that of trusted runs, which everybody of the tenant may read."""
         for scope in dict.fromkeys((job_spec(held).cache_scope, "")):
             found = keys.cache_key(held.tenant, scope, key)
-            stored = await self._do(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
+            stored = await self._disk.do(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
             if stored is not None:
                 return Streamed(stored, self._read(found))
         raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
 
     async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> KeptCache:
         key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
-        there = await self._do(lambda: self._blobs.stat(key))
+        there = await self._disk.do(lambda: self._blobs.stat(key))
         if there is not None:
             async for _ in request.parts(self._bounds.cache_bytes):
                 pass  # Whoever sends a body must be able to send all of it before it hears an answer.
@@ -190,7 +189,7 @@ class Uploads:
         limit = await self._within_quota(held.tenant, self._bounds.cache_bytes, request)
         async with self._body(request, limit) as (file, stored):
             await self._protocol.held(who, request.lease_id())
-            is_first = await self._do(lambda: self._blobs.put_if_absent(key, file)) is not None
+            is_first = await self._disk.do(lambda: self._blobs.put_if_absent(key, file)) is not None
         if is_first:
             await self._check_still_held(who, request, key)
             self._keep_count(held.tenant, stored.bytes)
@@ -216,7 +215,7 @@ class Uploads:
         try:
             await self._protocol.held(who, request.lease_id())
         except StaleLease:
-            await self._do(lambda: self._blobs.delete(key))
+            await self._disk.do(lambda: self._blobs.delete(key))
             raise
 
     @asynccontextmanager
@@ -227,7 +226,7 @@ class Uploads:
             raise Overloaded(f"{AT_ONCE} uploads are under way already; try again later")
         self._under_way += 1
         try:
-            with await self._do(self._file) as file:
+            with await self._disk.do(self._file) as file:
                 stored = await self._take(request, limit, file)
                 if told is not None and told.lower() != stored.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
@@ -257,22 +256,15 @@ class Uploads:
             gathered += len(part)
             size += len(part)
             if gathered >= BUFFER_BYTES:
-                await self._do(write)
+                await self._disk.do(write)
                 waiting, gathered = [], 0
-        await self._do(write)
+        await self._disk.do(write)
         return Stored(size, digest.hexdigest())
 
     async def _read(self, key: str) -> AsyncIterator[bytes]:
         parts: Iterator[bytes] = keys.read_all(self._blobs, key)
-        while (part := await self._do(lambda: next(parts, None))) is not None:
+        while (part := await self._disk.do(lambda: next(parts, None))) is not None:
             yield part
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        """In a thread: waiting for a disk or a bucket is no work for the loop on which everybody else is answered."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except OSError as error:
-            raise BlobsUnavailable(f"nothing can be kept or read now: {error.strerror or error}") from error
 
 
 async def _next(parts: AsyncIterator[bytes]) -> bytes | None:

@@ -16,15 +16,14 @@ from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.store.memory import MemoryStore
 from deltaci.store.port import (
-    BUDGET,
     Conflict,
     CountHeld,
     Document,
     Look,
     Page,
-    Place,
     Ready,
     Request,
+    Search,
     T,
     Transaction,
     Unavailable,
@@ -171,25 +170,10 @@ class Connection:
         await self._reach()
         return await self._disk.find_all(ids)
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        """Every job of a run."""
-        await self._reach()
-        return await self._disk.jobs_of(run_id)
-
-    async def page(
-        self,
-        tenant: str,
-        lists: Sequence[str],
-        *,
-        before: Place | None = None,
-        since: int = 0,
-        until: int = 0,
-        limit: int,
-        budget: int = BUDGET,
-    ) -> Page:
+    async def page(self, search: Search) -> Page:
         """What is on all of these lists."""
         await self._reach()
-        return await self._disk.page(tenant, lists, before=before, since=since, until=until, limit=limit, budget=budget)
+        return await self._disk.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """How many are on this list."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Record
-from deltaci.store.port import Entry, Page, Place, Unreadable, storable
+from deltaci.store.port import Entry, Page, Place, Search, Unreadable, storable
 
 START: Final = Place(2**63 - 1, "")  # Later than everything: where a list begins.
 STEP: Final = 4  # How many times as much is looked at in the next step at most, when one was not enough.
@@ -78,14 +78,13 @@ class Pages:
         self._walk = walk
         self._load = load
 
-    async def page(
-        self, tenant: str, lists: Sequence[str], before: Place | None, since: int, until: int, limit: int, budget: int
-    ) -> Page:
+    async def page(self, search: Search) -> Page:
         """One page. One entry more than fits is looked at: only then nobody is sent to a page with nothing on it."""
+        tenant, lists, limit, budget = search.tenant, search.lists, search.limit, search.budget
         if not lists:
             raise ValueError("a page is of one list at least; name one")
-        place, found, seen = start(before, until), list[str](), 0
-        since = min(max(since, 0), START.at)
+        place, found, seen = start(search.before, search.until), list[str](), 0
+        since = min(max(search.since, 0), START.at)
         size = limit + 1 if len(lists) == 1 else max(limit + 1, FIRST_STEP)
         while budget > 0:
             rows = await self._walk(tenant, lists, place, since, min(size, budget))

@@ -20,7 +20,6 @@ from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, 
 from deltaci.store.documents import MemoryDocuments
 from deltaci.store.lists import MemoryLists, dropped
 from deltaci.store.port import (
-    BUDGET,
     Conflict,
     CountHeld,
     Document,
@@ -34,11 +33,11 @@ from deltaci.store.port import (
     Open,
     OpenReady,
     Page,
-    Place,
     Put,
     PutAside,
     Ready,
     Request,
+    Search,
     T,
     Transaction,
     Write,
@@ -252,23 +251,9 @@ class MemoryStore:
         """These records."""
         return [held.record for held in self._load(tuple(dict.fromkeys(ids)))]
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        """Every job of a run."""
-        return [held.record for held in self._load(tuple(sorted(self._jobs.get(run_id, ()))))]
-
-    async def page(
-        self,
-        tenant: str,
-        lists: Sequence[str],
-        *,
-        before: Place | None = None,
-        since: int = 0,
-        until: int = 0,
-        limit: int,
-        budget: int = BUDGET,
-    ) -> Page:
+    async def page(self, search: Search) -> Page:
         """What is on all of these lists."""
-        return await self._lists.page(tenant, lists, before, since, until, limit, budget)
+        return await self._lists.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """How many are on this list."""

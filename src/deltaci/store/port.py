@@ -198,6 +198,23 @@ class Place(msgspec.Struct, frozen=True, order=True):
     id: str
 
 
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on all of these lists, from `before` on: since <= at < until, 0 is open.
+
+    Name the list first that holds the least: it is walked, the others are only asked about what is on it. At most
+    `budget` of its entries are looked at, so that a page costs the same however much there is: one may be short, or
+    empty, and go on all the same.
+    """
+
+    tenant: str
+    lists: Sequence[str]
+    before: Place | None = None
+    since: int = 0
+    until: int = 0
+    limit: int
+    budget: int = BUDGET
+
+
 class Page(msgspec.Struct, frozen=True):
     """A part of a list, newest first. It goes on behind `next`; None: nothing is left."""
 
@@ -271,27 +288,8 @@ class Store(Protocol):
         """These records, in this order; what does not exist is left out."""
         ...
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        """Every job of a run, finished ones too, in the order of their ids."""
-        ...
-
-    async def page(
-        self,
-        tenant: str,
-        lists: Sequence[str],
-        *,
-        before: Place | None = None,
-        since: int = 0,
-        until: int = 0,
-        limit: int,
-        budget: int = BUDGET,
-    ) -> Page:
-        """The records that are on all of these lists, newest first, from `before` on: since <= at < until, 0 is open.
-
-        Name the list first that holds the least: it is walked, the others are only asked about what is on it. At most
-        `budget` of its entries are looked at, so that a page costs the same however much there is: one may be short,
-        or empty, and go on all the same. Whatever is created later never changes what comes next.
-        """
+    async def page(self, search: Search) -> Page:
+        """The records that were searched for, newest first. What is created later never changes what comes next."""
         ...
 
     async def count(self, tenant: str, list: str, limit: int) -> int:

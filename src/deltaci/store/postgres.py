@@ -24,7 +24,6 @@ from deltaci.store.lists import SqlPages, dropped
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.notify import Notifier
 from deltaci.store.port import (
-    BUDGET,
     Conflict,
     CountHeld,
     Document,
@@ -37,10 +36,10 @@ from deltaci.store.port import (
     Open,
     OpenReady,
     Page,
-    Place,
     PutAside,
     Ready,
     Request,
+    Search,
     T,
     Transaction,
     Unavailable,
@@ -300,24 +299,9 @@ class PostgresStore:
         found = {held.record.id: held.record for held in _held(await self._fetch(_LOAD, wanted))}
         return [found[id] for id in wanted if id in found]
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        """Every job of a run."""
-        found = [held.record for held in _held(await self._fetch(_LOAD_JOBS, run_id, JOB_KIND))]
-        return sorted(found, key=lambda record: record.id)
-
-    async def page(
-        self,
-        tenant: str,
-        lists: Sequence[str],
-        *,
-        before: Place | None = None,
-        since: int = 0,
-        until: int = 0,
-        limit: int,
-        budget: int = BUDGET,
-    ) -> Page:
+    async def page(self, search: Search) -> Page:
         """What is on all of these lists."""
-        return await self._pages.page(tenant, lists, before, since, until, limit, budget)
+        return await self._pages.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """How many are on this list."""

@@ -22,7 +22,6 @@ from deltaci.store.lists import SqlPages, dropped, joined, left
 from deltaci.store.memory import drive, wall_clock
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.port import (
-    BUDGET,
     Conflict,
     CountHeld,
     Document,
@@ -36,11 +35,11 @@ from deltaci.store.port import (
     Open,
     OpenReady,
     Page,
-    Place,
     Put,
     PutAside,
     Ready,
     Request,
+    Search,
     T,
     Transaction,
     Unavailable,
@@ -342,24 +341,9 @@ class SqliteStore:
             found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [found[id] for id in wanted if id in found]
 
-    async def jobs_of(self, run_id: str) -> list[Record]:
-        """Every job of a run."""
-        rows = await self._read(_JOBS_OF, run_id, JOB_KIND)
-        return [decode_record(id, kind, body) for id, kind, body in rows]
-
-    async def page(
-        self,
-        tenant: str,
-        lists: Sequence[str],
-        *,
-        before: Place | None = None,
-        since: int = 0,
-        until: int = 0,
-        limit: int,
-        budget: int = BUDGET,
-    ) -> Page:
+    async def page(self, search: Search) -> Page:
         """What is on all of these lists."""
-        return await self._pages.page(tenant, lists, before, since, until, limit, budget)
+        return await self._pages.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """How many are on this list."""

@@ -63,8 +63,3 @@ class Story:
         if not attempt.job_id:
             return f"job {shown(attempt.id)}"
         return f"attempt {attempt.index} of {self.job_name(attempt.job_id)}"
-
-    def attempts_allowed(self, job_id: str) -> int:
-        """How many attempts the job may have; 0: not known."""
-        known = self.jobs.get(job_id)
-        return known.spec.max_attempts if known is not None else 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
+from deltaci.core.escapes import ESCAPES
 from deltaci.core.events import RUNNER, USER
 from deltaci.core.instants import SECOND, rfc3339
 
@@ -14,19 +14,12 @@ MAX_QUOTE_CHARS: Final = 200
 MAX_LISTED: Final = 3
 LAST: Final = 253_402_300_799 * SECOND  # 9999-12-31T23:59:59Z
 
-# What a terminal obeys, whole or cut off: nothing of it is shown, or it would be read as a part of the text.
-_ESCAPES: Final = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b.?"
-)
-
 
 def shown(text: str, most: int = MAX_NAME_CHARS) -> str:
     """The text of somebody else on one line: no escapes, nothing that cannot be printed, cut where it is too long."""
     text = text[: 4 * most]
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else " " for each in _ESCAPES.sub("", text))
+        text = "".join(each if each.isprintable() else " " for each in ESCAPES.sub("", text))
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

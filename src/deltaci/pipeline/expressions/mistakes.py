@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -10,7 +9,6 @@ from msgspec import Struct
 from deltaci.core.errors import Refused
 
 MAX_SHOWN: Final = 60  # characters of somebody else's text in a message
-MAX_COMPARED: Final = 40  # characters; a longer word is nobody's slip of the pen
 
 
 class Mistake(Struct, frozen=True):
@@ -60,29 +58,3 @@ def line_and_column(text: str, column: int) -> tuple[int, int]:
     """The line of a column that counts through a text of several lines, and the column on that line, both from 1."""
     before = text[: column - 1]
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that this one was probably meant to be, or nothing if none is near."""
-    lowered = word[:MAX_COMPARED].lower()
-    best, best_distance = "", max(1, len(lowered) // 3) + 1
-    for candidate in sorted(known):
-        distance = _distance(lowered, candidate[:MAX_COMPARED].lower())
-        if distance < best_distance:
-            best, best_distance = candidate, distance
-    return best
-
-
-def _distance(a: str, b: str) -> int:
-    """How many letters must be added, taken away, changed or swapped with their neighbour."""
-    before: list[int] = []
-    above = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            cost = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
-                cost = min(cost, before[j - 2] + 1)
-            row.append(cost)
-        before, above = above, row
-    return above[-1]

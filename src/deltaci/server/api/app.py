@@ -19,7 +19,7 @@ from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.server.api import explain, files, jobs, keys, live, queries, runs, templates, workers
-from deltaci.server.api.calls import Call, Handler, Made, Parts
+from deltaci.server.api.calls import Call, Handler, Made, Parts, Sent
 from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
@@ -118,14 +118,13 @@ class ApiApp:
         except Exception as error:
             await _send_problem(send, request_id, *_refusal(error, request, request_id))
             return
-        if hasattr(answer, "send"):
+        if isinstance(answer, Sent):
             await answer.send(send)
             return
-        made: Made = answer
-        headers = {REQUEST_ID_HEADER: request_id, **made.headers}
-        await _send(send, made.status or 200, wire.encode(made.value), "application/json", headers)
+        headers = {REQUEST_ID_HEADER: request_id, **answer.headers}
+        await _send(send, answer.status or 200, wire.encode(answer.value), "application/json", headers)
 
-    async def _answer(self, request: Request, query: bytes) -> Any:
+    async def _answer(self, request: Request, query: bytes) -> Made | Sent:
         route, open = _route(request)
         who = await self._parts.keys.caller(request.token())
         await self._parts.tenants.admit(who.tenant)
@@ -141,7 +140,7 @@ class ApiApp:
         )
         async with self._parts.tenants.turns.turn(who.tenant):
             answer = await HANDLERS[route.id](call)
-        if hasattr(answer, "send"):
+        if isinstance(answer, Sent):
             return answer
         if not isinstance(answer, Made):
             return Made(value=answer, status=route.status)

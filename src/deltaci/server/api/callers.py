@@ -18,6 +18,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
+from deltaci.server.api.remembered import Remembered
 from deltaci.server.credentials import PREFIX, Signer
 from deltaci.store.port import Conflict, Document, Store
 from deltaci.wire.api_input import SCOPES, KeyInput, Scope
@@ -90,8 +91,7 @@ class Keys:
     def __init__(self, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
         self._store = store
         self._signer = signer
-        self._clock = clock  # Of this process: how long something is remembered.
-        self._known: dict[str, tuple[float, KeyRecord]] = {}
+        self._known: Remembered[str, KeyRecord] = Remembered(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
 
     async def caller(self, token: str) -> Caller:
         """Who shows this token; refused if it is not good."""
@@ -168,7 +168,7 @@ class Keys:
                 await self._put(record, document.version)
             except Conflict:
                 continue  # Somebody else revoked it at the same moment: theirs is what is answered.
-            self._known.pop(id, None)
+            self._known.forget(id)
             return record
 
     async def _put(self, record: KeyRecord, version: int) -> None:
@@ -176,15 +176,7 @@ class Keys:
         await self._store.put_documents([document])
 
     async def _find(self, id: str) -> KeyRecord | None:
-        now = self._clock()
-        known = self._known.get(id)
-        if known is not None and known[0] > now:
-            return known[1]
+        if (known := self._known.get(id)) is not None:
+            return known
         document = await self._store.find_document(KEY, id)
-        if document is None:
-            return None
-        record = _decode(document.body)
-        if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
-        self._known[id] = (now + REMEMBERED_SECONDS, record)
-        return record
+        return self._known.put(id, _decode(document.body)) if document is not None else None

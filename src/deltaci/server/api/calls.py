@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,7 @@ from deltaci.server.api.callers import Caller, Keys
 from deltaci.server.api.streams import Streams
 from deltaci.server.api.tenants import Tenants
 from deltaci.server.credentials import Signer
+from deltaci.server.disk import Disk
 from deltaci.server.http import Request
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
@@ -32,6 +33,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     applier: Applier
     logs: Logs
     blobs: Blobs
+    disk: Disk
     signer: Signer
     keys: Keys
     tenants: Tenants
@@ -55,6 +57,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"{USER}:{self.who.person}"
 
 
+@runtime_checkable
 class Sent(Protocol):
     """An answer that sends itself, part by part."""
 

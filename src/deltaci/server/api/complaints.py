@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from deltaci.core.nearest import nearest
 
 MAX_LISTED: Final = 20
 _PATH: Final = re.compile(r"^(?P<said>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
@@ -73,8 +74,8 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _nearest(name: str, names: list[str]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; expected {_listed(sorted(set(names)))}"
+    near = nearest(name, names)
+    return f"; did you mean {near!r}?" if near else f"; expected {_listed(sorted(set(names)))}"
 
 
 def _listed(words: list[str]) -> str:

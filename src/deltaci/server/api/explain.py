@@ -15,6 +15,7 @@ from deltaci.engine import feed
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
+from deltaci.store.port import Search
 from deltaci.wire import api
 
 MAX_EVENTS: Final = 200_000
@@ -57,7 +58,7 @@ async def _around(call: Call) -> explain.Surroundings:
     workers: list[Worker] = []
     before = None
     while len(workers) < MAX_WORKERS:
-        page = await store.page(tenant, [WORKERS], before=before, limit=_PAGE)
+        page = await store.page(Search(tenant=tenant, lists=[WORKERS], before=before, limit=_PAGE))
         workers += [each for each in page.records if isinstance(each, Worker)]
         before = page.next
         if before is None:

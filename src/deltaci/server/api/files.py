@@ -14,13 +14,11 @@ from deltaci.blobs import keys
 from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
-from deltaci.server.api import disk
 from deltaci.server.api.calls import Call, Handler, Send, missing
 from deltaci.server.api.lookup import attempt_of, attempts_of, jobs_of, run_of
 from deltaci.server.api.ranges import Bytes, chosen
-from deltaci.server.api.sending import sending
+from deltaci.server.api.sending import sending, write_span
 from deltaci.server.api.tails import last_lease
-from deltaci.server.http import Request
 from deltaci.wire import api
 from deltaci.wire.addresses import SHA256_HEADER
 
@@ -33,7 +31,7 @@ async def list_artifacts(call: Call) -> api.Artifacts:
     """Of the last lease of an attempt."""
     attempt = await attempt_of(call)
     blobs, name = call.parts.blobs, call.params["job"]
-    return api.Artifacts(artifacts=await disk.do(lambda: _kept(blobs, attempt, name)))
+    return api.Artifacts(artifacts=await call.parts.disk.do(lambda: _kept(blobs, attempt, name)))
 
 
 async def list_run_artifacts(call: Call) -> api.Artifacts:
@@ -45,7 +43,7 @@ async def list_run_artifacts(call: Call) -> api.Artifacts:
         some = jobs[start : start + AT_A_TIME]
         attempts = await attempts_of(call, some)
         wanted = [(each, job.spec.name) for job in some for each in attempts.get(job.id, ())]
-        found += await disk.do(lambda wanted=wanted: [one for each in wanted for one in _kept(blobs, *each)])  # type: ignore[misc]
+        found += await call.parts.disk.do(lambda wanted=wanted: [one for each in wanted for one in _kept(blobs, *each)])  # type: ignore[misc]
         if len(found) > MAX_LISTED:
             raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
     return api.Artifacts(artifacts=found)
@@ -71,21 +69,20 @@ async def read_artifact(call: Call) -> File:
         key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
     except Refused:
         raise missing("artifact", path) from None  # No file can have such a name.
-    stored = await disk.do(lambda: blobs.stat(key))
+    stored = await call.parts.disk.do(lambda: blobs.stat(key))
     if stored is None:
         raise missing("artifact", path)
     wanted = call.request.header(b"range")
     if call.request.header(b"if-range") not in ("", _etag(stored)):
         wanted = ""  # It is another file by now: a part of it would not fit to what was read before.
-    return File(call.request, blobs, key, stored, chosen(wanted, stored.bytes))
+    return File(call, key, stored, chosen(wanted, stored.bytes))
 
 
 class File:
     """An answer that is a file, or a part of one."""
 
-    def __init__(self, request: Request, blobs: Blobs, key: str, stored: Stored, span: Bytes) -> None:
-        self._request = request
-        self._blobs = blobs
+    def __init__(self, call: Call, key: str, stored: Stored, span: Bytes) -> None:
+        self._call = call
         self._key = key
         self._stored = stored
         self._span = span
@@ -103,16 +100,12 @@ class File:
         }
         if not self._span.is_part:
             headers[SHA256_HEADER] = self._stored.sha256
-        async with sending(send, self._request) as out:
+        async with sending(send, self._call.request) as out:
             await out.begin(headers, self._span.status)
-            at = self._span.start
-            while at < self._span.stop:
-                part = await disk.do(lambda at=at: self._part(at))  # type: ignore[misc]
-                await out.write(part)
-                at += len(part)
+            await write_span(out, self._span, self._call.parts.disk, self._part)
 
     def _part(self, at: int) -> bytes:
-        part = self._blobs.get(self._key, at, min(keys.PART_BYTES, self._span.stop - at))
+        part = self._call.parts.blobs.get(self._key, at, min(keys.PART_BYTES, self._span.stop - at))
         if not part:
             raise BlobsUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
         return part

@@ -21,7 +21,7 @@ from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.api import tails
 from deltaci.server.api.calls import Call, Handler, Made, Send
-from deltaci.server.api.lookup import run_of
+from deltaci.server.api.lookup import all_jobs, run_of
 from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
@@ -163,7 +163,7 @@ class EventStream:
 
     async def _is_settled(self) -> bool:
         """Whether nothing more can happen in the run: one that failed may be reported while its jobs still stop."""
-        jobs = await self._call.parts.store.jobs_of(self._run_id)
+        jobs = await self._call.parts.store.look(lambda: all_jobs(self._run_id))
         return not any(isinstance(each, Job) and not is_over(each) for each in jobs)
 
 

@@ -46,7 +46,7 @@ def _family(call: Call, limit: int | None) -> Look[Family]:
     id = str(call.params["run"])
     found = yield Load((id,))
     run = _run(call, id, found[0].record if found else None)  # Before more is read: that it is there must not show.
-    jobs = _jobs(held.record for held in (yield LoadJobs(id)))
+    jobs = _jobs((yield from all_jobs(id)))
     wanted = _attempt_ids(jobs[:limit])
     held = (yield Load(wanted)) if wanted else []
     return Family(run, jobs, _attempts(each.record for each in held))
@@ -72,7 +72,12 @@ async def attempt_of(call: Call) -> Attempt:
 
 async def jobs_of(call: Call, run: Run) -> list[Job]:
     """All jobs of a run, in the order of the plan."""
-    return _jobs(await call.parts.store.jobs_of(run.id))
+    return _jobs(await call.parts.store.look(lambda: all_jobs(run.id)))
+
+
+def all_jobs(run_id: str) -> Look[list[Record]]:
+    """Every job of a run, finished ones too, in no order."""
+    return [held.record for held in (yield LoadJobs(run_id))]
 
 
 def _jobs(records: Iterable[Record]) -> list[Job]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from deltaci.core import job, listing, run
 from deltaci.core.decide import StartRun
+from deltaci.core.decisions import addressed
 from deltaci.core.errors import Refused
 from deltaci.core.instants import instant
 from deltaci.core.job import Job, JobSpec
@@ -23,6 +23,7 @@ from deltaci.server.api.calls import Call, Handler, Made
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import family_of, jobs_of, run_of
 from deltaci.server.api.templates import template_of
+from deltaci.store.port import Search
 from deltaci.wire import api
 from deltaci.wire.api_input import Asked, DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
 from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS, REPLAYED_HEADER, ROOT
@@ -42,16 +43,7 @@ async def start_run(call: Call) -> Made:
         return known
     plan, origin = await _wanted(call, asked)
     specs = plans.specs(plan, plans.as_env(origin.inputs))
-    record = Run(
-        id=repeat.id,
-        run_id=repeat.id,
-        tenant=call.who.tenant,
-        is_fail_fast=plan.fail_fast,
-        timeout_seconds=plan.timeout_seconds,
-        started_by=call.who.person,
-        origin=origin,
-        asked=repeat.asked,
-    )
+    record = repeat.run(is_fail_fast=plan.fail_fast, timeout_seconds=plan.timeout_seconds, origin=origin)
     return await _start(call, repeat, record, specs)
 
 
@@ -87,16 +79,8 @@ async def rerun_run(call: Call) -> Made:
         return known
     of = await run_of(call)
     specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
-    record = Run(
-        id=repeat.id,
-        run_id=repeat.id,
-        tenant=of.tenant,
-        is_fail_fast=of.is_fail_fast,
-        timeout_seconds=of.timeout_seconds,
-        started_by=call.who.person,
-        rerun_of=of.id,
-        origin=of.origin,
-        asked=repeat.asked,
+    record = repeat.run(
+        is_fail_fast=of.is_fail_fast, timeout_seconds=of.timeout_seconds, origin=of.origin, rerun_of=of.id
     )
     return await _start(call, repeat, record, specs)
 
@@ -142,6 +126,11 @@ class _Repeat:
         self.id = f"r{_digest(who.tenant.encode(), owner.encode(), self.key.encode())}"
         self.asked = _digest(content)
 
+    def run(self, **fields: Any) -> Run:
+        """The run that this request makes, if it is the first."""
+        who = self._call.who
+        return Run(id=self.id, run_id=self.id, tenant=who.tenant, started_by=who.person, asked=self.asked, **fields)
+
     async def known(self) -> Made | None:
         """The answer to a repeat; None when it is none. The same key for something else is refused."""
         if not self.key:
@@ -179,14 +168,15 @@ def _digest(*parts: bytes) -> str:
 async def list_runs(call: Call) -> api.RunPage:
     """The newest first."""
     query: RunQuery = call.query
-    page = await call.parts.store.page(
-        call.who.tenant,
-        _lists(query),
+    search = Search(
+        tenant=call.who.tenant,
+        lists=_lists(query),
         before=place(query.cursor),
         since=instant(query.since) if query.since is not None else 0,
         until=instant(query.until) if query.until is not None else 0,
         limit=query.limit,
     )
+    page = await call.parts.store.page(search)
     found = [shown.run(each) for each in page.records if isinstance(each, Run)]
     return api.RunPage(runs=found, next=cursor(page.next))
 
@@ -281,8 +271,7 @@ async def reject_run(call: Call) -> api.Decided:
 async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.Decided:
     asked: DecisionInput = call.body
     record = await run_of(call)
-    gates = [each for each in await jobs_of(call, record) if each.spec.kind == job.APPROVAL]
-    chosen = _chosen(gates, asked, order, call.who.person, record)
+    chosen = addressed(await jobs_of(call, record), order, call.who.person, asked.job)
     orders: list[Command] = [
         order(
             id=each.id,
@@ -308,24 +297,6 @@ async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> ap
         jobs=[each.spec.name for each in decided],
         still_waiting=[each.spec.name for each in decided if job.MACHINE.changes(each.state, order)],
     )
-
-
-def _chosen(
-    gates: Iterable[Job], asked: DecisionInput, order: type[job.Approve] | type[job.Reject], person: str, record: Run
-) -> list[Job]:
-    """The approval that is named; or those that wait; or, for a repeat, those that this person approved before."""
-    if asked.job is not None:
-        named = [each for each in gates if each.spec.name == asked.job]
-        if not named:
-            raise Refused("not_found", f"there is no approval {asked.job!r}")
-        return named
-    waiting = [each for each in gates if job.MACHINE.changes(each.state, order)]
-    if waiting:
-        return waiting
-    approved = [each for each in gates if any(given.person == person for given in each.approvals)]
-    if order is job.Approve and approved:
-        return approved
-    raise Refused("wrong_state", f"nothing in run {record.id} waits for approval; it is {record.state}")
 
 
 HANDLERS: Final[dict[str, Handler]] = {

@@ -9,6 +9,8 @@ from functools import partial
 from types import coroutine
 from typing import Any, Final
 
+from deltaci.server.api.ranges import Bytes
+from deltaci.server.disk import Disk
 from deltaci.server.http import Request, Send
 from deltaci.wire.api_routes import REQUEST_ID_HEADER
 
@@ -89,3 +91,12 @@ async def sending(send: Send, request: Request) -> AsyncIterator[Outlet]:
         return
     finally:
         gone.cancel()
+
+
+async def write_span(out: Outlet, span: Bytes, disk: Disk, read: Callable[[int], bytes]) -> None:
+    """All bytes of a span, each part read once the one before is taken."""
+    at = span.start
+    while at < span.stop:
+        part = await disk.do(partial(read, at))
+        await out.write(part)
+        at += len(part)

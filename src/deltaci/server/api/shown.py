@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from deltaci.core import job as jobs
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event
 from deltaci.core.failures import Failure
-from deltaci.core.instants import rfc3339
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run, Tally, is_over
 from deltaci.core.timers import ready_at
@@ -189,26 +187,6 @@ def planned(spec: JobSpec) -> api.PlannedJob:
         if spec.kind == jobs.APPROVAL
         else None,
         work=spec.work,
-    )
-
-
-def event(told: Event) -> api.Event:
-    """An event in the canonical form."""
-    return api.Event(
-        seq=told.seq,
-        at=rfc3339(told.at),
-        tenant=told.tenant,
-        entity=told.entity,
-        entity_id=told.entity_id,
-        run_id=told.run_id,
-        from_=told.from_,
-        to=told.to,
-        trigger=told.trigger,
-        actor=told.actor,
-        severity=told.severity,
-        request_id=told.request_id,
-        rev=told.rev,
-        metadata=told.metadata,
     )
 
 

@@ -18,11 +18,10 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.lease import Lease
 from deltaci.core.timers import is_over
-from deltaci.server.api import disk
 from deltaci.server.api.calls import Call, Handler, Send, missing
 from deltaci.server.api.lookup import attempt_of, job_of
 from deltaci.server.api.ranges import Bytes, chosen, first_byte
-from deltaci.server.api.sending import Gone, Outlet, sending
+from deltaci.server.api.sending import Gone, Outlet, sending, write_span
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
 from deltaci.store.port import Unavailable
@@ -67,7 +66,7 @@ async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> Log
     logs, wanted = call.parts.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
         wanted = ""  # A log has nothing to compare it with.
-    size = await disk.do(lambda: logs.size(id, number)) if number else 0
+    size = await call.parts.disk.do(lambda: logs.size(id, number)) if number else 0
     if not query.follow:
         return LogFile(call, id, number, chosen(wanted, size))
     call.parts.streams.check_room(call.who.tenant)
@@ -88,11 +87,7 @@ class LogFile:
         headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._number), **self._span.headers}
         async with sending(send, self._call.request) as out:
             await out.begin(headers, self._span.status)
-            at = self._span.start
-            while at < self._span.stop:
-                part = await disk.do(lambda at=at: self._part(at))  # type: ignore[misc]
-                await out.write(part)
-                at += len(part)
+            await write_span(out, self._span, self._call.parts.disk, self._part)
 
     def _part(self, at: int) -> bytes:
         limit = min(PART_BYTES, self._span.stop - at)
@@ -158,7 +153,7 @@ class Tail:
             while True:
                 # Whether it is over is asked before the log is: what comes after that is no longer of this lease.
                 was_over, self._is_appended = self._is_over, False
-                part = await disk.do(lambda: logs.read(self._id, self._number, self._at, PART_BYTES))
+                part = await self._call.parts.disk.do(lambda: logs.read(self._id, self._number, self._at, PART_BYTES))
                 self._at += len(part)
                 if part:
                     await out.write(part)

@@ -20,6 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.listing import status_is
 from deltaci.core.views.steps import PENDING
 from deltaci.engine.items import Overloaded
+from deltaci.server.api.remembered import Remembered
 from deltaci.store.port import Conflict, CountHeld, Document, Store, Transaction
 from deltaci.wire.api import Usage
 from deltaci.wire.api_input import Quotas
@@ -48,17 +49,16 @@ class TooOften(Exception):
 class Bucket:
     """So many requests a second, and ten seconds' worth at once."""
 
-    __slots__ = ("_at", "_left", "_rate")
+    __slots__ = ("_at", "_left")
 
     def __init__(self, rate: int, now: float) -> None:
-        self._rate = rate
         self._left = float(rate * BURST_SECONDS)
         self._at = now
 
     def take(self, rate: int, now: float) -> None:
         """One request more; `TooOften` if there were too many."""
         self._left = min(float(rate * BURST_SECONDS), self._left + (now - self._at) * rate)
-        self._rate, self._at = rate, now
+        self._at = now
         if self._left < 1:
             raise TooOften((1 - self._left) / rate)
         self._left -= 1
@@ -118,23 +118,17 @@ class Tenants:
         self._store = store
         self._blobs = blobs
         self._clock = clock
-        self._known: dict[str, tuple[float, Quotas]] = {}
+        self._known: Remembered[str, Quotas] = Remembered(REMEMBERED_SECONDS, MAX_TENANTS, clock)
         self._buckets: dict[str, Bucket] = {}
-        self._stored: dict[str, tuple[float, int]] = {}
+        self._stored: Remembered[str, int] = Remembered(MEASURED_SECONDS, MAX_TENANTS, clock)
         self.turns = Turns()
 
     async def quotas(self, tenant: str) -> Quotas:
         """What it may use; remembered for two seconds."""
-        now = self._clock()
-        known = self._known.get(tenant)
-        if known is not None and known[0] > now:
-            return known[1]
+        if (known := self._known.get(tenant)) is not None:
+            return known
         document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
-        found = _decode(document.body) if document is not None else Quotas()
-        if len(self._known) >= MAX_TENANTS:
-            self._known.clear()
-        self._known[tenant] = (now + REMEMBERED_SECONDS, found)
-        return found
+        return self._known.put(tenant, _decode(document.body) if document is not None else Quotas())
 
     async def set_quotas(self, tenant: str, quotas: Quotas) -> None:
         """Other servers know it two seconds later at the latest."""
@@ -146,7 +140,7 @@ class Tenants:
             )
         except Conflict:
             raise Refused("stale_version", "somebody else set these quotas at the same moment") from None
-        self._known.pop(tenant, None)
+        self._known.forget(tenant)
 
     async def admit(self, tenant: str) -> None:
         """One request of the tenant; `TooOften` if it sends too many."""
@@ -178,20 +172,13 @@ class Tenants:
 
     async def stored(self, tenant: str) -> int:
         """How many bytes of artifacts and caches it has; measured at most every half minute."""
-        now = self._clock()
-        known = self._stored.get(tenant)
-        if known is None or known[0] <= now:
-            size = await asyncio.to_thread(keys.bytes_of, self._blobs, tenant)
-            if len(self._stored) >= MAX_TENANTS:
-                self._stored.clear()
-            known = self._stored[tenant] = (now + MEASURED_SECONDS, size)
-        return known[1]
+        if (known := self._stored.get(tenant)) is not None:
+            return known
+        return self._stored.put(tenant, await asyncio.to_thread(keys.bytes_of, self._blobs, tenant))
 
     def kept(self, tenant: str, size: int) -> None:
         """So many bytes were added since it was measured."""
-        known = self._stored.get(tenant)
-        if known is not None:
-            self._stored[tenant] = (known[0], known[1] + size)
+        self._stored.change(tenant, lambda known: known + size)
 
     async def running(self, tenant: str) -> int:
         """How many jobs its workers hold."""

@@ -10,20 +10,16 @@ from deltaci.core.worker import Worker
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing, own
 from deltaci.server.api.cursors import cursor, place
+from deltaci.store.port import Search
 from deltaci.wire import api
 
 
 async def list_workers(call: Call) -> api.WorkerPage:
     """The newest first."""
     query = call.query
-    page = await call.parts.store.page(
-        call.who.tenant,
-        [GONE_WORKERS if query.gone else WORKERS],
-        before=place(query.cursor),
-        since=0,
-        until=0,
-        limit=query.limit,
-    )
+    lists = [GONE_WORKERS if query.gone else WORKERS]
+    search = Search(tenant=call.who.tenant, lists=lists, before=place(query.cursor), limit=query.limit)
+    page = await call.parts.store.page(search)
     found = [shown.worker(each) for each in page.records if isinstance(each, Worker)]
     return api.WorkerPage(workers=found, next=cursor(page.next))
 
