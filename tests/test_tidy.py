@@ -24,7 +24,7 @@ CONTROL_SEES = ENGINE_SEES | {"engine", "blobs", "config"}
 SHELL_SEES = CONTROL_SEES | {"control"}
 SEES: dict[str, set[str]] = {
     "core": set(),
-    "pipeline": {"core"},
+    "pipeline": {"core", "wire"},
     "wire": {"core"},
     "store": {"core"},
     "blobs": {"core"},

@@ -62,6 +62,11 @@ def test_every_difference_that_matters_gives_another_hash() -> None:
         "priority": 1,
         "work": {"steps": ["make", "install"]},
         "gate": Gate(approvers=2),
+        "after": ("x",),
+        "family": "f",
+        "is_family_fail_fast": True,
+        "retry_on": ("INFRA",),
+        "group": "g",
     }
     assert set(changed) == set(JobSpec.__struct_fields__)
     variants = [plan_hash([JobSpec(**{"name": "a", "work": plain.work, field: changed[field]})]) for field in changed]

@@ -94,7 +94,7 @@ KEYS = (
     Broken("steps as a text", "jobs:\n  a:\n    steps: make\n", 3, 12, ("the text 'make'", "a list of: a command")),
     Broken("nothing as a job", "jobs:\n  a:\n", 2, 3, ("nothing after 'a'", "an object with steps or approval")),
     Broken("a step without run", "jobs: {a: {steps: [{name: x}]}}\n", 1, 20, ("a step without 'run'", "the command")),
-    Broken("an action", "jobs: {a: {steps: [{uses: x}]}}\n", 1, 21, ("'uses'", "say 'run'")),
+    Broken("an action", "jobs: {a: {steps: [{uses: x}]}}\n", 1, 27, ("'x'", "checkout")),
     Broken("nothing to run", "jobs:\n  a:\n    steps:\n      - run:\n", 4, 9, ("nothing after 'run'",)),
     Broken("a blank command", "jobs: {a: {steps: [' ']}}\n", 1, 20, ("the text ' '", "a command for the shell")),
     Broken(

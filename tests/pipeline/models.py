@@ -94,7 +94,7 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
     model.PullRequest: frozenset({"branches-ignore", "paths"}),
     model.Input: frozenset({"type", "options"}),
     model.Retry: frozenset({"max-delay-seconds", "delay-seconds"}),
-    model.Step: frozenset({"id"}),
+    model.Step: frozenset({"id", "run", "uses", "with", "shell", "working-directory"}),
     model.Rule: frozenset({"junit", "files", "min-tests", "run"}),
     model.Matrix: frozenset({"exclude"}),
     model.Pipeline: frozenset({"jobs", "on"}),
@@ -103,6 +103,12 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
 RULES: Final = parts(model.Rule, run=TEXTS["a command for the shell"]) | parts(
     model.Rule, junit=TEXTS["a path in the workspace"], min_tests=st.integers(1, 9)
 )
+STEPS: Final = parts(
+    model.Step,
+    run=TEXTS["a command for the shell"],
+    shell=st.none() | TEXTS["a text that is not empty"],
+    working_directory=st.none() | TEXTS["a path in the workspace"],
+) | parts(model.Step, uses=values(model.BuiltIn), with_=st.dictionaries(A_NAME, SCALARS, max_size=2))
 AXES: Final = st.dictionaries(
     A_NAME.filter(lambda name: name not in ("include", "exclude")),
     st.lists(SCALARS, min_size=1, max_size=3).map(tuple) | TEXTS["an expression ${{ … }}"],
@@ -114,7 +120,7 @@ WORK: Final = parts(
     needs=st.just(()),
     approval=st.none(),
     strategy=st.none() | STRATEGIES,
-    steps=st.lists(parts(model.Step), min_size=1, max_size=3).map(tuple),
+    steps=st.lists(STEPS, min_size=1, max_size=3).map(tuple),
     validate=st.lists(RULES, max_size=2).map(tuple),
 )
 GATES: Final = st.builds(lambda gate: model.Job(approval=gate), parts(model.Approval))

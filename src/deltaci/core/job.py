@@ -74,6 +74,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     work: Any = None
     gate: Gate = PLAIN_GATE
+    after: tuple[str, ...] = ()  # Jobs that must be over before, however they ended.
+    family: str = ""  # Jobs of one matrix share it.
+    is_family_fail_fast: bool = False  # Whether its failure cancels the rest of its family.
+    retry_on: tuple[str, ...] = ()  # The classes of failures that are worth another attempt; none: the usual ones.
+    group: str = ""  # Of all jobs of the tenant with the same one, one is under way at a time.
 
 
 class Approval(msgspec.Struct, frozen=True, array_like=True):

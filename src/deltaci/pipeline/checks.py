@@ -100,6 +100,7 @@ def _is_meant_as_work(key: str) -> bool:
 def _check_steps(job: Node, add: Add) -> None:
     seen: dict[str, Place] = {}
     for step in items(child(job, "steps")):
+        _check_step(step, add)
         name = child(step, "id")
         if name is None or name.kind != TEXT:
             continue
@@ -108,6 +109,26 @@ def _check_steps(job: Node, add: Add) -> None:
                 name.at, f"the id {shown(name.value)} a second time", f"the step in line {seen[name.value].line} has it"
             )
         seen.setdefault(name.value, name.at)
+
+
+def _check_step(step: Node, add: Add) -> None:
+    if step.kind != OBJECT:
+        return
+    run, uses = entry(step, "run"), entry(step, "uses")
+    if run is None and uses is None and not any(_is_meant_as_run(key.written) for key, _ in pairs(step)[:50]):
+        add(step.at, "a step without 'run'", "expected 'run': the command, for the shell")
+    if run is not None and uses is not None:
+        add(uses[0].at, "'uses' beside 'run'", "a step does one of both: make it two steps")
+    for name in ("shell", "working-directory") if uses is not None and run is None else ():
+        if other := entry(step, name):
+            add(other[0].at, f"{shown(name)} in a step that runs no command", "remove it")
+    if (given := entry(step, "with")) and uses is None:
+        add(given[0].at, "'with' in a step without 'uses'", "use 'env' for a command")
+
+
+def _is_meant_as_run(key: str) -> bool:
+    """Whether the reader has already said that this key should be `run` or `uses`."""
+    return "'run'" in FOREIGN.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
 def _needs(job: Node) -> Iterator[Node]:

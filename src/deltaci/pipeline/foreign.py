@@ -25,8 +25,6 @@ FOREIGN: Final = {
     "cache": "say 'caches', a list",
     "parallel": "say 'strategy.matrix'",
     "matrix": "it belongs to 'strategy'",
-    "uses": "steps run commands: say 'run'",
-    "with": "there are no actions with inputs; use 'env' for a step's command",
     "workflow_dispatch": "say 'manual'",
     "workflow_call": "a pipeline is not called by others; say 'manual'",
     "merge_request": "say 'pull_request'",

@@ -80,6 +80,8 @@ Row = Annotated[
 ]
 
 FailureClass = Literal["INFRA", "TOOLING", "FLAKY", "USER"]
+With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
+BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"]
 
 
@@ -90,6 +92,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     by_name: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
     may_be_empty: ClassVar[bool] = False  # whether nothing at all stands for it
     rest: ClassVar[str] = ""  # the key that takes all keys that are not named
+    one_of: ClassVar[tuple[str, ...]] = ()  # keys of which there must be exactly one
 
 
 # -- when it runs
@@ -256,11 +259,14 @@ class Strategy(Part, frozen=True, kw_only=True):
 
 
 class Step(Part, frozen=True, kw_only=True):
-    """One command. A text stands for a step that only runs it."""
+    """One command, or something that the runner does itself. A text stands for a step that only runs it."""
 
     short: ClassVar[str] = "run"
+    one_of: ClassVar[tuple[str, ...]] = ("run", "uses")
 
-    run: Annotated[Command, says("the command, for the shell")]
+    run: Annotated[Command | None, says("the command, for the shell")] = None
+    uses: Annotated[BuiltIn | None, says("something that the runner does itself, instead of a command")] = None
+    with_: Annotated[With, says("with `uses`: what it is told")] = field(name="with", default={})
     name: Annotated[Title, says("what people call it")] = ""
     id: Annotated[Word | None, says("what expressions call it: `steps.<id>`")] = None
     if_: Annotated[Condition | None, says("whether it runs; absent: if all before it succeeded")] = field(
@@ -413,6 +419,10 @@ class Job(Part, frozen=True, kw_only=True):
         Annotated[tuple[SecretName, ...], Meta(max_length=MAX_ITEMS)], says("the secrets that it gets, by name")
     ] = ()
     defaults: Annotated[Defaults, says("what holds for its steps")] = Defaults()
+    checkout: Annotated[
+        bool | Annotated[int, Meta(ge=0, le=1_000_000)],
+        says("whether the commit is in its workspace, or how much of its history as well; 0: all of it"),
+    ] = True
     steps: Annotated[
         Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None, says("what it does")
     ] = None

@@ -41,6 +41,8 @@ def _part(of: Shape) -> dict[str, Any]:
     }
     if required := [name for name, field in of.fields.items() if field.required]:
         told["required"] = required
+    if of.cls.one_of:
+        told["oneOf"] = [{"required": [name]} for name in of.cls.one_of]
     if of.rest is not None:
         [every] = options(of.rest.type)
         told["additionalProperties"] = _any(options(every.type.value_type))

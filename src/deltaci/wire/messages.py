@@ -65,15 +65,24 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 # -- what a runner is asked to do
 
 
+BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
+
+
 class Step(Strict, frozen=True, kw_only=True):
     """One command, with what it needs. A bare text is the same as a step that only runs it."""
 
-    run: Annotated[Text, says("the command, for a shell")]
+    run: Annotated[Text, says("the command, for a shell")] = ""
     name: Annotated[Line, says("what people call it")] = ""
     env: Annotated[dict[Name, Text], says("variables beside the job's")] = {}
     workdir: Annotated[Line, says("where it runs; empty: where the job does")] = ""
     timeout_seconds: Annotated[Seconds, says("how long it may take; 0: as long as the job")] = 0
     continue_on_error: Annotated[bool, says("whether the job goes on when it fails")] = False
+    # Ours, beside document 001's.
+    uses: Annotated[BuiltIn | None, says("ours: something that the runner does itself, instead of a command")] = None
+    inputs: Annotated[dict[Name, Text], says("ours: what a built-in step is told")] = {}
+    id: Annotated[Line, says("ours: what expressions call it")] = ""
+    condition: Annotated[Line, says("ours: whether it runs, an expression; empty: if all before it succeeded")] = ""
+    shell: Annotated[Line, says("ours: the shell, by its name or as a command with `{0}`; empty: bash")] = ""
 
 
 class ArtifactRule(Strict, frozen=True, kw_only=True):
@@ -103,6 +112,37 @@ class Limits(Strict, frozen=True, kw_only=True):
 Executor = Literal["process", "sandbox", "container"]
 
 
+class Source(Strict, frozen=True, kw_only=True):
+    """What a checkout brings into the workspace."""
+
+    url: Annotated[Uri, says("the repository")]
+    commit: Annotated[Name, says("the full name of the commit")]
+    ref: Annotated[Line, says("where to find it, e.g. `refs/heads/main`; empty: by its name alone")] = ""
+    depth: Annotated[Count, says("how many commits of its history; 0: all, with tags")] = 1
+    credential: Annotated[Line, says("the secret with which the runner, never the job, reads it; empty: none")] = ""
+
+
+class Service(Strict, frozen=True, kw_only=True):
+    """A container that runs beside the job."""
+
+    name: Annotated[Name, says("under which the job reaches it")]
+    image: Annotated[Line, says("the container image")]
+    env: Annotated[dict[Name, Text], says("variables for it")] = {}
+    ports: Annotated[list[Line], Meta(max_length=100), says("`5432` or `5432:5432`")] = []
+    command: Annotated[Text, says("what it runs; empty: what the image does")] = ""
+    health: Annotated[Text, says("a command in it that succeeds as soon as it is ready; empty: at once")] = ""
+
+
+class Rule(Strict, frozen=True, kw_only=True):
+    """Something that must hold after the steps, or the job fails. Exactly one of `run`, `files` and `junit`."""
+
+    name: Annotated[Line, says("what people call it")] = ""
+    run: Annotated[Text, says("a command that must exit with 0")] = ""
+    files: Annotated[Paths, says("files that must exist, as patterns")] = []
+    junit: Annotated[Line, says("test reports in which no test may have failed, as a pattern")] = ""
+    min_tests: Annotated[Count, says("with `junit`: how many tests there must be at least")] = 0
+
+
 class JobSpec(Strict, frozen=True, kw_only=True):
     """The job itself. Every step runs in order; the first that fails ends it."""
 
@@ -126,6 +166,23 @@ class JobSpec(Strict, frozen=True, kw_only=True):
             "may read, never write, the trusted ones, and gets no secrets"
         ),
     ] = ""
+    source: Annotated[Source | None, says("ours: what the built-in step `checkout` brings")] = None
+    services: Annotated[list[Service], Meta(max_length=100), says("ours: containers that run beside it")] = []
+    rules: Annotated[list[Rule], Meta(max_length=100), says("ours: what must hold after the steps")] = []
+    needs: Annotated[
+        list[Name], Meta(max_length=1000), says("ours: jobs of the run whose results and artifacts it may read")
+    ] = []
+    contexts: Annotated[
+        dict[Name, Any] | None,
+        says(
+            "ours: if present, `${{ … }}` in steps, outputs and conditions is evaluated by the runner, over these, the "
+            "results of `needs`, and what it knows itself; absent: texts are as they are"
+        ),
+    ] = None
+    condition: Annotated[
+        Line, says("ours: whether it does anything at all, an expression; if not, it succeeds as skipped")
+    ] = ""
+    outputs: Annotated[dict[Name, Text], says("ours: evaluated after the steps, they become keys of `output`")] = {}
 
 
 # -- coming in
