@@ -21,7 +21,9 @@ from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
 from deltaci.runner.tls import Tls
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.server.credentials import server_key
+from deltaci.server.secrets import Secrets
+from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.store.port import Search, Store
 
 TENANT: Final = "default"
@@ -37,6 +39,7 @@ class Engine:
     def __init__(self, service: Service, folder: Path) -> None:
         self.service = service
         self.folder = folder
+        self.secrets = Secrets(service.blobs, server_key(folder / KEY_FILE))
 
     @property
     def store(self) -> Store:
@@ -82,7 +85,7 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused("busy", f"another run is under way here ({folder}); wait for its end, or stop it") from None
+            raise Refused("wrong_state", f"another run is under way here ({folder}); wait for its end, or stop it") from None
         _log_to(folder / "engine.log")
         async with Service(store, folder) as service:
             listener = Listener(service, "127.0.0.1", 0)
