@@ -42,6 +42,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
     expressions: tuple[Expression, ...] = ()
     places: dict[Path, Place] = {}
+    source: str = ""  # the text itself, to find places inside of it
 
     def place(self, *path: str | int) -> Place:
         """Where something stands: `place("jobs", "test", "steps", 0)`. Of what was not written: what holds it."""
@@ -68,6 +69,7 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
         problems=problems.in_order(),
         expressions=tuple(reader.expressions),
         places=reader.places,
+        source=text,
     )
 
 
