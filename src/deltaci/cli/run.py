@@ -218,8 +218,8 @@ def _refuse(seen: Seen, *, is_json: bool) -> None:
 def _tell(outcomes: list[Outcome], seen: Seen) -> None:
     out = console()
     if not outcomes:
-        for each in seen.planned:
-            out.print(f"{safe(each.file)}: nothing to run; {safe(each.why)}", soft_wrap=True)
+        for planned in seen.planned:
+            out.print(f"{safe(planned.file)}: nothing to run; {safe(planned.why)}", soft_wrap=True)
     for each in outcomes:
         run = each.run
         line = Text(f"{safe(each.begun.file)} {safe(run.id)} ", style="bold").append_text(status(run_status(run)))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.local.tree import Snapshot, Tree
+from deltaci.local.tree import HERE, Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
-from deltaci.pipeline.files import pipeline_files
+from deltaci.pipeline.compile import compile, triggered
+from deltaci.pipeline.files import kind_of, pipeline_files, read_pipeline
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.pipeline.reader import Found, read
+from deltaci.pipeline.reader import DEFAULT_FILE, Found
 from deltaci.wire.messages import Source
 
 EVERYTHING: Final = "all of it was asked for"
@@ -59,8 +60,8 @@ def seen(tree: Tree, wish: Wish) -> Seen:
     change = change_here(tree, snapshot, wish, base)
     source = Source(url=str(tree.store), commit=snapshot.commit, ref=HERE)
     planned = [
-        _planned(found, change, changed, called, source, wish, is_named=bool(wish.files))
-        for found in pipelines(tree, snapshot.commit, wish.files)
+        _planned(found, content, _Here(change, changed, called, source), wish)
+        for found, content in pipelines(tree, snapshot.commit, wish.files)
     ]
     compared = f"{len(changed)} changed since {called}" if changed is not None else f"every path counts: {called}"
     return Seen(change=change, snapshot=snapshot, compared=compared, planned=planned)
@@ -88,10 +89,10 @@ def change_here(tree: Tree, snapshot: Snapshot, wish: Wish, base: str) -> Change
     )
 
 
-def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[Read]:
+def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[tuple[Found, bytes]]:
     """The pipelines that are here, or those that were named."""
     files = pipeline_files(tree.paths(commit))
-    kinds = {path: files.kind for path in files.paths}
+    kinds = dict.fromkeys(files.paths, files.kind)
     for path in named:
         kinds.setdefault(path, kind_of(path))
     chosen = sorted(named) if named else list(files.paths)
@@ -100,9 +101,41 @@ def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[Read]:
         content = tree.read(commit, path)
         if content is None:
             raise Refused("not_found", f"there is no file {path!r} in {tree.root}; name it from there on")
-        found.append(read_pipeline(kinds[path], path, content))
+        found.append((read_pipeline(kinds[path], path, content), content))
     if not found:
         raise Refused(
             "not_found", f"there is no pipeline in {tree.root}: no {DEFAULT_FILE}, nothing in .deltaci/; write one"
         )
     return found
+
+
+class _Here(NamedTuple):
+    """What every pipeline is planned with."""
+
+    change: Change
+    changed: frozenset[str] | None
+    called: str
+    source: Source
+
+
+def _planned(found: Found, content: bytes, here: _Here, wish: Wish) -> Planned:
+    text = content.decode("utf-8", "replace")
+    bad = tuple(problem for problem in found.problems if not problem.is_warning)
+    if found.pipeline is None:
+        return Planned(file=found.file, text=text, problems=bad)
+    is_triggered, why = triggered(found.pipeline, here.change, here.changed)
+    if wish.files and not is_triggered:  # Who names a file wants it.
+        is_triggered, why = True, f"it was named, though {why}"
+    if not is_triggered:
+        return Planned(file=found.file, text=text, why=why)
+    compiled = compile(
+        found,
+        here.change,
+        changed=here.changed,
+        unknown_because=here.called,
+        source=here.source,
+        only=wish.jobs,
+        matrix={name: (value,) for name, value in wish.matrix.items()},
+    )
+    bad = tuple(problem for problem in compiled.problems if not problem.is_warning)
+    return Planned(file=found.file, text=text, is_triggered=True, why=why, plan=compiled.plan, problems=bad)
