@@ -86,6 +86,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
         error_codes=("CACHE_FETCH", "REGISTRY_FETCH"),
     ),
     FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
+    FailureRule(name="validation", failure_class=USER, is_retryable=False, error_codes=("VALIDATION",)),
     FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
     FailureRule(name="failed-tests", failure_class=USER, is_retryable=False, has_failed_tests=True),
     FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
