@@ -36,10 +36,11 @@ from deltaci.pipeline.expansion import Grown, Matrices
 from deltaci.pipeline.expressions.values import is_list
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling
+from deltaci.pipeline.found import Found, Path
 from deltaci.pipeline.jobs import Member, Setting
 from deltaci.pipeline.plan import Kept, LeftOut, Plan
 from deltaci.pipeline.problems import Problem, shown
-from deltaci.pipeline.reader import DEFAULT_FILE, Found, Path
+from deltaci.pipeline.reader import DEFAULT_FILE
 from deltaci.pipeline.triggers import triggered
 from deltaci.wire import messages as wire
 

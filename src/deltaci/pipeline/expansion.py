@@ -12,10 +12,10 @@ from deltaci.pipeline import contexts, model
 from deltaci.pipeline.expressions import Value
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling
-from deltaci.pipeline.matrix import BadMatrix, Expansion, expand
+from deltaci.pipeline.found import Path
+from deltaci.pipeline.matrix import BadMatrix, Expansion, expand, split
 from deltaci.pipeline.naming import names
 from deltaci.pipeline.problems import shown
-from deltaci.pipeline.reader import Path
 
 
 class Grown(Struct, frozen=True, kw_only=True):
@@ -103,10 +103,10 @@ class Matrices:
             expansion = expand(name, raw)
         except BadMatrix as bad:
             for problem in bad.problems:
-                self._filling.refuse((*path, *problem.where), *_told(problem.message))
+                self._filling.refuse((*path, *problem.where), *split(problem.message))
             return None
         for note in expansion.notes:
-            self._filling.refuse((*path, *note.where), *_told(note.message), is_warning=True)
+            self._filling.refuse((*path, *note.where), *split(note.message), is_warning=True)
         return expansion
 
     def _raw(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
@@ -139,9 +139,3 @@ class Matrices:
             {key: self._filling.value((*path, number, key), value, self._known) for key, value in row.items()}
             for number, row in enumerate(rows)
         ]
-
-
-def _told(message: str) -> tuple[str, str]:
-    """A message of the matrix as a problem has it: what was found, and what is expected."""
-    found, _, expected = message.partition("; ")
-    return f"a matrix that {found}" if not found.startswith("found ") else found.removeprefix("found "), expected

@@ -20,8 +20,8 @@ from deltaci.pipeline.expressions import (
 from deltaci.pipeline.expressions.mentions import Mention, mentions
 from deltaci.pipeline.expressions.texts import OPEN
 from deltaci.pipeline.expressions.values import text as as_text
-from deltaci.pipeline.problems import Place, Problems, inside, shown
-from deltaci.pipeline.reader import Found, Path
+from deltaci.pipeline.found import Found, Path, told
+from deltaci.pipeline.problems import Problems, inside, shown
 
 MAX_NAMED: Final = 3  # of what is not known, in one message
 LATER: Final = "what is known when planning: github, inputs, vars, strategy or matrix"
@@ -99,12 +99,6 @@ class Filling:
         wanted = f"expected a number above 0 and up to {most:,}"
         self.refuse(path, f"{shown(as_text(value))} as {shown(str(path[-1]))}", wanted)
         return 1
-
-
-def told(source: str, at: Place, text: str, mistake: Mistake) -> tuple[Place, str, str, str]:
-    """A mistake of an expression as a problem of its file: place, what was found, what is expected, nearest word."""
-    place = inside(source, at, text, mistake.column - 1)
-    return place, mistake.found, f"expected {mistake.expected}", mistake.nearest.strip("'")
 
 
 @lru_cache(maxsize=8192)

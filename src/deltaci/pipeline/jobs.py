@@ -20,7 +20,7 @@ from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
 from deltaci.pipeline.expressions.texts import OPEN
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling, mentioned
-from deltaci.pipeline.reader import Path
+from deltaci.pipeline.found import Path
 from deltaci.wire import messages as wire
 
 UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
