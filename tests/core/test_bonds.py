@@ -276,7 +276,9 @@ class Oracle:
         self.over: dict[str, tuple[str, str]] = {}
 
     def _is_met(self, name: str) -> bool:
-        return self.over[name][0] == "SUCCEEDED" or (self.over[name][0] == "FAILED" and not self.specs[name].is_required)
+        return self.over[name][0] == "SUCCEEDED" or (
+            self.over[name][0] == "FAILED" and not self.specs[name].is_required
+        )
 
     def ready(self) -> set[str]:
         """Who could go on now."""

@@ -63,7 +63,7 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
     of.after = told.after or []
     of.unmet = len({*told.needs, *of.after})
     of.family, of.is_family_fail_fast = told.family or "", bool(told.is_family_fail_fast)
-    of.group, of.retry_on = told.group or "", told.retry_on or []
+    of.group, of.retry_on = told.group or "", list[str](told.retry_on or ())
     if of.is_task:
         if told.max_attempts is None or told.base_delay_seconds is None or told.max_delay_seconds is None:
             log.bad("MOD-E1", f"task {of.id} is born without max_attempts or its delays", "all of them")
