@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +22,7 @@ from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
 from deltaci.runner.executors import Executors
+from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.runner.machine import Machine
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
@@ -119,6 +121,7 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
         (work / left).unlink(missing_ok=True)
     name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
+    os.environ.setdefault(PROTOCOLS_VARIABLE, ",".join(KNOWN_PROTOCOLS))  # What is here is a folder.
     entrance = Entrance(url, work, labels=labels, slots=slots, token=token, machine=Here(url))
     credential = await asyncio.to_thread(entrance.enter)
     agent = Agent(entrance, credential, labels=labels, slots=slots, folder=work)

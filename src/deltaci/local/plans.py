@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.local.tree import HERE, Snapshot, Tree
+from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.compile import compile, triggered
 from deltaci.pipeline.files import kind_of, pipeline_files, read_pipeline
@@ -58,7 +58,7 @@ def seen(tree: Tree, wish: Wish) -> Seen:
     base, called = ("", EVERYTHING) if wish.is_all else tree.base(wish.base, snapshot)
     changed = tree.changed(base, snapshot.commit) if base else None
     change = change_here(tree, snapshot, wish, base)
-    source = Source(url=str(tree.store), commit=snapshot.commit, ref=HERE)
+    source = Source(url=str(tree.store), commit=snapshot.commit, ref=tree.ref())
     planned = [
         _planned(found, content, _Here(change, changed, called, source), wish)
         for found, content in pipelines(tree, snapshot.commit, wish.files)
