@@ -22,7 +22,6 @@ from deltaci.runner.git import (
     COMMIT,
     GitFailed,
     Remote,
-    allowed_protocols,
     checked_commit,
     checked_ref,
     checked_url,
@@ -52,9 +51,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     has_tags: bool = False
 
 
-def remote_of(url: str, credential: str, key_file: str = "") -> Remote:
+def remote_of(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
     """A repository that this runner may read."""
-    protocols = allowed_protocols()
     return Remote(url=checked_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
 
 
