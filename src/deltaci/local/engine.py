@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -22,7 +21,7 @@ from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
 from deltaci.runner.executors import Executors
-from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
+from deltaci.runner.git import KNOWN_PROTOCOLS
 from deltaci.runner.machine import Machine
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
@@ -42,6 +41,10 @@ class Here(Machine):
     def executors(self) -> Executors:
         """Plain processes first."""
         return Executors(usual=("process",))
+
+    def git_protocols(self) -> tuple[str, ...]:
+        """Also from a folder: the sources are this machine's own."""
+        return KNOWN_PROTOCOLS
 
 
 class Engine:
@@ -121,7 +124,6 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
         (work / left).unlink(missing_ok=True)
     name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
-    os.environ.setdefault(PROTOCOLS_VARIABLE, ",".join(KNOWN_PROTOCOLS))  # What is here is a folder.
     entrance = Entrance(url, work, labels=labels, slots=slots, token=token, machine=Here(url))
     credential = await asyncio.to_thread(entrance.enter)
     agent = Agent(entrance, credential, labels=labels, slots=slots, folder=work)
