@@ -287,10 +287,10 @@ class _Compiler:
         found: list[str] = []
         for position, label in enumerate(job.runs_on):
             at = (*path, "runs-on", position)
-            value = self._filling.value(at, label, known)
-            for each in value if is_list(value) else [value]:
-                text = as_text(each)
-                if value is not None and (not text or "," in text or not text.isprintable()):
+            filled = self._filling.known(at, label, known)
+            values = [] if filled is None else filled.value if is_list(filled.value) else [filled.value]
+            for text in map(as_text, values):
+                if not text or "," in text or not text.isprintable():
                     self._filling.refuse(at, f"{shown(text)} as a label", "expected a label without commas")
                 found.append(text)
         return found
