@@ -179,7 +179,7 @@ class _Compiler:
             cancels_in_progress=cancels,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
-        return Compiled(plan=plan, problems=(*self._found.problems, *self._filling.problems.in_order()))
+        return Compiled(plan=plan, problems=tuple(sorted({*self._found.problems, *self._filling.problems.in_order()})))
 
     # -- jobs
 

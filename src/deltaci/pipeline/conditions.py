@@ -111,10 +111,19 @@ def as_job(verdict: Verdict, *, may_be_skipped: bool) -> Expression | None:
     `may_be_skipped` says that something it needs may succeed without having done anything: then it is skipped, too.
     """
     if verdict.asks_status:
-        return verdict.remaining
+        return verdict.remaining and _all_of(verdict.remaining)
     if verdict.remaining is not None:
-        return And((SUCCESS, verdict.remaining))
+        return _all_of(SUCCESS, verdict.remaining)
     return SUCCESS if may_be_skipped else None
+
+
+def _all_of(*expressions: Expression) -> Expression:
+    """One condition of several, without what is true anyway."""
+    operands: list[Expression] = []
+    for each in expressions:
+        operands += each.operands if isinstance(each, And) else (each,)
+    left = [each for each in operands if not (isinstance(each, Literal) and each.value is True)]
+    return And(tuple(left)) if len(left) > 1 else left[0] if left else Literal(True)
 
 
 def as_step(written: str | None, known: Contexts) -> Expression | None:
@@ -128,8 +137,9 @@ def as_step(written: str | None, known: Contexts) -> Expression | None:
         holds = truthy(reduced.value)
         return None if holds and not asks_status else Literal(holds)
     if asks_status:
-        return None if reduced.expression == SUCCESS else reduced.expression
-    return And((SUCCESS, reduced.expression))
+        left = _all_of(reduced.expression)
+        return None if left == SUCCESS else left
+    return _all_of(SUCCESS, reduced.expression)
 
 
 def unreduced(written: str) -> Expression:
