@@ -190,6 +190,8 @@ def test_a_pull_request_is_seen_as_on_github() -> None:
         ("steps.a.outputs.b == 'c'", "success() && steps.a.outputs.b == 'c'"),
         ("failure() && matrix.os == 'x' && steps.a.outcome", "failure() && steps.a.outcome"),
         ("env.A", "success() && env.A"),
+        ("env.A && github.ref == 'x'", "false"),
+        ("github.workspace && github.ref", "success() && github.workspace && github.ref"),
     ],
 )
 def test_the_condition_of_a_step_is_what_is_left_of_it(written: str, condition: str | None) -> None:

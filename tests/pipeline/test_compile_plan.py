@@ -43,6 +43,17 @@ def test_a_condition_that_is_false_leaves_a_job_out_and_says_why() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "written", ["needs.a.outputs.o && github.ref == 'x'", "!(needs.a.result || true)", "failure() && inputs.x"]
+)
+def test_one_operand_may_be_enough_wherever_it_stands(written: str) -> None:
+    """What is false anyway does not wait for anybody."""
+    text = "on: {push: {}, manual: {inputs: {x: {}}}}\njobs:\n  a: {steps: [x], outputs: {o: '1'}}\n"
+    text += f'  test: {{needs: a, if: "{written}", steps: [x]}}\n'
+
+    assert left_out(text)["test"][0] == "condition"
+
+
 @pytest.mark.parametrize("written", ["true", "github.event_name == 'push'", "success()", "always()", "!failure()"])
 def test_a_condition_that_is_true_is_none(written: str) -> None:
     """The runner has nothing to decide; without needs nothing can have failed."""
@@ -73,6 +84,7 @@ def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
         ("always() && github.event_name == 'push'", None),
         ("always() && needs.a.result == 'failure'", "needs.a.result == 'failure'"),
         ("success() || failure()", "success() || failure()"),
+        ("failure() || github.event_name == 'push'", None),
     ],
 )
 def test_who_asks_how_things_went_waits_until_they_are_over(written: str, condition: str | None) -> None:
@@ -204,6 +216,9 @@ def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
     assert by_name(made)["all"].spec.after == tuple(names)
     assert by_name(made)["all"].spec.work["contexts"]["needs"] == {"test": {"jobs": names}}
     assert by_name(made)[names[3]].spec.work["name"] == "Tests on mac 3 of 4"
+    assert (
+        work("jobs: {test: {name: Unit, strategy: {matrix: {v: [1]}}, steps: [x]}}", "test (1)")["name"] == "Unit (1)"
+    )
     assert by_name(made)[names[2]].matrix == {"v": "3.13", "os": "linux"}
 
 

@@ -235,6 +235,8 @@ class _Compiler:
         full = {**known, "github": {**known["github"], "job": chosen.id}, "strategy": grown.strategy}
         full["matrix"] = grown.values
         title = self._filling.text((*path, "name"), job.name or grown.name, full)
+        if job.name == title:  # As on GitHub, values are added where the name does not mention any.
+            title += grown.name.removeprefix(chosen.id)
         told: dict[str, Any] = dict.fromkeys(sorted(chosen.left_out), SKIPPED)
         for need in chosen.choice.needs:
             if self._names.get(need, (need,)) != (need,):
