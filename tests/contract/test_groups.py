@@ -23,10 +23,10 @@ from tests.lab import START, TENANT, task
 RUNS: Final = 40
 
 
-def grouped(id: str, ready_at: int = 0, *, group: str = "deploy", tenant: str = TENANT, **fields: Any) -> Any:
+def grouped(id: str, at: int = 0, *, group: str = "deploy", tenant: str = TENANT, **fields: Any) -> Any:
     """An attempt of a group that waits to be claimed."""
-    record = Attempt(id=id, tenant=tenant, state=attempt.QUEUED, run_at=ready_at, group=group)
-    return put(record, **{"ready_at": ready_at, **fields})
+    record = Attempt(id=id, tenant=tenant, state=attempt.QUEUED, run_at=at, group=group)
+    return put(record, **{"ready_at": at, **fields})
 
 
 async def found(store: Store, *without: str, now: int = START, limit: int = 100) -> list[str]:
@@ -212,6 +212,7 @@ async def test_a_job_that_is_retried_lets_others_go_meanwhile(place: Place) -> N
         assert await server.state("r00/deploy") == "RETRYING"
 
         other = await server.take("w2")
+        await server.say(attempt.Start, other)
         place.after(100)
         await server.tick()
         assert await server.state("r00/deploy.2") == attempt.QUEUED

@@ -136,8 +136,8 @@ class CountHeld(msgspec.Struct, frozen=True):
 class TakeGroup(msgspec.Struct, frozen=True):
     """Who has this group of the tenant: the id of the attempt, "" if nobody has, `DISPUTED` if that is being decided.
 
-    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If nobody
-    has it, it is nobody else's until this transaction ends.
+    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If
+    nobody has it, it is nobody else's until this transaction ends.
     """
 
     tenant: str
