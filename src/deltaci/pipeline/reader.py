@@ -50,6 +50,21 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.places.get(path, Place())
 
 
+class Part(msgspec.Struct, frozen=True):
+    """What a part of a file says; no value, if it has problems."""
+
+    value: Any
+    expressions: tuple[Expression, ...]
+    places: dict[Path, Place]
+
+
+def read_part(node: Node, type: Any, path: Path, problems: Problems) -> Part:
+    """Read one part that is YAML already: for files that say the same in other words."""
+    reader = _Reader(problems)
+    value = reader.value(node, type, path, node.at)
+    return Part(None if value is _BAD else value, tuple(reader.expressions), reader.places)
+
+
 def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     """Read a whole pipeline file."""
     problems = Problems(file)
