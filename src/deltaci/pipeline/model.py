@@ -61,6 +61,9 @@ Word = Annotated[
 Variable = Annotated[
     str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
 ]
+EnvName = Annotated[
+    str, text("a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200)
+]
 SecretName = Annotated[str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
 Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", expressions=True)]
 Role = Annotated[str, text("a role's name", r"[!-~]+", 100)]
@@ -73,14 +76,14 @@ Cron = Annotated[
     ),
 ]
 Scalar = str | int | float | bool
+Nested = Annotated[Any, Meta(extra={"what": "a list or an object"})]  # as it is written: nothing in it is evaluated
+MatrixValue = Annotated[Scalar, Meta(extra={"expressions": True})] | Nested
 Truth = bool | Expression
 Minutes = Annotated[int, Meta(ge=1, le=MAX_MINUTES)] | Annotated[float, Meta(gt=0, le=MAX_MINUTES)] | Expression
-Env = Annotated[dict[Variable, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
+Env = Annotated[dict[EnvName, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
 RefPatterns = Annotated[tuple[RefPattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
-Row = Annotated[
-    dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(min_length=1, max_length=MAX_ITEMS)
-]
+Row = Annotated[dict[Word, MatrixValue], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 FailureClass = Literal["INFRA", "TOOLING", "FLAKY", "USER"]
 With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
@@ -234,7 +237,7 @@ class Matrix(Part, frozen=True, kw_only=True):
         dict[
             Word,
             Annotated[
-                tuple[Annotated[Scalar, Meta(extra={"expressions": True})], ...],
+                tuple[MatrixValue, ...],
                 Meta(min_length=1, max_length=MAX_ITEMS * 2),
             ]
             | Expression,

@@ -72,6 +72,8 @@ def _is_short(value: Any) -> bool:
 
 def _one(value: Any) -> str:
     match value:
+        case None:
+            return "null"
         case bool():
             return "true" if value else "false"
         case str():

@@ -24,13 +24,13 @@ from deltaci.pipeline.problems import Place, Problems, inside, shown
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
 
 TOKEN: Final = "GITHUB_TOKEN"
-# Decided when a run is planned, when no job has any outputs yet.
+# Decided when a run is planned: then there are no outputs, and nothing that only a runner knows.
+KNOWN: Final = frozenset({"github", "inputs", "vars", "matrix", "strategy"})
 PLANNED: Final = frozenset(
-    f"jobs.{key}"
-    for key in (
-        *("name", "runs-on", "image", "services", "concurrency"),
-        *("timeout-minutes", "continue-on-error", "strategy"),
-    )
+    {
+        *("jobs.name", "jobs.runs-on", "jobs.image", "jobs.services", "jobs.concurrency", "jobs.strategy"),
+        *("jobs.timeout-minutes", "jobs.continue-on-error", "steps.timeout-minutes", "steps.continue-on-error"),
+    }
 )
 ALWAYS, TRUE = "always()", "true"
 
@@ -160,9 +160,10 @@ class Desk:
     def _checked(self, node: Node, expression: Expression, place: str) -> None:
         known = PLACES[place]
         self._mistaken(node, check(expression, known.contexts, known.functions))
-        if place in PLANNED and "needs" in contexts_of(expression):
-            told = "what depends on other jobs, which is not known when a run is planned"
-            self.outside(self._place(node, "needs"), told, "write the value itself, or use it in a step")
+        late = sorted((contexts_of(expression) - KNOWN) & known.contexts) if place in PLANNED else []
+        if late:
+            told = f"{shown(late[0])}, which is not known when a run is planned"
+            self.outside(self._place(node, late[0]), told, "write the value itself, or use it in a command")
         self._mentioned(node, expression)
 
     def _mentioned(self, node: Node, expression: Expression) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from deltaci.pipeline.github.containers import Container, container, services, variables
 from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.github.labels import Machines, as_list, machines
+from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
 from deltaci.pipeline.github.strategies import strategy
@@ -95,6 +95,8 @@ def _defaults(key: Node, found: Keys, outer: Keys, place: Machines, inner: Conta
     told: dict[str, Node | None] = {}
     if "shell" in said:
         told["shell"] = shell(said["shell"][1], desk, "jobs.defaults")
+    elif inner.image is not None and (asked := worked_out(inner.image)):
+        told["shell"] = made(key.at, f"${{{{ {asked} && '{IN_CONTAINERS}' || '{DEFAULT}' }}}}")
     elif inner.image is not None:
         told["shell"] = made(key.at, IN_CONTAINERS)
     elif place.windows_if:

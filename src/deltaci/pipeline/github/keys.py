@@ -165,8 +165,15 @@ def keys(node: Node, of: str, desk: Desk) -> dict[str, tuple[Node, Node]]:
             desk.outside(key.at, told, "" if near else f"expected one of: {known}", near)
         elif rule.kind == "note":
             desk.note(key.at, f"{shown(key.written)} has no effect here", rule.why)
+        elif key.written in ("with", "secrets") and of == "a job" and has(node, "uses"):
+            continue  # It is said of 'uses'.
         elif rule.kind == "outside":
             desk.outside(key.at, f"{shown(key.written)} of {of}", rule.why)
         elif value.kind != NULL:
             found[key.written] = (key, value)
     return found
+
+
+def has(node: Node, name: str) -> bool:
+    """Whether an object has a key."""
+    return any(key.written == name for key, _ in node.value)

@@ -129,6 +129,15 @@ def _values(template: Template, combinations: Values | None) -> list[Value] | No
     return found or None
 
 
+def worked_out(node: Node) -> str:
+    """A text that is one expression, to be part of another: it may turn out to be empty. Of any other text nothing."""
+    try:
+        template = read(node.value)
+    except ExpressionRefused:
+        return ""
+    return as_expression(template) if template.single is not None else ""
+
+
 def as_expression(template: Template) -> str:
     """A text with expressions in it as one expression."""
     if template.single is not None:

@@ -15,7 +15,7 @@ from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.github.labels import as_expression
 from deltaci.pipeline.matrix import BadMatrix, expand
 from deltaci.pipeline.problems import Place, shown
-from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
 
 PLACE: Final = "jobs.strategy"
 ROWS: Final = ("include", "exclude")
@@ -76,7 +76,7 @@ def _axis(key: Node, node: Node, desk: Desk) -> tuple[Node | None, list[Any] | N
     kept: list[Node] = []
     seen: set[bytes] = set()
     for each in node.value:
-        looked_at = _looked_at(each, desk)
+        looked_at = _looked_at(each if each.kind != NULL else made(each.at, ""), desk)
         same = msgspec.json.encode(_literal(looked_at))
         if same in seen and OPEN.encode() not in same:
             desk.note(each.at, f"{looked_at.described()} a second time", "it makes no second job here")
@@ -98,7 +98,8 @@ def _rows(key: Node, node: Node, desk: Desk) -> tuple[Node | None, list[Any] | N
         if each.kind != OBJECT:
             desk.outside(each.at, f"{each.described()} in {shown(key.written)}", "expected names with values")
             return None, None
-        looked_at = _looked_at(each, desk)
+        filled = [(name, value if value.kind != NULL else made(value.at, "")) for name, value in each.value]
+        looked_at = _looked_at(Node(OBJECT, each.at, filled), desk)
         same = msgspec.json.encode(_literal(looked_at))
         if same in seen and OPEN.encode() not in same:
             desk.note(each.at, "a combination a second time", "it makes no second job here")
@@ -119,10 +120,9 @@ def _looked_at(node: Node, desk: Desk) -> Node:
 
 
 def _carried(node: Node, parts: list[Node]) -> tuple[Node, list[Any] | None]:
-    """A list as a pipeline has it: what it cannot write there, such as objects, is carried as JSON."""
-    has_expressions = any(OPEN in text for text in _texts(node))
-    known = None if has_expressions else _literal(node)
-    if all(part.kind in (TEXT, NUMBER, BOOL) for part in parts):
+    """A list as a pipeline has it. There nothing is evaluated inside of lists and objects, so it is carried as JSON."""
+    known = None if any(OPEN in text for text in _texts(node)) else _literal(node)
+    if not any(OPEN in text for part in parts if part.kind in (LIST, OBJECT) for text in _texts(part)):
         return node, known
     return made(node.at, f"{OPEN} {_as_json(node)} {CLOSE}"), known
 
