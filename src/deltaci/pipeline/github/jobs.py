@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from deltaci.pipeline.checks import child
 from deltaci.pipeline.github.containers import Container, container, services, variables
 from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.keys import has, keys
 from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
@@ -19,8 +21,8 @@ MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
 Keys = dict[str, tuple[Node, Node]]
 
 
-def job(key: Node, node: Node, defaults: Keys, desk: Desk) -> Node:
-    """A job; `defaults` are those of the workflow."""
+def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, str]) -> Node:
+    """A job; `defaults` are those of the workflow, `files` those of the repository that it may use."""
     found = keys(node, "a job", desk)
     told: dict[str, Node | None] = {}
     called = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
@@ -46,7 +48,8 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk) -> Node:
     told["defaults"] = _defaults(key, found, defaults, place, inner, desk)
     _limits(key, found, told, desk)
     if "steps" in found:
-        told["steps"] = steps(*found["steps"], desk)
+        moves = has(child(told["defaults"], "run"), "working-directory")
+        told["steps"] = steps(*found["steps"], desk, files, moves=moves)
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
     told["checkout"] = Node(BOOL, key.at, False, "false")

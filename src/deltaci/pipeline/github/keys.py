@@ -174,6 +174,6 @@ def keys(node: Node, of: str, desk: Desk) -> dict[str, tuple[Node, Node]]:
     return found
 
 
-def has(node: Node, name: str) -> bool:
-    """Whether an object has a key."""
-    return any(key.written == name for key, _ in node.value)
+def has(node: Node | None, name: str) -> bool:
+    """Whether there is an object that has a key."""
+    return node is not None and node.kind == OBJECT and any(key.written == name for key, _ in node.value)

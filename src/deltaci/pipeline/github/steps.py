@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
 
 from deltaci.core.nearest import nearest
 from deltaci.pipeline.github.actions import built_in
+from deltaci.pipeline.github.composites import Uses, inlined, is_local
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.desk import Desk, keyed, listed
 from deltaci.pipeline.github.keys import KEYS, keys
@@ -13,20 +14,16 @@ from deltaci.pipeline.github.shells import shell
 from deltaci.pipeline.problems import Place, shown
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node
 
-MAX_STEPS: Final = 1000
 
-
-def steps(key: Node, node: Node, desk: Desk) -> Node | None:
-    """All steps of a job."""
+def steps(key: Node, node: Node, desk: Desk, files: Mapping[str, str], *, moves: bool = False) -> Node | None:
+    """All steps of a job; `moves` says that they run in a folder of their own."""
     if node.kind != LIST:
         desk.outside(key.at, f"{node.described()} as 'steps'", "expected a list of steps")
         return None
     told: list[Node] = []
     ids: dict[str, Place] = {}
-    for each in node.value:
-        made_of = step(each, desk)
-        if made_of is not None:
-            told.append(made_of)
+    for number, each in enumerate(node.value):
+        told += step(each, desk, Uses(each, each, number, files, moves=moves))
         _check_id(each, ids, desk)
     if not node.value:
         desk.outside(key.at, "a job without steps", "expected one at least")
@@ -43,8 +40,18 @@ def _check_id(node: Node, ids: dict[str, Place], desk: Desk) -> None:
             ids.setdefault(word, value.at)
 
 
-def step(node: Node, desk: Desk) -> Node | None:
-    """One step, or None if there is nothing to do."""
+def step(node: Node, desk: Desk, asked: Uses) -> list[Node]:
+    """What a step becomes: itself, the steps of the action that it uses, or nothing."""
+    if node.kind == OBJECT:
+        uses = next((value for key, value in node.value if key.written == "uses"), None)
+        if uses is not None and is_local(uses):
+            keys(node, "a step", desk)
+            return inlined(asked._replace(node=node, uses=uses), desk, step)
+    made_of = _step(node, desk)
+    return [made_of] if made_of is not None else []
+
+
+def _step(node: Node, desk: Desk) -> Node | None:
     if node.kind != OBJECT:
         desk.outside(node.at, f"{node.described()} as a step", "expected an object with 'run' or 'uses'")
         return None

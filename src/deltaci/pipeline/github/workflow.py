@@ -32,7 +32,7 @@ class Workflow(Found, frozen=True, kw_only=True):
 
     jobs: tuple[str, ...] = ()
     inside: model.Pipeline | None = None
-    outside: dict[str, tuple[Problem, ...]] = {}
+    outside: dict[str, tuple[Problem, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[Problem, ...]:
@@ -55,14 +55,14 @@ def read(content: str | bytes, file: str, files: Mapping[str, str] | None = None
         root = read_yaml(text, problems)
     except NotYaml:
         return Workflow(file=file, pipeline=None, problems=problems.in_order())
-    return _Reading(file, text, root, problems).result()
+    return _Reading(file, text, root, problems, files or {}).result()
 
 
 class _Reading:
     """One workflow while it is read: the file as a whole, then job by job."""
 
-    def __init__(self, file: str, text: str, root: Node, problems: Problems) -> None:
-        self.file, self.text = file, text
+    def __init__(self, file: str, text: str, root: Node, problems: Problems, files: Mapping[str, str]) -> None:
+        self.file, self.text, self.files = file, text, files
         self.desk = Desk(file, text)
         self.desk.problems = problems
         self.places: dict[Path, Place] = {(): root.at}
@@ -141,7 +141,7 @@ class _Reading:
 
     def _job(self, key: Node, node: Node) -> None:
         desk = self.desks[key.written] = Desk(self.file, self.text)
-        told = job(key, node, self.defaults, desk)
+        told = job(key, node, self.defaults, desk, self.files)
         names = [*dict.fromkeys([*self.desk.secrets, *desk.secrets])]
         if names:
             listed = Node(LIST, key.at, [made(key.at, name) for name in names])
