@@ -170,7 +170,7 @@ def built_in(uses: Node, given: Node | None, desk: Desk) -> BuiltIn | None:
     name = uses.value.partition("@")[0].strip()
     action = ACTIONS.get(name.lower())
     if action is None:
-        desk.outside(uses.at, f"the action {shown(uses.value)}", _why(uses.value, name))
+        desk.outside(uses.at, f"the action {shown(name)}", _why(uses.value, name))
         return None
     if "@" not in uses.value:
         desk.outside(uses.at, f"the action {shown(uses.value)} without a version", f"write it as {name}@v4")
