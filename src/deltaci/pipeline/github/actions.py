@@ -50,11 +50,12 @@ ACTIONS: Final[dict[str, Action]] = {
             "fetch-depth": inside(),
             "path": inside(),
             "submodules": inside(),
-            "lfs": inside(),
-            "ref": inside("the commit of the change itself"),
-            "repository": inside("this one"),
+            "fetch-tags": inside(),
+            "ref": inside("of this repository; what GitHub calls the commit of the change is that commit"),
+            "repository": inside("only this one, as `${{ github.repository }}`"),
+            "lfs": outside("fetch the files in a step: git lfs pull"),
+            "allow-unsafe-pr-checkout": note("what a stranger wrote never gets secrets here"),
             "clean": note("a workspace is always clean"),
-            "fetch-tags": note("tags come with the history"),
             "filter": note(FASTER),
             "persist-credentials": note("a job never gets the credential"),
             "set-safe-directory": note("the workspace belongs to the job"),
@@ -130,6 +131,7 @@ ACTIONS: Final[dict[str, Action]] = {
 # As if it were not there: what GitHub's default says anyway.
 HARMLESS: Final = {
     ("architecture", "x64"),
+    ("lfs", "false"),
     ("persist-credentials", "false"),
     ("clean", "true"),
     ("check-latest", "false"),
@@ -156,6 +158,13 @@ SAME_COMMIT: Final = frozenset(
 )
 SAME_REPOSITORY: Final = frozenset({"github.repository", "github.event.pull_request.head.repo.full_name"})
 _HOLE: Final = re.compile(r"^\s*\$\{\{(.*)\}\}\s*$", re.DOTALL)
+
+
+# They change nothing but how long it takes, or watch from outside: without them a job does the same.
+DROPPED: Final = {
+    "swatinem/rust-cache": "it only keeps what was built, to be faster the next time",
+    "step-security/harden-runner": "it only watches what a job does on GitHub's own machines",
+}
 
 
 class BuiltIn(NamedTuple):
@@ -211,7 +220,7 @@ def _take(action: Action, name: str, key: Node, value: Node, told: dict[str, tup
 
 
 def _other(key: str, value: Node, desk: Desk) -> bool:
-    """Whether a checkout is of something else than the change; that is outside, and always said."""
+    """Whether a checkout must be told this: it is of something else than the change. Other repositories are outside."""
     hole = _HOLE.match(value.written)
     inner = re.sub(r"\s+", "", hole[1]) if hole else ""
     if not value.written.strip():
@@ -220,10 +229,10 @@ def _other(key: str, value: Node, desk: Desk) -> bool:
         desk.note(value.at, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it")
     elif key == "repository" and inner in SAME_REPOSITORY:
         desk.note(value.at, "'repository' has no effect here", "it is this one")
-    else:
-        what = "another commit than that of the change" if key == "ref" else "another repository"
-        desk.outside(value.at, f"a checkout of {what}, {shown(value.written)}", "fetch it in a step, with git")
-    return False
+    elif key == "repository":
+        told = f"a checkout of another repository, {shown(value.written)}"
+        desk.outside(value.at, told, "clone it in a step, with git")
+    return key == "ref" and inner not in SAME_COMMIT
 
 
 def _why(uses: str, name: str) -> str:

@@ -10,6 +10,7 @@ from deltaci.pipeline.checks import check_cron
 from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.problems import shown
+from deltaci.pipeline.shapes import shape
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
 
 INSIDE: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
@@ -111,13 +112,18 @@ def _schedules(key: Node, value: Node, desk: Desk) -> Node | None:
         return None
     kept = []
     for each in value.value:
-        cron = keys(each, "a schedule", desk).get("cron")
+        found = keys(each, "a schedule", desk)
+        cron = found.get("cron")
         if cron is None or cron[1].kind != TEXT:
             desk.outside(each.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
             continue
         node = made(cron[1].at, " ".join(cron[1].value.split()))
         check_cron(node, desk.outside)
-        kept.append(keyed(each.at, {"cron": node}))
+        zone = desk.text(found["timezone"][1], "run-name", "timezone") if "timezone" in found else None
+        if zone is not None and "timezone" not in shape(model.Schedule).fields:
+            desk.outside(zone.at, f"the time zone {shown(zone.value)}", "times are in UTC here")
+            zone = None
+        kept.append(keyed(each.at, {"cron": node, "timezone": zone}))
     return listed(value.at, kept) if kept else None
 
 

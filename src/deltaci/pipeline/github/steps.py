@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.github.actions import built_in
+from deltaci.pipeline.github.actions import DROPPED, built_in
+from deltaci.pipeline.github.commands import as_keys, is_toolchain, toolchain
 from deltaci.pipeline.github.composites import Uses, inlined, is_local
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.desk import Desk, keyed, listed
@@ -74,9 +75,11 @@ def _step(node: Node, desk: Desk) -> Node | None:
     if "id" in found:
         told["id"] = desk.text(found["id"][1], "steps.name", "id")
     common(found, told, desk)
-    if "run" in told and (told["run"] is None or not told["run"].value.strip()):
-        if told["run"] is not None:
-            desk.note(found["run"][0].at, "a command that is empty", "it does nothing")
+    command = told.get("run")
+    if command is None and "uses" not in told:
+        return None  # It was said.
+    if command is not None and not command.value.strip():
+        desk.note(found["run"][0].at, "a command that is empty", "it does nothing")
         return None
     return keyed(node.at, told)
 
@@ -113,7 +116,17 @@ def _uses(found: dict[str, tuple[Node, Node]], told: dict[str, Node | None], des
     if uses.kind != TEXT:
         desk.outside(uses.at, f"{uses.described()} as 'uses'", "expected an action, e.g. actions/checkout@v4")
         return
-    made_of = built_in(uses, found["with"][1] if "with" in found else None, desk)
+    given = found["with"][1] if "with" in found else None
+    name = uses.value.partition("@")[0].strip()
+    if name.lower() in DROPPED:
+        desk.note(uses.at, f"the action {shown(name)} has no effect here", DROPPED[name.lower()])
+        return
+    if is_toolchain(uses):
+        if (command := toolchain(uses, given, desk)) is not None:
+            own = variables(found.pop("env")[1], "steps.env", desk) if "env" in found else None
+            told.update(as_keys(command, own))
+        return
+    made_of = built_in(uses, given, desk)
     if made_of is not None:
         told["uses"] = made_of.uses
         told["with"] = made_of.with_ if made_of.with_.value else None
