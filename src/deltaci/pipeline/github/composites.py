@@ -168,7 +168,7 @@ class _Action:
 
     def _asked(self, node: Node) -> Expression | None:
         written = next((value for key, value in _pairs(node) if key.written == "if"), None)
-        return None if written is None or written.kind == NULL else self._condition(written, self._change)
+        return None if written is None or not written.written.strip() else self._condition(written, self._change)
 
     def _condition(self, written: Node, change: Callable[[Expression], Expression | None]) -> Expression | None:
         plain = written.written.strip()
@@ -182,7 +182,7 @@ class _Action:
 
     def _outer(self) -> Expression | None:
         written = self.asked.key("if")
-        return None if written is None else self._condition(written, lambda _: None)
+        return None if written is None or not written.written.strip() else self._condition(written, lambda _: None)
 
     def _can_be_split(self, steps: list[Node], asked: list[Expression | None], has_outputs: bool) -> bool:
         """Whether its steps one by one do what it does as a whole."""
