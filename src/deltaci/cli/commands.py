@@ -46,7 +46,9 @@ COMMANDS: Final = {
     "runner": Entry("runner", SERVER, "Run a runner."),
     "secret": Entry("secret", SERVER, "Set, list and remove the secrets that jobs may name."),
     "lint": Entry("lint", RUNS, "Check pipeline files: every problem with its place, and what was probably meant."),
-    "import": Entry("importing", RUNS, "Convert GitHub's workflows to pipeline files, and tell what cannot run here."),
+    "import": Entry(
+        "importing", RUNS, "Convert GitHub's workflows to pipeline files, and tell job by job what can run here."
+    ),
     "verify": Entry("verify", PROOF, "Check that a log is legal: every transition, owner, number, time and invariant."),
     "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
     "sim": Entry(

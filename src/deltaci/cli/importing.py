@@ -55,7 +55,7 @@ def import_command(
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Convert GitHub's workflows to pipeline files, and tell job by job what can run here and what cannot.
+    """Convert GitHub's workflows to pipeline files, and tell job by job what can run here.
 
     A workflow of which a job is outside of what is understood is not written, unless you say --partial. Exits with 0
     when all were written, 1 when something is outside, and 2 when nothing was done at all.

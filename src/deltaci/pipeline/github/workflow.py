@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from deltaci.pipeline.reader import Expression, Found, Part, Path, read_part
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
 
 FOLDER: Final = ".github/workflows"
+_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 RUN_MINUTES: Final = 35 * 24 * 60  # How long a run may take on GitHub.
 
 
@@ -55,7 +57,7 @@ def read(content: str | bytes, file: str, files: Mapping[str, str] | None = None
         root = read_yaml(text, problems)
     except NotYaml:
         return Workflow(file=file, pipeline=None, problems=problems.in_order())
-    return _Reading(file, text, root, problems, files or {}).result()
+    return _Reading(file, text, root, problems, {} if files is None else files).result()
 
 
 class _Reading:
@@ -137,7 +139,14 @@ class _Reading:
         if jobs.kind != OBJECT or not jobs.value:
             self.desk.outside(key.at, f"{jobs.described()} as 'jobs'", "expected at least one job")
             return []
-        return list(jobs.value)[: model.MAX_JOBS]
+        if len(jobs.value) > model.MAX_JOBS:
+            self.desk.outside(key.at, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}")
+        named = list(jobs.value)[: model.MAX_JOBS]
+        for name, _ in named:
+            if not _ID.fullmatch(name.written):
+                told = "expected letters, digits, '_' and '-', and at the beginning a letter or '_'"
+                self.desk.outside(name.at, f"the job {shown(name.written)}", told)
+        return named
 
     def _job(self, key: Node, node: Node) -> None:
         desk = self.desks[key.written] = Desk(self.file, self.text)
