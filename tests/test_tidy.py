@@ -65,6 +65,7 @@ PURE_MODULES = {
 PURE_EXCEPT = {
     "deltaci.core.draw": {"sys", "pathlib"},
     "deltaci.pipeline.draw": {"sys", "pathlib"},
+    "deltaci.pipeline.github.draw": {"sys", "pathlib"},
     "deltaci.pipeline.yaml": {"ruamel"},
     "deltaci.pipeline.syntax": {"ruamel"},
 }
