@@ -45,6 +45,7 @@ PURE_MODULES = {
     "__future__",
     "base64",
     "collections",
+    "configparser",
     "dataclasses",
     "datetime",
     "enum",
@@ -57,6 +58,8 @@ PURE_MODULES = {
     "operator",
     "re",
     "string",
+    "textwrap",
+    "tomllib",
     "types",
     "typing",
 }

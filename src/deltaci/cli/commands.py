@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "token": Entry("server", SERVER, "Make a registration token for a runner: it is good once."),
     "runner": Entry("runner", SERVER, "Run a runner."),
     "secret": Entry("secret", SERVER, "Set, list and remove the secrets that jobs may name."),
+    "init": Entry("init", RUNS, "Look at what is in a repository, and write a pipeline file for it."),
     "lint": Entry("lint", RUNS, "Check pipeline files: every problem with its place, and what was probably meant."),
     "verify": Entry("verify", PROOF, "Check that a log is legal: every transition, owner, number, time and invariant."),
     "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),

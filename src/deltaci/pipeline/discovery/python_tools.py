@@ -1,0 +1,120 @@
+"""What tox and nox are told to do, as far as that can be seen without running them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from msgspec import Struct
+
+from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
+
+# What runs the project's tools has an environment of its own: they must not meet what the project needs.
+TOOLS: Final = ".tools/bin"
+NOX: Final = f"{TOOLS}/nox --no-error-on-missing-interpreters"
+UNIT_WORDS: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
+LINT_WORDS: Final = ("lint", "linters", "linting", "style", "pre-commit", "flake8", "ruff", "check", "checks", "qa")
+
+
+def PIP(names: str) -> tuple[str, str]:  # noqa: N802 - a constant with a hole in it
+    """The steps that bring tools along."""
+    return "python3 -m venv .tools", f"{TOOLS}/python -m pip install {names}"
+
+
+class Tox(Struct, frozen=True, kw_only=True):
+    """What tox would do."""
+
+    evidence: str
+    test: str | None = None  # the environment that runs the tests
+    lint: str | None = None
+    is_plain: bool = True
+    doubt: str = ""
+    wants_uv: bool = False
+
+
+class Nox(Struct, frozen=True, kw_only=True):
+    """Which sessions there are."""
+
+    evidence: str
+    test: str | None = None
+    lint: str | None = None
+
+
+def tox_of(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> Tox | None:
+    """What tox is told, wherever that stands."""
+    tool = table(pyproject, "tool", "tox")
+    native = place.toml("tox.toml") if place.has("tox.toml") else {}
+    legacy = word(tool.get("legacy_tox_ini"))
+    if legacy or place.has("tox.ini"):
+        return _of_ini(place, "tox.ini" if place.has("tox.ini") else "pyproject.toml", legacy)
+    if tool or native:
+        where = "tox.toml" if native else "pyproject.toml"
+        return _of_toml(native or tool, where, place.text(where))
+    return _of_sections(setup_cfg, "setup.cfg", place.text("setup.cfg")) if "tox:tox" in setup_cfg else None
+
+
+def _of_ini(place: Place, where: str, legacy: str) -> Tox | None:
+    if legacy and where == "pyproject.toml":
+        sections = {name: {"commands": legacy} for name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy)}
+        return _of_sections({"tox": {}, **sections}, where, legacy)
+    return _of_sections(place.ini("tox.ini"), where, place.text("tox.ini"))
+
+
+def _of_sections(sections: dict[str, Any], where: str, text: str) -> Tox | None:
+    if "tox" not in sections and "tox:tox" not in sections and not any(name.startswith("testenv") for name in sections):
+        return None
+    environments = [name.removeprefix("testenv:") for name in sections if name.startswith("testenv:")]
+    lines = [line.strip() for line in word(dig(sections, "testenv", "commands")).splitlines() if line.strip()]
+    factors = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in lines]
+    uv = "uv-venv" in text
+    lint = _first(LINT_WORDS, environments)
+    if lines and not all(factors):
+        return Tox(evidence=f"{where} says what tox runs", test="py", lint=lint, wants_uv=uv)
+    named = [each for found in factors if found for each in re.split(r"[,{}]", found[1])]
+    if unit := _first(UNIT_WORDS, named):
+        return Tox(evidence=f"{where} says what tox runs for {unit!r}", test=f"py-{unit}", lint=lint, wants_uv=uv)
+    if unit := _first(UNIT_WORDS, environments):
+        return Tox(evidence=f"{where} has [testenv:{unit}]", test=unit, lint=lint, wants_uv=uv)
+    if lines and "py" in "".join(named):
+        doubt = "which commands run depends on the environment that is chosen"
+        return Tox(
+            evidence=f"{where} says what tox runs", test="py", lint=lint, is_plain=False, doubt=doubt, wants_uv=uv
+        )
+    return Tox(evidence=f"there is {where}", lint=lint, wants_uv=uv)
+
+
+def _of_toml(told: dict[str, Any], where: str, text: str) -> Tox:
+    environments, uv = list(table(told, "env")), "uv-venv" in text
+    lint = _first(LINT_WORDS, environments)
+    if dig(told, "env_run_base", "commands"):
+        return Tox(evidence=f"{where} says what tox runs", test="py", lint=lint, wants_uv=uv)
+    test = _first(UNIT_WORDS, environments)
+    return Tox(evidence=f"{where} says what tox runs", test=test, lint=lint, wants_uv=uv)
+
+
+def nox_of(place: Place) -> Nox | None:
+    """The sessions of a noxfile, by the names of its functions."""
+    text = place.text("noxfile.py")
+    if not text:
+        return None
+    found = re.findall(r"(?m)^@(?:nox\.)?session\b[^\n]*\n(?:[@#)\s][^\n]*\n|[^\n]*\)\n)*?def (\w+)\(", text)
+    named = re.findall(r"""(?m)^@(?:nox\.)?session\([^)]*?\bname=["']([\w-]+)["']""", text)
+    sessions = [*found, *named]
+    test = _first(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
+    lint = _first(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
+    evidence = f"noxfile.py has the session {test or lint!r}" if test or lint else "there is noxfile.py"
+    return Nox(evidence=evidence, test=test, lint=lint)
+
+
+def _first(words: tuple[str, ...], among: list[str]) -> str | None:
+    return next((each for each in words if each in among), None)
+
+
+def declared_tools(place: Place, pyproject: dict[str, Any]) -> str:
+    """Everything that a project declares to need for its development, as one text to look names up in."""
+    declared = [
+        *table(pyproject, "dependency-groups").values(),
+        *table(pyproject, "project", "optional-dependencies").values(),
+    ]
+    listed = [each for group in declared for each in texts(group)]
+    return "\n".join(listed)
