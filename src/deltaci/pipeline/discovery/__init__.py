@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.discovery import dotnet, go, java, native, node, php, python, ruby, rust, tasks
-from deltaci.pipeline.discovery.findings import Draft, Finding, Project, Proposal
+from deltaci.pipeline.discovery.findings import LIKELY, Draft, Finding, Project, Proposal, weaker
 from deltaci.pipeline.discovery.projects import find_projects
 from deltaci.pipeline.discovery.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_foreign, joined, normal
 
@@ -24,6 +26,7 @@ __all__ = ["Finding", "Proposal", "discovered", "propose", "wanted"]
 MAX_TEST_FILES: Final = 10
 TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
 NAME: Final = "Discovered"
+SUBMODULES: Final = "git submodule update --init --recursive"
 _WANTS: Final = (
     *(python.wants, node.wants, go.wants, rust.wants, java.wants, dotnet.wants, ruby.wants, php.wants, native.wants),
     tasks.wants,
@@ -87,6 +90,13 @@ def _order(draft: Draft) -> int:
 
 def _finding(tree: Tree, project: Project, draft: Draft, name: str) -> Finding:
     folder = project.folder
+    if not folder and tree.has(".gitmodules") and draft.task in ("build", "test"):
+        draft = msgspec.structs.replace(
+            draft,
+            steps=(SUBMODULES, *draft.steps),
+            confidence=weaker(draft.confidence, LIKELY),
+            reason=draft.reason or "it has git submodules, which a step has to fetch",
+        )
     where = model.Defaults(run=model.RunDefaults(working_directory=folder)) if folder else model.Defaults()
     job = model.Job(
         env=dict(draft.env),

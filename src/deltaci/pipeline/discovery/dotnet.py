@@ -14,6 +14,7 @@ PROJECT: Final = r".*\.(?:cs|fs|vb)proj"
 ONLY_WINDOWS: Final = re.compile(
     r"<TargetFrameworks?>\s*(?:net4\d{1,2};?|v4[^<]*|net\d+\.0-windows[^<;]*;?)+\s*<|UseWPF|UseWindowsForms"
 )
+FRAMEWORK: Final = re.compile(r"<TargetFrameworks?>[^<]*\bnet(?:[1-4]\d{1,2})\b")
 TEST_SDK: Final = re.compile(r"Microsoft\.NET\.Test\.Sdk|<IsTestProject>true|xunit|nunit|MSTest", re.I)
 
 
@@ -38,6 +39,11 @@ def find(place: Place) -> Project | None:
     tests = tests or next((path for path, text in said if TEST_SDK.search(text)), None)
     confidence: Confidence = SURE if len(solutions) < 2 else LIKELY
     reason = "" if len(solutions) < 2 else "there are several solutions, and this is the one with the shortest name"
+    if any(FRAMEWORK.search(text) for _, text in said):
+        confidence, reason = (
+            LIKELY,
+            "one of its targets is .NET Framework, which other systems than Windows do not have",
+        )
     if windows:
         confidence, reason = UNSURE, "a project is for Windows alone: it needs such a machine (runs-on)"
     build = Draft(

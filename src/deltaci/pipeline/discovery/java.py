@@ -37,10 +37,12 @@ def find(place: Place) -> Project | None:
 
 def _maven(place: Place) -> Draft:
     wrapper = place.has("mvnw")
+    has_toolchains = "maven-toolchains-plugin" in place.text(MAVEN)
     return Draft(
         task="test",
         what="Maven build with tests",
-        confidence=SURE,
+        confidence=LIKELY if has_toolchains else SURE,
+        reason="pom.xml asks for certain JDKs by toolchains" if has_toolchains else "",
         evidence=("there is pom.xml", *(("there is the wrapper mvnw",) if wrapper else ())),
         # By `sh`: whether the wrapper may be executed is not to be seen from its name.
         steps=(f"{'sh ./mvnw' if wrapper else 'mvn'} -B -ntp -Dmaven.repo.local=.m2/repository verify",),

@@ -21,7 +21,7 @@ def wants(name: str, folder: str) -> bool:
 
 
 def find(place: Place) -> Project | None:
-    """The build of this folder. A Makefile that tests wins over a CMake that only builds."""
+    """The build of this folder. A Makefile that tests wins, unless CMake is told of tests."""
     tasks = tasks_of(place)
     has_target = tasks is not None and any(name in tasks.targets for name in ("test", "check"))
     steps: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def find(place: Place) -> Project | None:
             steps += ("ctest --test-dir build --output-on-failure --output-junit test-results.xml",)
             artifacts = (model.Artifact(path=place.path("build/test-results.xml"), type="junit"),)
     elif place.has("meson.build"):
-        if not re.search(r"(?m)^\s*project\s*\(", place.text("meson.build")):
+        if has_target or not re.search(r"(?m)^\s*project\s*\(", place.text("meson.build")):
             return None
         is_tested, told, what = True, "there is meson.build", "Meson build"
         steps = ("meson setup build", "meson compile -C build", "meson test -C build --print-errorlogs")

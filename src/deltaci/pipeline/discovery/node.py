@@ -29,6 +29,14 @@ WATCHES: Final = re.compile(r"--watch(?!\s*=\s*false|All=false|-?all=false)\b|\b
 NO_TESTS: Final = re.compile(
     r"no tests?\b[^&|;]*(specified|yet|available)|^\s*(echo\b[^&|;]*(&&\s*)?)?(exit [01]|true|:)?\s*$", re.I
 )
+CALLS_BUILD: Final = re.compile(
+    r"\b(?:run|yarn|pnpm|bun|npm|run-s|turbo)\s+(?:build|compile)(?![\w:-])|\btsc\b(?!.*--noEmit)"
+)
+MAX_MEMBERS: Final = 30
+# What runs tests and nothing else; whether other commands do more is not to be seen.
+RUNNERS: Final = re.compile(
+    r"\b(jest|vitest|mocha|ava|tap|tape|node --test|jasmine|c8|nyc|uvu|lab|qunit|bun test|react-scripts)\b"
+)
 WORKSPACE_FILES: Final = ("pnpm-workspace.yaml", "lerna.json", "rush.json")
 MADE: Final = re.compile(r"(?:\./)?(dist|lib|build|out|cjs|esm|es|bin|umd|output|target|packages)/")
 
@@ -191,8 +199,13 @@ def _test(place: Place, package: dict[str, Any], scripts: dict[str, str], manage
     text = _unfolded(name, scripts)
     confidence: Confidence = SURE
     reason = ""
+    browser = next((each for each in table(package, "devDependencies") if BROWSER.search(each)), "")
     if BROWSER.search(text):
         confidence, reason = LIKELY, "the script mentions a browser, which the machine must have"
+    elif browser and (not RUNNERS.search(text) or "e2e" in text):
+        confidence, reason = LIKELY, "it has packages that drive a browser, which the machine must have"
+    elif not RUNNERS.search(text):
+        confidence, reason = LIKELY, "what the script does is not to be seen from its text"
     elif name != "test":
         confidence, reason = LIKELY, "there is no script 'test', and this may be only a part of the tests"
     elif is_workspace(place):
@@ -233,15 +246,20 @@ def _unfolded(name: str, scripts: dict[str, str]) -> str:
 def _built_first(place: Place, package: dict[str, Any], scripts: dict[str, str], test: str) -> str | None:
     """The script that must run before the tests: what the package offers is made by it, and is not in the tree."""
     build = _script(scripts, BUILDS)
-    if build is None or "build" in test or "compile" in test or "build" in scripts.get("pretest", ""):
+    if build is None or CALLS_BUILD.search(test) or "build" in scripts.get("pretest", ""):
         return None
-    if is_workspace(place):
+    if _is_made("", package, place):
         return build
+    parts = [path for path in place.below(r".*/package\.json") if is_workspace(place)][:MAX_MEMBERS]
+    return build if any(_is_made(path.removesuffix(MANIFEST), place.json(path), place) for path in parts) else None
+
+
+def _is_made(folder: str, package: dict[str, Any], place: Place) -> bool:
+    """Whether something that the package offers lies in a folder that is made, as it is not in the tree."""
     entries = [word(package.get(key)) for key in ("main", "module", "types")]
     entries += texts(package.get("bin")) or texts(list(table(package, "bin").values()))
-    made = [entry for entry in entries if MADE.match(entry)]
-    missing = [entry for entry in made if not place.any(re.escape(entry.removeprefix("./").split("/")[0]) + "/.*")]
-    return build if missing else None
+    made = {folder + found[1] for entry in entries if (found := MADE.match(entry))}
+    return any(place.any(re.escape(each) + "/.*") is None for each in sorted(made))
 
 
 def _with_report(place: Place, manager: Manager, name: str, script: str) -> tuple[str, tuple[model.Artifact, ...]]:
@@ -308,6 +326,8 @@ def _build(place: Place, package: dict[str, Any], scripts: dict[str, str], manag
 
 def _lint(place: Place, package: dict[str, Any], scripts: dict[str, str], manager: Manager) -> list[Draft]:
     names = [name for kind in (LINTS, TYPES, FORMATS) if (name := _script(scripts, kind))]
+    if _script(scripts, TYPES) is None and re.match(r"(vue-)?tsc\b", scripts.get("check", "")):
+        names.append("check")
     names = [
         name
         for name in dict.fromkeys(names)
@@ -316,11 +336,13 @@ def _lint(place: Place, package: dict[str, Any], scripts: dict[str, str], manage
     if not names:
         return []
     fixes = any("--fix" in scripts[name] or "--write" in scripts[name] for name in names)
+    is_group = any("*" in scripts[name] and "run" in scripts[name] for name in names)
     is_workspace_of_parts = is_workspace(place)
     doubt = (
         "it repairs what it finds, and may not fail" if fixes else "packages of a workspace may have to be built first"
     )
-    is_sure = not fixes and not is_workspace_of_parts
+    doubt = "some of the scripts that it runs may look at what is built" if is_group and not fixes else doubt
+    is_sure = not fixes and not is_workspace_of_parts and not is_group
     return [
         _draft(
             place,

@@ -83,6 +83,18 @@ def _test(place: Place, composer: dict[str, Any]) -> list[Draft]:
                 artifacts=report,
             )
         ]
+    if config and place.has("phpunit"):
+        return [
+            _draft(
+                place,
+                "test",
+                "PHP tests with PHPUnit",
+                ("php ./phpunit",),
+                f"there are {config} and the script phpunit",
+                LIKELY,
+                "what it needs is not to be seen",
+            )
+        ]
     if "test" in table(composer, "scripts"):
         return [_draft(place, "test", "PHP tests", ("composer test",), "composer.json has the script 'test'")]
     if config:

@@ -169,7 +169,8 @@ def _placed(tree: Tree, project: Project, before: list[Project]) -> Project | No
         return None
     if not project.drafts:
         return None
-    if around and folder.split("/")[0].lower() not in USUAL:
+    is_listed = project.ecosystem == "go" and tree.has("go.work")
+    if around and not is_listed and folder.split("/")[0].lower() not in USUAL:
         return _weakened(project, UNSURE, INSIDE)
     if same and project.ecosystem != "go":
         return _weakened(project, LIKELY, INSIDE)

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
-
-from msgspec import Struct
+from typing import Final
 
 from deltaci.pipeline import model
 from deltaci.pipeline.discovery.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project, quoted
 from deltaci.pipeline.discovery.python_linters import lint_drafts
-from deltaci.pipeline.discovery.python_tools import NOX, PIP, TOOLS, Nox, Tox, nox_of, tox_of
+from deltaci.pipeline.discovery.python_needs import REQUIREMENTS, RUNTIME, Known, Needs, backend_of, extras_of, needs_of
+from deltaci.pipeline.discovery.python_tools import NOX, PIP, TOOLS, Nox, Tox, hatch_of, nox_of, tox_of
+from deltaci.pipeline.discovery.tasks import test_recipe
 from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 
 ECOSYSTEM: Final = "python"
 MANIFESTS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "manage.py", "requirements.txt", "tox.ini")
 
-TEST_WORDS: Final = ("test", "tests", "testing", "unittest", "pytest")
-DEV_WORDS: Final = ("dev", "develop", "development", "ci", "all")
-REQUIREMENTS: Final = (
-    *(
-        f"{start}{word}{end}.txt"
-        for start, end in (("requirements-", ""), ("requirements_", ""), ("", "-requirements"))
-        for word in ("test", "tests", "testing")
-    ),
-    *(f"requirements/{word}.txt" for word in ("test", "tests", "testing", "requirements-test", "requirements-tests")),
-    *("test_requirements.txt", "tests_requirements.txt", "tests/requirements.txt", "test/requirements.txt"),
-    *("requirements-dev.txt", "requirements_dev.txt", "dev-requirements.txt", "dev_requirements.txt"),
-    *("requirements-ci.txt", "requirements/dev.txt", "requirements/development.txt", "requirements/ci.txt"),
-    *("requirements/local.txt", "requirements.dev.txt", "requirements.test.txt"),
-)
-RUNTIME: Final = ("requirements.txt", "requirements/base.txt", "requirements/default.txt")
 TEST_FILE: Final = r"(?:.*/)?(?:test_[^/]*|[^/]*_test|tests?)\.py"
 PYTEST_FILES: Final = (
     "pytest.ini",
@@ -44,19 +29,9 @@ PYTEST_FILES: Final = (
 FROM_GIT: Final = ("setuptools_scm", "setuptools-scm", "hatch-vcs", "versioneer", "versioningit", "dunamai", "pbr")
 PLAIN_BACKENDS: Final = ("setuptools", "hatchling", "flit", "poetry", "pdm", "uv_build", "whey", "jupyter_packaging")
 JUNIT: Final = "test-results.xml"
-
-
-class Known(Struct, kw_only=True):
-    """What the files of a folder say, gathered once."""
-
-    place: Place
-    pyproject: dict[str, Any]
-    setup_cfg: dict[str, Any]
-    setup_py: str
-    is_package: bool
-    pytest: str | None = None  # what says that pytest is used
-    tests: list[str] = []
-    checkout: bool | int = True
+INSTALLS: Final = re.compile(
+    r"pip3? install|-m venv|\buv (?:sync|run|pip)|poetry (?:install|run)|\bhatch |\btox\b|\bnox\b|VENV"
+)
 
 
 def wants(name: str, folder: str) -> bool:
@@ -128,123 +103,6 @@ def _pytest(known: Known) -> str | None:
     return None
 
 
-# -- what tests need
-
-
-class Needs(Struct, frozen=True, kw_only=True):
-    """How to get everything that tests need into `.venv`, and from what that is concluded."""
-
-    steps: tuple[str, ...]
-    evidence: tuple[str, ...]
-    caches: tuple[model.Cache, ...] = ()
-    env: dict[str, str] = {}
-    is_locked: bool = False
-    is_declared: bool = True  # whether what only tests need is declared anywhere
-
-
-def _needs(known: Known) -> Needs:
-    place = known.place
-    groups, extras = table(known.pyproject, "dependency-groups"), _extras(known)
-    if place.has("uv.lock") and known.pyproject:
-        chosen = [*_options("--group", groups, TEST_WORDS), *_options("--extra", extras, (*TEST_WORDS, "dev"))]
-        sync = " ".join([f"{TOOLS}/uv sync --frozen", *chosen])
-        return Needs(
-            steps=(*PIP("uv"), sync),
-            evidence=("there is uv.lock",),
-            is_locked=True,
-            env={"UV_CACHE_DIR": ".cache/uv"},
-            caches=(_cache(place, "uv", ".cache/uv", "uv.lock"),),
-        )
-    if place.has("poetry.lock") or _backend(known).startswith("poetry") or table(known.pyproject, "tool", "poetry"):
-        return _poetry(known, extras)
-    if place.has("pdm.lock"):
-        chosen = _options("-G", {**groups, **extras}, TEST_WORDS)
-        install = " ".join([f"{TOOLS}/pdm install --frozen-lockfile", *chosen])
-        return Needs(steps=(*PIP("pdm"), install), evidence=("there is pdm.lock",), is_locked=True)
-    if place.has("Pipfile"):
-        install = "sync --dev" if place.has("Pipfile.lock") else "install --dev --skip-lock"
-        return Needs(
-            steps=(*PIP("pipenv"), f"{TOOLS}/pipenv {install}"),
-            evidence=("there is a Pipfile",),
-            env={"PIPENV_VENV_IN_PROJECT": "1"},
-        )
-    return _by_pip(known, groups, extras)
-
-
-def _poetry(known: Known, extras: dict[str, Any]) -> Needs:
-    groups = table(known.pyproject, "tool", "poetry", "group")
-    optional = {name: each for name, each in groups.items() if dig(each, "optional") is True}
-    chosen = [*_options("--with", optional, TEST_WORDS), *_options("--extras", extras, TEST_WORDS)]
-    says = "there is poetry.lock" if known.place.has("poetry.lock") else "pyproject.toml is Poetry's"
-    return Needs(
-        steps=(*PIP("poetry"), " ".join([f"{TOOLS}/poetry install --no-interaction", *chosen])),
-        evidence=(says,),
-        env={"POETRY_VIRTUALENVS_IN_PROJECT": "true"},
-        is_locked=True,
-    )
-
-
-def _by_pip(known: Known, groups: dict[str, Any], extras: dict[str, Any]) -> Needs:
-    """Into a fresh environment, by pip: the project with its extras, a group, and lists of requirements."""
-    place = known.place
-    chosen, evidence = [], []
-    extra = next((name for name in (*TEST_WORDS, *DEV_WORDS[:2]) if name in extras), None)
-    group = next((name for name in (*TEST_WORDS, *DEV_WORDS[:2]) if name in groups), None)
-    if extra in DEV_WORDS and group in TEST_WORDS:
-        extra = None
-    listed = None if extra in TEST_WORDS or group in TEST_WORDS else place.has(*REQUIREMENTS)
-    if known.is_package:
-        chosen.append(f"-e '.[{extra}]'" if extra else "-e .")
-    for name in (place.has(*RUNTIME) if not known.is_package else None, listed):
-        if name:
-            chosen.append(f"-r {name}")
-            evidence.append(f"there is {name}")
-    if group:
-        chosen.append(f"--group {group}")
-        evidence.append(f"pyproject.toml has the dependency group {group!r}")
-    if extra:
-        evidence.append(f"the package has the extra {extra!r}")
-    steps = ["python3 -m venv .venv", ".venv/bin/python -m pip install --upgrade pip"]
-    if chosen:
-        steps.append(f".venv/bin/python -m pip install {' '.join(chosen)}")
-    files = [each for each in ("pyproject.toml", "setup.py", "setup.cfg", *RUNTIME) if place.has(each)]
-    cached = _cache(place, "pip", ".cache/pip", *files, *([listed] if listed else []))
-    return Needs(
-        steps=tuple(steps),
-        evidence=tuple(evidence),
-        caches=(cached,) if files or listed else (),
-        env={"PIP_CACHE_DIR": ".cache/pip"} if files or listed else {},
-        is_declared=bool(extra or group or listed),
-    )
-
-
-def _options(option: str, declared: dict[str, Any], words: tuple[str, ...]) -> list[str]:
-    found = next((name for name in words if name in declared), None)
-    return [f"{option} {found}"] if found else []
-
-
-def _extras(known: Known) -> dict[str, Any]:
-    extras = {
-        **table(known.pyproject, "project", "optional-dependencies"),
-        **table(known.setup_cfg, "options.extras_require"),
-    }
-    extras |= table(known.pyproject, "tool", "poetry", "extras")
-    block = re.search(r"extras_require\s*=\s*\{(.{0,4000}?)\n\s*\}", known.setup_py, re.DOTALL)
-    if block:
-        extras |= {name: [] for name in re.findall(r"""^\s*["']([\w-]+)["']\s*:""", block[1], re.MULTILINE)}
-    return extras
-
-
-def _cache(place: Place, name: str, folder: str, *locks: str) -> model.Cache:
-    return model.Cache(
-        key=f"{name}-{{lock_hash}}", paths=(place.path(folder),), lock_files=tuple(place.path(lock) for lock in locks)
-    )
-
-
-def _backend(known: Known) -> str:
-    return word(dig(known.pyproject, "build-system", "build-backend"))
-
-
 # -- tests
 
 
@@ -254,12 +112,17 @@ def _tests(known: Known) -> tuple[tuple[Draft, ...], tuple[str, ...]]:
     tox, nox = tox_of(place, known.pyproject, known.setup_cfg), nox_of(place)
     if tox and tox.test and not (has_lock and known.pytest):
         return (_by_tox(known, tox),), ()
-    needs = _needs(known)
+    needs = needs_of(known)
     manage = place.has("manage.py")
     if manage and not (known.pytest and "pytest" in known.pytest):
         return (_by_django(known, needs),), ()
     if nox and nox.test and not (needs.is_declared and known.pytest):
         return (_by_nox(known, nox),), ()
+    is_lost = not needs.is_declared and not needs.is_locked
+    if is_lost and (script := hatch_of(known.pyproject)):
+        return (_by_hatch(known, script),), ()
+    if is_lost and INSTALLS.search(test_recipe(place)):
+        return (), ("the Makefile gets what the tests need, and nothing else says what that is; so its target is used",)
     if known.pytest and (known.tests or place.any(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
         return (_by_pytest(known, needs),), ()
     if known.tests:
@@ -296,18 +159,33 @@ def _by_nox(known: Known, nox: Nox) -> Draft:
     )
 
 
+def _by_hatch(known: Known, script: str) -> Draft:
+    return Draft(
+        task="test",
+        what="Python tests with Hatch",
+        confidence=SURE,
+        evidence=("pyproject.toml has an environment of Hatch for tests",),
+        steps=(*PIP("hatch"), f"{TOOLS}/hatch {script}"),
+        checkout=known.checkout,
+        hints=_versions(known),
+    )
+
+
 def _by_pytest(known: Known, needs: Needs) -> Draft:
     confidence: Confidence = SURE
     reason = ""
     compiled = _compiled(known)
-    if compiled:
+    if compiled == "mesonpy":
+        confidence, reason = UNSURE, "it is built by meson-python in place, and what that needs is a guess"
+    elif compiled:
         confidence, reason = LIKELY, f"{compiled} builds it, which may need a compiler and libraries"
     elif not needs.is_declared and not needs.is_locked:
         confidence, reason = LIKELY, "nothing says what the tests need beside pytest"
     elif not known.tests:
         confidence, reason = LIKELY, "there are tests, but none with a usual name"
-    names_pytest = needs.is_locked or _lists_pytest(known)
-    install = () if names_pytest else (".venv/bin/python -m pip install pytest",)
+    by_uv = (f"{TOOLS}/uv pip install pytest",) if known.place.has("uv.lock") else ()
+    by_pip = () if needs.is_locked else (".venv/bin/python -m pip install pytest",)
+    install = () if _lists_pytest(known) else by_uv or by_pip
     told = known.pytest or "there are test files"
     return Draft(
         task="test",
@@ -326,7 +204,7 @@ def _by_pytest(known: Known, needs: Needs) -> Draft:
 
 def _lists_pytest(known: Known) -> bool:
     """Whether what is installed surely brings pytest along."""
-    declared = [*table(known.pyproject, "dependency-groups").values(), *_extras(known).values()]
+    declared = [*table(known.pyproject, "dependency-groups").values(), *extras_of(known).values()]
     listed = " ".join(each for group in declared for each in texts(group))
     name = known.place.has(*REQUIREMENTS)
     return "pytest" in listed or bool(name and re.search(r"(?m)^pytest\b", known.place.text(name)))
@@ -403,7 +281,9 @@ def _versions(known: Known) -> tuple[str, ...]:
 
 def _compiled(known: Known) -> str:
     """What builds it, if that is more than copying files."""
-    backend = _backend(known)
+    backend = backend_of(known)
+    if backend == "mesonpy":
+        return backend
     if backend and not backend.startswith(PLAIN_BACKENDS):
         return "its own backend" if dig(known.pyproject, "build-system", "backend-path") else _plain_word(backend)
     return "setup.py" if re.search(r"\bExtension\(|ext_modules|cythonize|rust_extensions", known.setup_py) else ""

@@ -13,7 +13,19 @@ from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 TOOLS: Final = ".tools/bin"
 NOX: Final = f"{TOOLS}/nox --no-error-on-missing-interpreters"
 UNIT_WORDS: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
-LINT_WORDS: Final = ("lint", "linters", "linting", "style", "pre-commit", "flake8", "ruff", "check", "checks", "qa")
+LINT_WORDS: Final = (
+    "lint",
+    "linters",
+    "linting",
+    "style",
+    "pre-commit",
+    "flake8",
+    "ruff",
+    "check",
+    "checks",
+    "qa",
+    "pep8",
+)
 
 
 def PIP(names: str) -> tuple[str, str]:  # noqa: N802 - a constant with a hole in it
@@ -118,3 +130,17 @@ def declared_tools(place: Place, pyproject: dict[str, Any]) -> str:
     ]
     listed = [each for group in declared for each in texts(group)]
     return "\n".join(listed)
+
+
+def hatch_of(pyproject: dict[str, Any]) -> str | None:
+    """What Hatch is to be told to run the tests, if it has an environment for them."""
+    environments = table(pyproject, "tool", "hatch", "envs")
+    if "hatch-test" in environments:
+        return "test"
+    for name in ("default", "test", "tests"):
+        script = _first(
+            ("test", "tests", "run", "pytest", "unit", "all", "cov"), list(table(environments, name, "scripts"))
+        )
+        if script and not (name == "default" and script in ("run", "all", "cov")):
+            return f"run {script}" if name == "default" else f"run {name}:{script}"
+    return None

@@ -59,7 +59,8 @@ def find(place: Place) -> Project | None:
         Draft(
             task="test",
             what="Rust tests",
-            confidence=SURE,
+            confidence=SURE if "package" in cargo else LIKELY,
+            reason="" if "package" in cargo else "its crates may need features of their own",
             evidence=evidence,
             steps=(f"cargo test{every}",),
             caches=shared,

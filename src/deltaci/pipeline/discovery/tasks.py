@@ -19,6 +19,7 @@ NAMES: Final = {
     "test": ("test", "check", "tests", "unit", "unittest", "test-unit", "unit-test"),
     "lint": ("lint", "linters", "format-check", "fmt-check", "checkstyle"),
 }
+MAX_PREREQUISITES: Final = 30
 _TARGET: Final = re.compile(r"^([A-Za-z0-9_.][\w. -]*?)\s*::?(?!=)(.*)$")
 _RECIPE: Final = re.compile(r"^@?([A-Za-z_][\w-]*)(?:\s+[^:=]*)?:(?!=)")
 # What other tools write: its text says nothing about the project.
@@ -70,19 +71,18 @@ def _task(text: str) -> list[str]:
 
 
 def test_recipe(place: Place) -> str:
-    """What `make test` does, as it is written; nothing, if there is no such target."""
+    """What `make test` and all that it needs do, as it is written; nothing, if there is no such target."""
     file = place.has(*MAKE)
     text = place.text(file) if file else ""
-    found = re.search(r"(?m)^test\s*::?(?!=)(.*)\n((?:\t.*\n?|\s*\n)*)", text)
-    if not found:
-        return ""
-    inner = "".join(
-        each[1]
-        for name in found[1].split()[:10]
-        if re.fullmatch(r"[\w.-]+", name)
-        and (each := re.search(rf"(?m)^{re.escape(name)}\s*::?(?!=).*\n((?:\t.*\n?|\s*\n)*)", text))
-    )
-    return (found[2] + inner).strip()
+    waiting, seen, told = ["test"], set[str](), ""
+    while waiting and len(seen) < MAX_PREREQUISITES:
+        name = waiting.pop(0)
+        seen.add(name)
+        if found := re.search(rf"(?m)^{re.escape(name)}\s*::?(?!=)(.*)\n((?:\t.*\n?|\s*\n)*)", text):
+            needed = found[1].partition("#")[0].split()
+            told += f"{' '.join(needed)}\n{found[2]}"
+            waiting += [each for each in needed if re.fullmatch(r"[\w./-]+", each) and each not in seen]
+    return told.strip()
 
 
 def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
@@ -101,7 +101,7 @@ def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
         builds = is_alone and tasks.tool == "make" and tasks.first not in ("help", "test", "check", "usage", "")
         drafts.append(_draft(tasks, "test", chosen["test"] or "", ("make",) if builds else ()))
     if chosen.get("lint"):
-        drafts.append(_draft(tasks, "lint", chosen["lint"] or "", ()))
+        drafts.append(_draft(tasks, "lint", chosen["lint"] or "", (), is_guess=not is_alone))
     if not drafts and is_alone and (chosen.get("build") or tasks.tool == "make"):
         drafts.append(_draft(tasks, "build", chosen.get("build") or "", ()))
     unclear: tuple[str, ...] = ()
@@ -110,8 +110,8 @@ def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
     return Project(ecosystem=tasks.tool, folder=place.folder, drafts=tuple(drafts), unclear=unclear)
 
 
-def _draft(tasks: Tasks, job: str, target: str, before: tuple[str, ...]) -> Draft:
-    is_guess = job == "build" and not target
+def _draft(tasks: Tasks, job: str, target: str, before: tuple[str, ...], *, is_guess: bool = False) -> Draft:
+    is_guess = is_guess or (job == "build" and not target)
     told = f"{tasks.file} has the target {target!r}" if target else f"there is {tasks.file}"
     return Draft(
         task=job,
