@@ -44,6 +44,7 @@ SEES: dict[str, set[str]] = {
 PURE_MODULES = {
     "__future__",
     "base64",
+    "bisect",
     "collections",
     "configparser",
     "dataclasses",

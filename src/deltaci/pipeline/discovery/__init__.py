@@ -54,11 +54,11 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     findings: list[Finding] = []
     taken: set[str] = set()
     for project in found.projects:
-        here = [each for each in found.projects if each.folder == project.folder and each.drafts]
-        prefix = [project.folder] if project.folder else []
-        prefix += [project.ecosystem] if len({each.ecosystem for each in here}) > 1 else []
+        others = [each for each in found.projects if each.folder == project.folder and each is not project]
+        shared = {draft.task for each in others for draft in each.drafts}
         for draft in sorted(project.drafts, key=_order):
-            name = _free(_slug("-".join([*prefix, draft.task])), taken)
+            words = [project.folder, project.ecosystem if draft.task in shared else "", draft.task]
+            name = _free(_slug("-".join(word for word in words if word)), taken)
             findings.append(_finding(tree, project, draft, name))
     unclear = [_at(project, each) for project in found.projects for each in project.unclear]
     unclear += found.unclear

@@ -11,10 +11,9 @@ from deltaci.pipeline.discovery.tree import Place, is_plain
 ECOSYSTEM: Final = "dotnet"
 SOLUTION: Final = r".*\.slnx?"
 PROJECT: Final = r".*\.(?:cs|fs|vb)proj"
-ONLY_WINDOWS: Final = re.compile(
-    r"<TargetFrameworks?>\s*(?:net4\d{1,2};?|v4[^<]*|net\d+\.0-windows[^<;]*;?)+\s*<|UseWPF|UseWindowsForms"
-)
-FRAMEWORK: Final = re.compile(r"<TargetFrameworks?>[^<]*\bnet(?:[1-4]\d{1,2})\b")
+TARGETS: Final = re.compile(r"<TargetFrameworks?>([^<]{0,500})<")
+FRAMEWORK: Final = re.compile(r"net[1-4]\d{1,2}")
+WINDOWS: Final = re.compile(r"net[1-4]\d{1,2}|net\d{1,2}\.0-windows[\d.]{0,20}")
 TEST_SDK: Final = re.compile(r"Microsoft\.NET\.Test\.Sdk|<IsTestProject>true|xunit|nunit|MSTest", re.I)
 
 
@@ -34,12 +33,12 @@ def find(place: Place) -> Project | None:
         return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=(told,))
     every = list(place.below(r"(?:.*/)?" + PROJECT))
     said = [(path, place.text(path)) for path in every if place.text(path)]
-    windows = next((path for path, text in said if ONLY_WINDOWS.search(text)), None)
+    windows = next((path for path, text in said if _is_for_windows(text)), None)
     tests = next((path for path in every if re.search(r"(?i)tests?\b|specs?\b", path.rpartition("/")[2])), None)
     tests = tests or next((path for path, text in said if TEST_SDK.search(text)), None)
     confidence: Confidence = SURE if len(solutions) < 2 else LIKELY
     reason = "" if len(solutions) < 2 else "there are several solutions, and this is the one with the shortest name"
-    if any(FRAMEWORK.search(text) for _, text in said):
+    if any(FRAMEWORK.fullmatch(each) for _, text in said for each in _targets(text)):
         confidence, reason = (
             LIKELY,
             "one of its targets is .NET Framework, which other systems than Windows do not have",
@@ -68,3 +67,15 @@ def find(place: Place) -> Project | None:
 def _chosen(solutions: list[str]) -> str | None:
     """The one with the shortest name: what others add to it says that they are parts or variants."""
     return min(solutions, key=lambda name: (len(name.rpartition(".")[0]), not name.endswith("x"), name))
+
+
+def _targets(text: str) -> list[str]:
+    """The frameworks that a project is built for."""
+    return [each.strip() for found in TARGETS.findall(text)[:10] for each in found.split(";") if each.strip()]
+
+
+def _is_for_windows(text: str) -> bool:
+    """Whether nothing that it is built for runs anywhere else."""
+    targets = _targets(text)
+    is_only = bool(targets) and all(WINDOWS.fullmatch(each) for each in targets)
+    return is_only or "<UseWPF>true" in text or "<UseWindowsForms>true" in text

@@ -17,7 +17,15 @@ AUTOTOOLS: Final = ("configure.ac", "configure.in")
 
 def wants(name: str, folder: str) -> bool:
     """Whether a file says something about such a build."""
-    return name in ("CMakeLists.txt", "meson.build", *AUTOTOOLS, "Makefile.am", "autogen.sh")
+    return name in (
+        "CMakeLists.txt",
+        "meson.build",
+        *AUTOTOOLS,
+        "Makefile.am",
+        "Makefile.in",
+        "Makefile.pre.in",
+        "autogen.sh",
+    )
 
 
 def find(place: Place) -> Project | None:
@@ -31,20 +39,22 @@ def find(place: Place) -> Project | None:
         if has_target and not is_tested:
             return None
         told, what = "there is CMakeLists.txt", "CMake build"
-        steps = ("cmake -S . -B build -DCMAKE_BUILD_TYPE=Release", "cmake --build build --parallel")
+        steps = ("cmake -S . -B _build -DCMAKE_BUILD_TYPE=Release", "cmake --build _build --parallel")
         if is_tested:
-            steps += ("ctest --test-dir build --output-on-failure --output-junit test-results.xml",)
-            artifacts = (model.Artifact(path=place.path("build/test-results.xml"), type="junit"),)
+            steps += ("ctest --test-dir _build --output-on-failure --output-junit test-results.xml",)
+            artifacts = (model.Artifact(path=place.path("_build/test-results.xml"), type="junit"),)
     elif place.has("meson.build"):
-        if has_target or not re.search(r"(?m)^\s*project\s*\(", place.text("meson.build")):
+        if has_target or not re.search(r"(?m)^[ \t]*project[ \t]*\(", place.text("meson.build")):
             return None
         is_tested, told, what = True, "there is meson.build", "Meson build"
-        steps = ("meson setup build", "meson compile -C build", "meson test -C build --print-errorlogs")
-        artifacts = (model.Artifact(path=place.path("build/meson-logs/testlog.junit.xml"), type="junit"),)
+        steps = ("meson setup _build", "meson compile -C _build", "meson test -C _build --print-errorlogs")
+        artifacts = (model.Artifact(path=place.path("_build/meson-logs/testlog.junit.xml"), type="junit"),)
     elif config := place.has(*AUTOTOOLS):
         return None if has_target and place.has("Makefile") else _autotools(place, config)
     elif place.has("configure"):
-        told, what, is_tested = "there is a configure script", "configure and make", has_target
+        if has_target:
+            return None
+        told, what, is_tested = "there is a configure script", "configure and make", False
         steps = ("sh ./configure", "make")
     else:
         return None
@@ -70,23 +80,27 @@ def _ctest(place: Place) -> bool:
     here = place.text("CMakeLists.txt") + "".join(place.text(f"{name}/CMakeLists.txt") for name in ("test", "tests"))
     return (
         re.search(
-            r"(?im)^\s*(enable_testing|include\s*\(\s*CTest|add_test|gtest_discover_tests|catch_discover_tests)\b", here
+            r"(?im)^[ \t]*(enable_testing|include[ \t]*\([ \t]*CTest|add_test|gtest_discover_tests|catch_discover_tests)\b",
+            here,
         )
         is not None
     )
 
 
 def _autotools(place: Place, config: str) -> Project:
-    first = "sh ./autogen.sh" if place.has("autogen.sh") else "autoreconf -fi"
-    said = place.text("Makefile.am") + place.text("tests/Makefile.am") + place.text("test/Makefile.am")
-    is_tested = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check|test)\b", said) is not None
-    steps = (first, "./configure", "make", *(("make check",) if is_tested else ()))
+    make_configure = "sh ./autogen.sh" if place.has("autogen.sh") else "autoreconf -fi"
+    first = () if place.has("configure") else (make_configure,)
+    said = "".join(place.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
+    made = place.text("Makefile.in") + place.text("Makefile.pre.in")
+    found = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", said)
+    target = "check" if found or re.search(r"(?m)^check[ \t]*:", made) else ""
+    target = target or ("test" if re.search(r"(?m)^test[ \t]*:", said + made) else "")
     draft = Draft(
-        task="test" if is_tested else "build",
-        what="autotools build" + (" with tests" if is_tested else ""),
+        task="test" if target else "build",
+        what="autotools build" + (" with tests" if target else ""),
         confidence=LIKELY,
         reason=f"{LIBRARIES}, and configure may have to be told which",
-        steps=steps,
+        steps=(*first, "sh ./configure", "make", *((f"make {target}",) if target else ())),
         evidence=(f"there is {config}",),
     )
     return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=(draft,))

@@ -33,6 +33,8 @@ CALLS_BUILD: Final = re.compile(
     r"\b(?:run|yarn|pnpm|bun|npm|run-s|turbo)\s+(?:build|compile)(?![\w:-])|\btsc\b(?!.*--noEmit)"
 )
 MAX_MEMBERS: Final = 30
+MAX_SCRIPT: Final = 2000
+MAX_PATTERNS: Final = 200
 # What runs tests and nothing else; whether other commands do more is not to be seen.
 RUNNERS: Final = re.compile(
     r"\b(jest|vitest|mocha|ava|tap|tape|node --test|jasmine|c8|nyc|uvu|lab|qunit|bun test|react-scripts)\b"
@@ -67,7 +69,7 @@ def find(place: Place) -> Project | None:
     if not place.has(MANIFEST):
         return None
     package = place.json(MANIFEST)
-    scripts = {name: word(each) for name, each in table(package, "scripts").items()}
+    scripts = {name: word(each)[:MAX_SCRIPT] for name, each in table(package, "scripts").items()}
     if not package:
         return None
     manager = _manager(place, package)
@@ -85,10 +87,13 @@ def members(place: Place) -> tuple[str, ...]:
     found = dig(place.json(MANIFEST), "workspaces")
     found = texts(found) or texts(dig(found, "packages"))
     found += texts(dig(place.json("lerna.json"), "packages"))
-    listed = place.text("pnpm-workspace.yaml")
-    block = re.search(r"(?m)^packages:\s*\n((?:\s*(?:-.*|#.*)?\n?)+)", listed)
-    found += re.findall(r"""(?m)^\s*-\s*["']?([^"'#\s]+)""", block[1]) if block else []
-    return tuple(found)
+    is_inside = False
+    for line in place.text("pnpm-workspace.yaml").splitlines()[:1000]:
+        if re.match(r"[^\s#-]", line):
+            is_inside = line.startswith("packages:")
+        elif is_inside and (item := re.match(r"""[ \t]*-[ \t]*["']?([^"'#\s]+)""", line[:MAX_SCRIPT])):
+            found.append(item[1])
+    return tuple(found[:MAX_PATTERNS])
 
 
 def is_workspace(place: Place) -> bool:
@@ -181,6 +186,20 @@ def _test(place: Place, package: dict[str, Any], scripts: dict[str, str], manage
     real = {name: each for name, each in scripts.items() if not NO_TESTS.search(each)}
     name = _script({each: text for each, text in real.items() if not WATCHES.search(text)}, TESTS)
     watching = None if name else _script(real, TESTS)
+    if watching and re.fullmatch(r"ng test", scripts[watching].strip()):
+        dashes = " --" if manager.name == "npm" else ""
+        return [
+            _draft(
+                place,
+                manager,
+                task="test",
+                what="Angular tests",
+                steps=(f"{manager.run(watching)}{dashes} --watch=false --browsers=ChromeHeadless",),
+                evidence=(_says(watching, scripts),),
+                confidence=LIKELY,
+                reason="they run in Chrome, which the machine must have",
+            )
+        ]
     if watching:
         return [
             _draft(
@@ -259,7 +278,7 @@ def _is_made(folder: str, package: dict[str, Any], place: Place) -> bool:
     entries = [word(package.get(key)) for key in ("main", "module", "types")]
     entries += texts(package.get("bin")) or texts(list(table(package, "bin").values()))
     made = {folder + found[1] for entry in entries if (found := MADE.match(entry))}
-    return any(place.any(re.escape(each) + "/.*") is None for each in sorted(made))
+    return any(not place.has_folder(each) for each in sorted(made))
 
 
 def _with_report(place: Place, manager: Manager, name: str, script: str) -> tuple[str, tuple[model.Artifact, ...]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from deltaci.pipeline.discovery import dotnet, go, java, native, node, others, php, python, ruby, rust, tasks
 from deltaci.pipeline.discovery.findings import LIKELY, UNSURE, Confidence, Project, weaker
+from deltaci.pipeline.discovery.python_linters import find_pre_commit
 from deltaci.pipeline.discovery.tree import MAX_DEPTH, Place, Tree, is_aside, is_foreign, is_plain
 
 MAX_PROJECTS: Final = 25
@@ -76,6 +77,18 @@ USUAL: Final = frozenset(
 )
 # One build of the whole tree: what lies inside is a part of it.
 WHOLE: Final = frozenset({"java", "dotnet", "ruby", "php", "elixir", "swift", "scala", "haskell", "native", "bazel"})
+NATIVE: Final = ("c", "cc", "cpp", "cxx", "h", "hpp")
+SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "python": ("py", "pyx"),
+    "node": ("js", "ts", "jsx", "tsx", "mjs", "cjs", "mts", "vue", "svelte"),
+    "go": ("go",),
+    "rust": ("rs",),
+    "ruby": ("rb",),
+    "java": ("java", "kt", "scala", "groovy"),
+    "php": ("php",),
+}
+MINOR: Final = 10
+FEW: Final = "the repository is mostly C or C++, and this may only be for its tools"
 INSIDE: Final = "it lies inside another project, and may be a part of it rather than one of its own"
 
 
@@ -146,16 +159,34 @@ def _in_folder(tree: Tree, folder: str, before: list[Project]) -> Iterator[Proje
     here = [project for find in ECOSYSTEMS if (project := find(place)) is not None]
     here += others.find_all(place)
     has_root = any(project.drafts for project in before)
-    is_packaged = any(project.ecosystem == "python" and project.drafts for project in here)
+    is_packaged = any(project.ecosystem == "python" and _does(project, "build") for project in here)
     built = native.find(place) if not is_packaged and (not folder or not has_root) else None
+    if not folder and (built or tasks.tasks_of(place)):
+        here = [_weakened(each, UNSURE, FEW) if _is_minor(tree, each.ecosystem) else each for each in here]
     if built is not None:
         here.append(built)
+    if not folder and not any(project.ecosystem == "python" and _does(project, "lint") for project in here):
+        here += [hooks] if (hooks := find_pre_commit(place)) else []
     yield from here
     if not folder or (not has_root and not here):
-        known = frozenset(draft.task for project in here for draft in project.drafts)
-        targets = tasks.find(place, known, is_alone=not any(project.drafts for project in here))
+        runs = [draft for project in here for draft in project.drafts if draft.confidence != UNSURE]
+        targets = tasks.find(
+            place,
+            frozenset(draft.task for draft in runs),
+            is_alone=not any(draft.task in ("build", "test") for draft in runs),
+        )
         if targets is not None:
             yield targets
+
+
+def _does(project: Project, task: str) -> bool:
+    return any(draft.task == task for draft in project.drafts)
+
+
+def _is_minor(tree: Tree, ecosystem: str) -> bool:
+    """Whether there is far more C or C++ in the repository than of this: then it is not what the project is made of."""
+    own = SOURCES.get(ecosystem)
+    return own is not None and tree.count(NATIVE) > MINOR * max(tree.count(own), 1)
 
 
 def _placed(tree: Tree, project: Project, before: list[Project]) -> Project | None:

@@ -29,14 +29,25 @@ PYTEST_FILES: Final = (
 FROM_GIT: Final = ("setuptools_scm", "setuptools-scm", "hatch-vcs", "versioneer", "versioningit", "dunamai", "pbr")
 PLAIN_BACKENDS: Final = ("setuptools", "hatchling", "flit", "poetry", "pdm", "uv_build", "whey", "jupyter_packaging")
 JUNIT: Final = "test-results.xml"
+# What a Makefile does that brings along what the tests need.
 INSTALLS: Final = re.compile(
-    r"pip3? install|-m venv|\buv (?:sync|run|pip)|poetry (?:install|run)|\bhatch |\btox\b|\bnox\b|VENV"
+    r"pip3? install|-m venv|\buv (?:sync|run|pip)|poetry (?:install|run)|\bhatch |\btox\b|\bnox\b|VENV|"
+    r"\b(?:setup|bootstrap)\b"
 )
 
 
 def wants(name: str, folder: str) -> bool:
     """Whether a file says something about how a Python project is tested."""
-    if name in (*MANIFESTS, "noxfile.py", "pytest.ini", ".pre-commit-config.yaml", "mypy.ini", "Pipfile.lock"):
+    if name in (
+        *MANIFESTS,
+        "noxfile.py",
+        "hatch.toml",
+        "tox.toml",
+        "pytest.ini",
+        ".pre-commit-config.yaml",
+        "mypy.ini",
+        "Pipfile.lock",
+    ):
         return True
     is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
     is_test = re.fullmatch(TEST_FILE, name) is not None and folder.rpartition("/")[2] in ("", "test", "tests")
@@ -119,7 +130,7 @@ def _tests(known: Known) -> tuple[tuple[Draft, ...], tuple[str, ...]]:
     if nox and nox.test and not (needs.is_declared and known.pytest):
         return (_by_nox(known, nox),), ()
     is_lost = not needs.is_declared and not needs.is_locked
-    if is_lost and (script := hatch_of(known.pyproject)):
+    if is_lost and (script := hatch_of(place, known.pyproject)):
         return (_by_hatch(known, script),), ()
     if is_lost and INSTALLS.search(test_recipe(place)):
         return (), ("the Makefile gets what the tests need, and nothing else says what that is; so its target is used",)
@@ -177,6 +188,8 @@ def _by_pytest(known: Known, needs: Needs) -> Draft:
     compiled = _compiled(known)
     if compiled == "mesonpy":
         confidence, reason = UNSURE, "it is built by meson-python in place, and what that needs is a guess"
+    elif compiled and not needs.is_declared and not needs.is_locked:
+        confidence, reason = UNSURE, f"{compiled} builds it, and nothing says what that and the tests need"
     elif compiled:
         confidence, reason = LIKELY, f"{compiled} builds it, which may need a compiler and libraries"
     elif not needs.is_declared and not needs.is_locked:
@@ -228,7 +241,7 @@ def _by_unittest(known: Known, needs: Needs) -> Draft:
     """Test files, and not a word about pytest: unittest, if that is what they use."""
     place = known.place
     seen = [(path, place.text(path)) for path in known.tests if place.text(path)]
-    uses = next((path for path, text in seen if re.search(r"(?m)^\s*(?:import|from) unittest\b", text)), None)
+    uses = next((path for path, text in seen if re.search(r"(?m)^[ \t]*(?:import|from) unittest\b", text)), None)
     folder = next((name for name in ("tests", "test") if place.any(rf"{name}/.*\.py")), None)
     start = f" -s {folder}" if folder and not place.has(f"{folder}/__init__.py") else ""
     odd = not any(path.rpartition("/")[2].startswith("test") for path in known.tests)

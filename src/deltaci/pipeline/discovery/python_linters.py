@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from deltaci.pipeline.discovery.findings import LIKELY, SURE, UNSURE, Draft
+from deltaci.pipeline.discovery.findings import LIKELY, SURE, UNSURE, Draft, Project
 from deltaci.pipeline.discovery.python_tools import NOX, PIP, TOOLS, declared_tools, nox_of, tox_of
 from deltaci.pipeline.discovery.tree import Place, dig, table
 
@@ -31,17 +31,7 @@ def lint_drafts(
             ),
         )
     if place.has(PRE_COMMIT):
-        return (
-            Draft(
-                task="lint",
-                what="pre-commit",
-                confidence=LIKELY,
-                evidence=(f"there is {PRE_COMMIT}",),
-                reason="its hooks may need tools of other languages",
-                env={"SKIP": "no-commit-to-branch"},  # This hook is for people who commit; here it would always fail.
-                steps=(*PIP("pre-commit"), f"{TOOLS}/pre-commit run --all-files --show-diff-on-failure"),
-            ),
-        )
+        return (_pre_commit(),)
     if nox and nox.lint:
         return (
             Draft(
@@ -55,6 +45,25 @@ def lint_drafts(
             ),
         )
     return (*_style(place, pyproject, setup_cfg), *_types(place, pyproject, setup_cfg))
+
+
+def find_pre_commit(place: Place) -> Project | None:
+    """The hooks of a repository that is not one of Python."""
+    if not place.has(PRE_COMMIT):
+        return None
+    return Project(ecosystem="pre-commit", folder=place.folder, drafts=(_pre_commit(),))
+
+
+def _pre_commit() -> Draft:
+    return Draft(
+        task="lint",
+        what="pre-commit",
+        confidence=LIKELY,
+        evidence=(f"there is {PRE_COMMIT}",),
+        reason="its hooks may need tools of other languages",
+        env={"SKIP": "no-commit-to-branch"},  # This hook is for people who commit; here it would always fail.
+        steps=(*PIP("pre-commit"), f"{TOOLS}/pre-commit run --all-files --show-diff-on-failure"),
+    )
 
 
 def _style(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[Draft, ...]:

@@ -157,9 +157,9 @@ def extras_of(known: Known) -> dict[str, Any]:
     }
     extras |= table(known.pyproject, "tool", "poetry", "extras")
     extras |= table(known.pyproject, "tool", "flit", "metadata", "requires-extra")
-    block = re.search(r"extras_require\s*=\s*\{(.{0,4000}?)\n\s*\}", known.setup_py, re.DOTALL)
-    if block:
-        extras |= {name: [] for name in re.findall(r"""^\s*["']([\w-]+)["']\s*:""", block[1], re.MULTILINE)}
+    if start := re.search(r"extras_require[ \t]{0,9}=[ \t]{0,9}\{", known.setup_py):
+        block = re.split(r"\n[ \t]{0,40}\}", known.setup_py[start.end() : start.end() + 4000])[0]
+        extras |= {name: [] for name in re.findall(r"""(?m)^[ \t]*["']([\w-]{1,60})["'][ \t]*:""", block)}
     return extras
 
 

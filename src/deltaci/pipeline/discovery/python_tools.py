@@ -12,6 +12,7 @@ from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 # What runs the project's tools has an environment of its own: they must not meet what the project needs.
 TOOLS: Final = ".tools/bin"
 NOX: Final = f"{TOOLS}/nox --no-error-on-missing-interpreters"
+MAX_LINES: Final = 5000
 UNIT_WORDS: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
 LINT_WORDS: Final = (
     "lint",
@@ -109,13 +110,23 @@ def nox_of(place: Place) -> Nox | None:
     text = place.text("noxfile.py")
     if not text:
         return None
-    found = re.findall(r"(?m)^@(?:nox\.)?session\b[^\n]*\n(?:[@#)\s][^\n]*\n|[^\n]*\)\n)*?def (\w+)\(", text)
-    named = re.findall(r"""(?m)^@(?:nox\.)?session\([^)]*?\bname=["']([\w-]+)["']""", text)
-    sessions = [*found, *named]
+    sessions = _sessions(text.splitlines()[:MAX_LINES])
     test = _first(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
     lint = _first(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
     evidence = f"noxfile.py has the session {test or lint!r}" if test or lint else "there is noxfile.py"
     return Nox(evidence=evidence, test=test, lint=lint)
+
+
+def _sessions(lines: list[str]) -> list[str]:
+    """The names of functions below the decorator of nox, and those that it is told."""
+    found = []
+    for number, line in enumerate(lines):
+        if line.startswith(("@nox.session", "@session")):
+            below = lines[number : number + 20]
+            named = (re.match(r"def (\w{1,60})\(", each) for each in below)
+            found += [each[1] for each in [next((each for each in named if each), None)] if each]
+            found += [each[1] for each in [re.search(r"""name=["']([\w-]{1,60})["']""", line[:500])] if each]
+    return found
 
 
 def _first(words: tuple[str, ...], among: list[str]) -> str | None:
@@ -132,9 +143,9 @@ def declared_tools(place: Place, pyproject: dict[str, Any]) -> str:
     return "\n".join(listed)
 
 
-def hatch_of(pyproject: dict[str, Any]) -> str | None:
+def hatch_of(place: Place, pyproject: dict[str, Any]) -> str | None:
     """What Hatch is to be told to run the tests, if it has an environment for them."""
-    environments = table(pyproject, "tool", "hatch", "envs")
+    environments = table(pyproject, "tool", "hatch", "envs") or table(place.toml("hatch.toml"), "envs")
     if "hatch-test" in environments:
         return "test"
     for name in ("default", "test", "tests"):

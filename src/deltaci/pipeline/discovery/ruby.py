@@ -60,11 +60,11 @@ def _test(place: Place, said: str) -> list[Row]:
         ]
     if is_rails and place.has("bin/rails"):
         return [("test", "Rails tests", LIKELY, services, ("there is bin/rails",), "bundle exec ruby bin/rails test")]
-    if re.search(r"TestTask|(?m:^\s*task\s*\(?:?[\"']?test\b)", rake):
+    if re.search(r"TestTask|(?m:^[ \t]*task[ \t]*\(?:?[\"']?test\b)", rake):
         return [
             ("test", "Ruby tests with Rake", SURE, "", ("the Rakefile has the task 'test'",), "bundle exec rake test")
         ]
-    if re.search(r"(?m)^\s*task\s*\(?:?[\"']?default\b", rake):
+    if re.search(r"(?m)^[ \t]*task[ \t]*\(?:?[\"']?default\b", rake):
         told = ("the Rakefile has a default task",)
         return [("test", "Ruby's default task", LIKELY, "what it does is not to be seen", told, "bundle exec rake")]
     if has_specs:

@@ -15,7 +15,7 @@ FORMAT: Final = ("rustfmt.toml", ".rustfmt.toml")
 TOOLCHAIN: Final = ("rust-toolchain.toml", "rust-toolchain")
 # Only a nightly rustfmt knows these: a stable one would format otherwise.
 NIGHTLY: Final = re.compile(
-    r"(?m)^\s*(unstable_features|imports_granularity|group_imports|wrap_comments|format_code_in_doc_comments|"
+    r"(?m)^[ \t]*(unstable_features|imports_granularity|group_imports|wrap_comments|format_code_in_doc_comments|"
     r"normalize_comments|format_strings|imports_layout|overflow_delimited_expr|format_macro_matchers|comment_width|"
     r"reorder_impl_items|blank_lines_upper_bound|brace_style|control_brace_style|condense_wildcard_suffixes|"
     r"error_on_line_overflow|fn_single_line|struct_lit_single_line|where_single_line|spaces_around_ranges|"
@@ -52,7 +52,7 @@ def find(place: Place) -> Project | None:
             what="Rust build",
             confidence=SURE,
             evidence=evidence,
-            steps=(f"cargo build{every} --all-targets",),
+            steps=(f"cargo build{every}",),
             caches=shared,
             hints=hints,
         ),
@@ -78,7 +78,7 @@ def find(place: Place) -> Project | None:
             reason=""
             if place.has("clippy.toml", ".clippy.toml") or table(cargo, "workspace", "lints")
             else "nothing says that clippy is used; it fails only for what the code denies",
-            steps=(f"cargo clippy{every} --all-targets",),
+            steps=(f"cargo clippy{every}",),
         ),
     )
     return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=drafts)

@@ -20,6 +20,7 @@ NAMES: Final = {
     "lint": ("lint", "linters", "format-check", "fmt-check", "checkstyle"),
 }
 MAX_PREREQUISITES: Final = 30
+MAX_LINE: Final = 2000
 _TARGET: Final = re.compile(r"^([A-Za-z0-9_.][\w. -]*?)\s*::?(?!=)(.*)$")
 _RECIPE: Final = re.compile(r"^@?([A-Za-z_][\w-]*)(?:\s+[^:=]*)?:(?!=)")
 # What other tools write: its text says nothing about the project.
@@ -56,7 +57,7 @@ def tasks_of(place: Place) -> Tasks | None:
 
 def _make(text: str) -> list[str]:
     lines = text.replace("\\\n", " ").splitlines()
-    found = [match[1].split() for line in lines if (match := _TARGET.match(line)) and "=" not in match[1]]
+    found = [match[1].split() for line in lines if (match := _TARGET.match(line[:MAX_LINE])) and "=" not in match[1]]
     phony = [line.partition(":")[2].split() for line in lines if line.startswith(".PHONY")]
     return list(dict.fromkeys(name for names in (*found, *phony) for name in names if "$" not in name))
 
@@ -78,7 +79,8 @@ def test_recipe(place: Place) -> str:
     while waiting and len(seen) < MAX_PREREQUISITES:
         name = waiting.pop(0)
         seen.add(name)
-        if found := re.search(rf"(?m)^{re.escape(name)}\s*::?(?!=)(.*)\n((?:\t.*\n?|\s*\n)*)", text):
+        start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(name)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
+        if found := re.search(rf"{start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
             needed = found[1].partition("#")[0].split()
             told += f"{' '.join(needed)}\n{found[2]}"
             waiting += [each for each in needed if re.fullmatch(r"[\w./-]+", each) and each not in seen]
@@ -103,7 +105,8 @@ def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
     if chosen.get("lint"):
         drafts.append(_draft(tasks, "lint", chosen["lint"] or "", (), is_guess=not is_alone))
     if not drafts and is_alone and (chosen.get("build") or tasks.tool == "make"):
-        drafts.append(_draft(tasks, "build", chosen.get("build") or "", ()))
+        # Where there is a Kconfig, somebody has to configure it first.
+        drafts.append(_draft(tasks, "build", chosen.get("build") or "", (), is_guess=bool(place.has("Kconfig"))))
     unclear: tuple[str, ...] = ()
     if "test" in known and "test" in tasks.targets:
         unclear = (f"{tasks.file} has a target 'test' too; it is not used, as the ecosystem's own way is known",)
@@ -119,7 +122,7 @@ def _draft(tasks: Tasks, job: str, target: str, before: tuple[str, ...], *, is_g
         confidence=UNSURE if is_guess else LIKELY,
         evidence=(told,),
         reason="what it does without a target is not to be seen"
-        if is_guess
+        if not target
         else "what the target needs is not declared",
         steps=(*before, f"{tasks.tool} {target}".strip()),
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as NotIni
@@ -17,7 +19,8 @@ import msgspec
 
 MAX_PATHS: Final = 300_000
 MAX_READ_FILES: Final = 300
-MAX_READ_CHARS: Final = 400_000
+MAX_READ_CHARS: Final = 300_000
+MAX_TOTAL_CHARS: Final = 5_000_000
 MAX_DEPTH: Final = 5  # folders above a project
 
 # What lies here was made by others, or is not the project itself but shown, documented or tested with it.
@@ -82,8 +85,9 @@ class Tree:
     def __init__(self, paths: Iterable[str], texts: Mapping[str, str | None]) -> None:
         self.paths = normal(paths)
         self.unreadable: set[str] = set()
-        self._texts = texts
+        self._endings: Counter[str] | None = None
         self._known = frozenset(self.paths)
+        self._texts = _bounded({path: text for path, text in texts.items() if text and path in self._known})
         self._names: dict[str, list[str]] = {}
         for path in self.paths:
             folder, _, name = path.rpartition("/")
@@ -102,15 +106,22 @@ class Tree:
         """Every folder that has files, the outer ones first."""
         yield from sorted(self._names, key=lambda folder: (folder.count("/") + bool(folder), folder))
 
+    def count(self, endings: tuple[str, ...]) -> int:
+        """How many files have one of these endings, others' work aside."""
+        if self._endings is None:
+            self._endings = Counter(path.rpartition(".")[2] for path in self.paths if not is_foreign(path))
+        return sum(self._endings[ending] for ending in endings)
+
     def below(self, folder: str) -> Iterator[str]:
         """Every path in a folder and in those inside it."""
-        start = f"{folder}/" if folder else ""
-        return (path for path in self.paths if path.startswith(start))
+        if not folder:
+            return iter(self.paths)
+        first, last = bisect_left(self.paths, f"{folder}/"), bisect_left(self.paths, f"{folder}0")
+        return iter(self.paths[first:last])  # The character after the slash is the zero.
 
     def text(self, path: str) -> str:
         """What a file says; nothing, if there is none or it was not read."""
-        found = self._texts.get(path) if path in self._known else None
-        return found[:MAX_READ_CHARS].removeprefix("\ufeff") if found else ""
+        return self._texts.get(path, "")
 
     def toml(self, path: str) -> dict[str, Any]:
         """A TOML file as a table."""
@@ -138,6 +149,18 @@ class Tree:
                 self.unreadable.add(path)
             self._read[path, kind] = known
         return dict(known)
+
+
+def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
+    """The texts that are not too long, until there are too many; those near the root first."""
+    left, kept = MAX_TOTAL_CHARS, {}
+    for path, text in sorted(texts.items(), key=lambda item: (item[0].count("/"), item[0])):
+        left -= len(text)
+        if left < 0:
+            break
+        if len(text) <= MAX_READ_CHARS:
+            kept[path] = text.removeprefix("\ufeff")
+    return kept
 
 
 def _ini(text: str) -> dict[str, dict[str, str]]:
@@ -170,6 +193,10 @@ class Place:
             inner = path[start:]
             if wanted.fullmatch(inner) and not is_foreign(inner):
                 yield inner
+
+    def has_folder(self, folder: str) -> bool:
+        """Whether anything is in a folder of it."""
+        return next(self.tree.below(joined(self.folder, folder)), None) is not None
 
     def any(self, pattern: str) -> str | None:
         """The first of `below`."""
