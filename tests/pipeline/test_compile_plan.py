@@ -72,19 +72,20 @@ def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
     assert printed(parse(condition)) == condition
     assert (told.spec.needs, told.spec.after) == (("a",), ())
     assert told.spec.work["needs"] == ["a"]
-    assert told.spec.work["contexts"] == {}
 
 
 @pytest.mark.parametrize(
     ("written", "condition"),
     [
-        ("always()", None),
+        ("always()", "always()"),
         ("failure()", "failure()"),
         ("!cancelled()", "!cancelled()"),
-        ("always() && github.event_name == 'push'", None),
-        ("always() && needs.a.result == 'failure'", "needs.a.result == 'failure'"),
+        ("always() && github.event_name == 'push'", "always()"),
+        ("always() && needs.a.result == 'failure'", "always() && needs.a.result == 'failure'"),
         ("success() || failure()", "success() || failure()"),
-        ("failure() || github.event_name == 'push'", None),
+        ("failure() || github.event_name == 'push'", "always()"),
+        ("failure() && github.ref == 'x' || needs.a.result", "failure() && false || needs.a.result"),
+        ("github.ref == 'x' && failure() || needs.a.result", "always() && needs.a.result"),
     ],
 )
 def test_who_asks_how_things_went_waits_until_they_are_over(written: str, condition: str | None) -> None:
@@ -136,7 +137,7 @@ def test_a_need_that_nothing_changed_is_done_and_its_result_is_skipped() -> None
 
     assert [each.spec.name for each in made.kept] == ["c", "e"]
     assert by_name(made)["c"].spec.needs == ()
-    assert by_name(made)["c"].spec.work["contexts"] == {"needs": {"b": {"result": "skipped", "outputs": {}}}}
+    assert by_name(made)["c"].spec.work["needs"] == ["b"]  # The server knows no such job: it is skipped.
     assert by_name(made)["e"].spec.after == ("c",)
     assert left_out(text, changed={"z"})["d"] == (
         "condition", "its condition is false: needs.b.result is 'skipped' (if: needs.b.result == 'success')"
@@ -212,9 +213,11 @@ def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
     assert {(each.spec.family, each.spec.is_family_fail_fast) for each in made.kept if each.job == "test"} == {
         ("test", True)
     }
-    assert by_name(made)["one (1)"].spec.family == ""
+    assert by_name(made)["one (1)"].spec.family == "one"
+    assert not by_name(made)["one (1)"].spec.is_family_fail_fast
     assert by_name(made)["all"].spec.after == tuple(names)
-    assert by_name(made)["all"].spec.work["contexts"]["needs"] == {"test": {"jobs": names}}
+    assert by_name(made)["all"].spec.work["needs"] == names
+    assert by_name(made)["all"].spec.work["condition"] == "always()"
     assert by_name(made)[names[3]].spec.work["name"] == "Tests on mac 3 of 4"
     assert (
         work("jobs: {test: {name: Unit, strategy: {matrix: {v: [1]}}, steps: [x]}}", "test (1)")["name"] == "Unit (1)"
