@@ -6,18 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
+from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile
-from deltaci.pipeline.expressions import parse, printed
+from deltaci.pipeline.expressions import mentions_status, parse, printed
 from deltaci.pipeline.reader import read
 from deltaci.wire import api_input
 from deltaci.wire.messages import JobSpec
 from tests.pipeline.good import ALL
+from tests.pipeline.models import pipelines
 from tests.pipeline.planned import PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work
 
 
@@ -362,5 +364,21 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
     for text in ALL.values():
         made = plan(text, variables={"x": '{"a": [1, 2]}', "y": "2"})
         for each in made.kept:
-            if each.spec.work is not None:
-                msgspec.convert(each.spec.work, JobSpec)
+            if each.spec.work is None:
+                continue
+            told = msgspec.convert(each.spec.work, JobSpec)
+            for line in (told.condition, *(getattr(step, "condition", "") for step in told.steps)):
+                # Whether it is read as it is or as people write it, it says the same.
+                assert not line or line == "false" or mentions_status(parse(line))
+
+
+@given(pipelines(), st.sampled_from([PUSH, PULL, replace(PULL, is_fork=True), replace(PUSH, event="manual")]))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_pipeline_is_planned_or_refused(pipeline: model.Pipeline, change: Change) -> None:
+    """Whatever its texts come to; nothing but problems says no."""
+    made = compile(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
+
+    assert (made.plan is None) == any(not each.is_warning for each in made.problems)
+    for each in made.plan.kept if made.plan is not None else ():
+        msgspec.convert(each.spec.name, api_input.JobName)
+        msgspec.convert(each.spec.work, JobSpec | None)

@@ -47,6 +47,9 @@ __all__ = ["Compiled", "compile", "triggered"]
 
 APPROVE_FORK: Final = "approve-fork"
 UNTRUSTED: Final = "untrusted"  # code: kept, because nothing of an untrusted change runs before somebody said yes
+MAX_JOBS: Final = 10_000  # of a run
+MAX_WORK_BYTES: Final = 1024 * 1024  # of what one job is told
+MAX_PLAN_BYTES: Final = 64 * 1024 * 1024
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -122,6 +125,7 @@ class _Compiler:
         self._change = change
         self._setting = setting
         self._filling = Filling(found)
+        self._bytes = 0
         self._names: dict[str, tuple[str, ...]] = {}  # of every job of the file, those of the run
         self._may_skip: dict[str, bool] = {}  # whether it may succeed without having done anything
         self._seen: dict[str, tuple[str, ...]] = {}  # what a job that needs it looks at, by id
@@ -154,7 +158,13 @@ class _Compiler:
             if not grown and not self._filling.problems.is_bad:
                 reason = "none of its combinations was asked for"
                 left_out[each.id] = LeftOut(name=each.id, job=each.id, code=NOT_ASKED_FOR, reason=reason)
+            if len(kept) + len(grown) > MAX_JOBS:
+                wanted = f"expected at most {MAX_JOBS:,}: split it into several files"
+                self._filling.refuse(("jobs", each.id), f"more than {MAX_JOBS:,} jobs with all matrices", wanted)
+                break
             kept += self._kept(each, grown, known)
+            if self._bytes > MAX_PLAN_BYTES:
+                break
         matrices.finish()
         if self._filling.problems.is_bad:
             return self._refused()
@@ -254,7 +264,11 @@ class _Compiler:
         work = jobs.work(self._setting, member, filling)
         plain: dict[str, Any] = {}
         try:
-            plain = jobs.checked(work)
+            plain, size = jobs.checked(work)
+            self._bytes += size
+            if max(size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
+                wanted = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
+                filling.refuse(path, f"{size:,} bytes of steps in the job {shown(str(path[-1]))}", wanted)
         except msgspec.ValidationError as error:
             filling.refuse(path, f"the job {shown(str(path[-1]))}, which no runner would take", str(error))
         group, cancels = self._group(job.concurrency, (*path, "concurrency"), known)

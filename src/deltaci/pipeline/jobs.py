@@ -266,8 +266,8 @@ def _limits(limits: model.Limits) -> wire.Limits:
     return wire.Limits(memory_bytes=memory, processes=limits.processes or 0, cpus=limits.cpus or 0.0)
 
 
-def checked(spec: wire.JobSpec) -> dict[str, Any]:
-    """The specification as plain values; raises msgspec.ValidationError for what no runner would take."""
+def checked(spec: wire.JobSpec) -> tuple[dict[str, Any], int]:
+    """The specification as plain values, and its bytes; raises ValidationError of msgspec for what no runner takes."""
     plain: dict[str, Any] = msgspec.to_builtins(spec)
     msgspec.convert(plain, wire.JobSpec)
-    return plain
+    return plain, len(msgspec.json.encode(plain))
