@@ -129,7 +129,7 @@ class Chooser:
                 [self._selectable(name, set(inside)) for name in inside],
                 changed,
                 projects=projects,
-                always=(*ALWAYS, *([_escaped(file)] if file else [])),
+                always=(*ALWAYS, *([_escaped(file)] if "." in file else [])),  # Not what was discovered.
                 unknown_because=unknown_because,
             )
         except Refused as refused:
