@@ -158,7 +158,8 @@ def test_expressions_inside_of_values_are_carried_along() -> None:
 
     strategy = only_job(text).strategy
 
-    assert strategy is not None and isinstance(strategy.matrix, model.Matrix)
+    assert strategy is not None
+    assert isinstance(strategy.matrix, model.Matrix)
     axis = strategy.matrix.axes["c"]
     assert isinstance(axis, str)
     assert interpolate(axis, {"github": {"event_name": "push", "sha": "12"}}) == [
@@ -251,7 +252,8 @@ def test_secrets_are_given_by_name() -> None:
 def test_steps_keep_all_that_they_say() -> None:
     """A name of several lines becomes one."""
     step = first_step(
-        "- name: >\n    Run\n    it\n  id: a\n  if: always()\n  run: |\n    a\n    b\n  shell: sh\n  working-directory: d\n"
+        "- name: >\n    Run\n    it\n  id: a\n  if: always()\n  run: |\n    a\n    b\n"
+        "  shell: sh\n  working-directory: d\n"
         "  timeout-minutes: 1.5\n  continue-on-error: true\n  env: {A-b: 1}"
     )
 

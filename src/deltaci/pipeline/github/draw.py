@@ -42,7 +42,7 @@ def _lines() -> Iterator[str]:
     yield "\n## Actions\n"
     yield "At any version or commit. Any other action of GitHub or of anybody else is outside, but for two kinds:\n"
     yield f"- `{TOOLCHAIN}` becomes the commands that it is made of, with {_listed(TOOLCHAIN_INPUTS)};"
-    yield "  `rustup` must be installed where the job runs, and the action's outputs are empty."
+    yield "  `rustup` must be installed where the job runs."
     for name, why in DROPPED.items():
         yield f"- `{name}` has no effect: {why}."
     for name, action in ACTIONS.items():
