@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import checks, model, references
@@ -15,7 +15,7 @@ from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
 
-__all__ = ["DEFAULT_FILE", "Expression", "Found", "Path", "read"]
+__all__ = ["DEFAULT_FILE", "Expression", "Found", "Part", "Path", "read", "read_part"]
 
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
@@ -25,7 +25,7 @@ _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _BAD: Final = object()  # Something was wrong here, and was said.
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(Struct, frozen=True):
     """What a part of a file says; no value, if it has problems."""
 
     value: Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from deltaci.pipeline.checks import child
 from deltaci.pipeline.github.containers import Container, container, services, variables
 from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
@@ -13,6 +12,7 @@ from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_o
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
 from deltaci.pipeline.github.strategies import strategy
+from deltaci.pipeline.nodes import child
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
