@@ -125,6 +125,17 @@ def test_a_report_for_programs(folder: Path) -> None:
     assert file["jobs"][1]["reasons"][0]["line"] == 7
 
 
+def test_what_the_linter_would_refuse_is_not_written(folder: Path) -> None:
+    """GitHub takes an axis that is not there for nothing; our own files must not have one."""
+    (folder / "ci.yml").write_text(GOOD.replace("make test", "'make ${{ matrix.mode }}'"))
+
+    result = run("import")
+
+    assert (result.exit_code, Path(".deltaci.yml").exists()) == (1, False)
+    assert "  test: inside" in result.stdout
+    assert "the axis 'mode', which there is not; this job has no matrix" in result.stdout
+
+
 def test_to_standard_output(folder: Path) -> None:
     """The file alone; the report goes to standard error."""
     (folder / "ci.yml").write_text(GOOD)

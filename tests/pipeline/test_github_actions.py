@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
+from deltaci.pipeline.builtins import WITH
 from deltaci.pipeline.github.actions import ACTIONS
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
@@ -35,6 +36,23 @@ def test_built_in_steps_keep_what_they_are_told(uses: str, built_in: str, given:
 def test_every_built_in_of_the_model_is_an_action() -> None:
     """And the other way round."""
     assert {action.uses for action in ACTIONS.values()} == set(model.BuiltIn.__args__)  # type: ignore[attr-defined]
+
+
+def test_what_is_understood_is_known_to_the_built_in_steps() -> None:
+    """Or what is imported would be refused."""
+    for action in ACTIONS.values():
+        understood = {name for name, rule in action.inputs.items() if rule.kind == "inside"}
+        assert understood <= set(WITH[action.uses]), action.uses
+
+
+def test_what_a_cache_cannot_keep_is_told() -> None:
+    """Folders that are patterns are left out by the runner, and keys have no commas."""
+    text = job(steps="- uses: actions/cache@v4\n  with: {key: 'a,${{ github.sha }}', path: '**/node_modules'}")
+
+    assert told(text) == ["7:21: a comma in 'key' of a cache; write something else in its place"]
+    assert told(text, notes=True) == [
+        "7:50: '**/node_modules' of a cache, which is a pattern; what it stands for is not kept: name the folder"
+    ]
 
 
 @pytest.mark.parametrize(
