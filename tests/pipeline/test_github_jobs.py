@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
+from deltaci.pipeline.change import Change
+from deltaci.pipeline.contexts import github
 from deltaci.pipeline.expressions import interpolate
+from deltaci.pipeline.github.desk import OF_GITHUB
 from deltaci.pipeline.problems import Place
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
@@ -247,6 +250,16 @@ def test_secrets_are_given_by_name() -> None:
         "'secrets.GITHUB_TOKEN' is empty here; there is no token of the forge",
         "'github.token' is empty here; there is no token of the forge",
     ]
+
+
+def test_what_the_context_github_does_not_have_is_told() -> None:
+    """It would be nothing, without a word."""
+    text = job(steps="- run: curl ${{ github.api_url }}/${{ github.sha }}")
+    there = github(Change(event="push", commit="a"), workflow="x")
+
+    [note] = told(text, notes=True)
+    assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")
+    assert set(there) <= set(OF_GITHUB)
 
 
 def test_steps_keep_all_that_they_say() -> None:
