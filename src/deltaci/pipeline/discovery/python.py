@@ -50,7 +50,7 @@ def wants(name: str, folder: str) -> bool:
     ):
         return True
     is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
-    is_test = re.fullmatch(TEST_FILE, name) is not None and folder.rpartition("/")[2] in ("", "test", "tests")
+    is_test = re.fullmatch(TEST_FILE, name) is not None
     return is_list or is_test
 
 
