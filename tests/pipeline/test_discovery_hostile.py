@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.pipeline import model
 from deltaci.pipeline.discovery import propose, wanted
 from deltaci.pipeline.discovery.tree import MAX_READ_CHARS, MAX_READ_FILES, is_plain
 from deltaci.pipeline.discovery.writing import NOTHING, written
@@ -202,5 +201,5 @@ def test_any_mixture_is_read_the_same_in_any_order(files: dict[str, str], chance
     assert found.problems == ()
     assert found.pipeline is not None
     assert proposal.pipeline is None or found.pipeline.jobs == proposal.pipeline.jobs
-    assert all(isinstance(each.job, model.Job) and each.evidence for each in proposal.findings)
+    assert all(each.evidence and each.job.steps for each in proposal.findings)
     assert all(each.reason for each in proposal.findings if each.confidence != "sure")

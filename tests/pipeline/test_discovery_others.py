@@ -239,10 +239,10 @@ def test_every_job_may_use_the_network() -> None:
 
 def test_the_planner_gets_the_pipeline_or_a_reason() -> None:
     """One call, for a repository without a file."""
-    texts = {"go.mod": "module x", "a.go": ""}
+    texts: dict[str, str | None] = {"go.mod": "module x", "a.go": ""}
 
     assert set(discovered(texts, texts.get).jobs) == {"build"}
     with pytest.raises(Refused, match=r"no pipeline file.*deltaci init"):
-        discovered(["README.md"], {}.get)
+        discovered(["README.md"], lambda path: None)
     with pytest.raises(Refused, match=r"it could be: \.NET build"):
-        discovered(["X.csproj"], {"X.csproj": FORMS}.get)
+        discovered(["X.csproj"], lambda path: FORMS)
