@@ -127,7 +127,12 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
             TEST: "",
         },
         "likely",
-        "make test",
+        'PATH="$PWD/.venv/bin:$PATH" make test',
+    ),
+    "tox with variables": (
+        {"setup.py": "", "tox.ini": "[testenv]\ncommands = {env:RUN} {posargs}\n", TEST: ""},
+        "likely",
+        ".tools/bin/tox run -e py",
     ),
 }
 
@@ -149,7 +154,7 @@ def test_everything_is_installed_into_an_environment_of_its_own() -> None:
             for step in finding.job.steps or ():
                 assert step.run is not None
                 assert not step.run.startswith("pip")
-                assert step.run.split()[0] in ("python3", "make") or step.run.startswith((".venv/bin/", ".tools/bin/"))
+                assert step.run.startswith(("python3 -m venv ", ".venv/bin/", ".tools/bin/", 'PATH="$PWD/.venv/bin'))
 
 
 def test_a_report_is_kept_where_the_tool_can_write_one() -> None:
