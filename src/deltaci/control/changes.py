@@ -64,6 +64,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     delivery: str
     change: Change
     created_at: int
+    file: str = ""  # the only pipeline file that it concerns; empty: all
     status: Status = "waiting"
     reason: str = ""
     tries: int = 0
@@ -82,6 +83,7 @@ class Happened(msgspec.Struct, frozen=True):
     content: str
     commit: str
     at: int
+    is_end: bool = False
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -116,6 +118,11 @@ def place_of(change: Change) -> str:
     return change.ref if change.event == "push" else ""
 
 
+def is_end(change: Change) -> bool:
+    """Whether the pull request was closed."""
+    return change.event == "pull_request" and change.action == "closed"
+
+
 def content_of(change: Change) -> str:
     """The event itself, whoever told it and however much of it."""
     if change.event == "push":
@@ -138,8 +145,11 @@ class Changes:
         """Tell this one when a change was accepted here: its name among what waits."""
         self._listeners.append(listener)
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> Accepted:
-        """Keep it to be handled. Safe to repeat: the same delivery, or the same event, is answered with the first."""
+    async def accept(self, tenant: str, project: str, change: Change, delivery: str, *, file: str = "") -> Accepted:
+        """Keep it to be handled. Safe to repeat: the same delivery, or the same event, is answered with the first.
+
+        With `file` it concerns only this pipeline file.
+        """
         _check(change, delivery)
         id = f"c{digest(tenant, project, delivery)}"
         for _ in range(TRIES):
@@ -147,7 +157,8 @@ class Changes:
                 return Accepted(id, is_new=False)
             now = await self._store.now()
             kept = Kept(
-                id=id, tenant=tenant, project=project, delivery=delivery, change=change, created_at=now, updated_at=now
+                **{"id": id, "tenant": tenant, "project": project, "delivery": delivery, "change": change},
+                **{"file": file, "created_at": now, "updated_at": now},
             )
             waiting = _waiting_name(kept)
             documents = [_document(kept), _line(kept), Document(WAITING_LINE, EVERYBODY, waiting, 0, 0, b"")]
@@ -156,7 +167,7 @@ class Changes:
                 version, past = await self._past(name)
                 if (known := _same(past, change, now)) is not None:
                     return Accepted(known, is_new=False)
-                event = Happened(id, content_of(change), change.commit, now)
+                event = Happened(id, content_of(change), change.commit, now, is_end(change))
                 grown = Past((*past.events, event)[-MAX_PAST:])
                 documents.append(Document(PAST, EVERYBODY, name, version, 0, _encode(grown)))
             try:
@@ -180,9 +191,16 @@ class Changes:
         """The tenant's change of this id."""
         return _read(await self._store.find_document(CHANGE, id, tenant))
 
-    async def waiting(self, limit: int = PAGE) -> list[str]:
+    async def all_waiting(self) -> AsyncIterator[str]:
         """The names of what is not handled, the oldest first."""
-        return [each.name for each in await self._store.documents(WAITING_LINE, EVERYBODY, limit=limit)]
+        after = ""
+        while True:
+            documents = await self._store.documents(WAITING_LINE, EVERYBODY, after=after, limit=PAGE)
+            for each in documents:
+                yield each.name
+            if len(documents) < PAGE:
+                return
+            after = documents[-1].name
 
     async def named(self, waiting: str) -> Kept | None:
         """The change that a name of what waits stands for."""
@@ -240,10 +258,16 @@ class Changes:
             )
             for line in lines:
                 dropped += await self._drop(tenant, line)
-        for past in await self._store.documents(PAST, EVERYBODY, limit=limit):
-            if past.at < before:
-                dropped += await self._store.drop_document(PAST, EVERYBODY, past.name, past.version)
         return dropped
+
+    async def forget_past(self) -> None:
+        """Drop what is known of branches and pull requests to which nothing happened for long."""
+        before, after = await self._store.now() - KEEP_SECONDS * SECOND, ""
+        while documents := await self._store.documents(PAST, EVERYBODY, after=after, limit=PAGE):
+            after = documents[-1].name
+            for each in documents:
+                if each.at < before:
+                    await self._store.drop_document(PAST, EVERYBODY, each.name, each.version)
 
     async def _drop(self, tenant: str, line: Document) -> int:
         document = await self._store.find_document(CHANGE, line.name.partition(BETWEEN)[2][16:], tenant)

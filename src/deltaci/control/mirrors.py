@@ -91,13 +91,9 @@ class Mirrors:
             raise GitFailed(str(error), is_passing=True) from None
         credential = ""
         if project.credential:
-            credential = await asyncio.to_thread(
-                self._secret_of, project.tenant, project.name, project.credential
-            )
+            credential = await asyncio.to_thread(self._secret_of, project.tenant, project.name, project.credential)
         self.folder.mkdir(parents=True, exist_ok=True)
-        way = Way(
-            address=address, resolved=found, credential=credential, known_hosts=str(self.folder / "known_hosts")
-        )
+        way = Way(address=address, resolved=found, credential=credential, known_hosts=str(self.folder / "known_hosts"))
         if address.protocol != SSH or not credential:
             yield way
             return
@@ -168,7 +164,7 @@ class Mirror:
                     if "couldn't find remote ref" not in str(error):
                         raise
                     continue
-                found[each] = await self._commit_of(_kept_as(each))
+                found[each] = await self.commit_of(_kept_as(each))
         return found
 
     async def _fetch(self, refs: Iterable[str]) -> None:
@@ -188,9 +184,7 @@ class Mirror:
             if size > MAX_MIRROR_BYTES:
                 await asyncio.to_thread(shutil.rmtree, self.folder, True)
             elif packs > MAX_PACKS:
-                await self._git.run(
-                    ["repack", "-q", "-d", "--geometric=2"], folder=self.folder, seconds=FETCH_SECONDS
-                )
+                await self._git.run(["repack", "-q", "-d", "--geometric=2"], folder=self.folder, seconds=FETCH_SECONDS)
         if not self.folder.exists():
             self._mirrors.folder.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._mirrors.folder))
@@ -209,7 +203,8 @@ class Mirror:
             return False
         return True
 
-    async def _commit_of(self, name: str) -> str:
+    async def commit_of(self, name: str) -> str:
+        """The commit that a name stands for."""
         out = await self._git.run(["rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"], folder=self.folder)
         return out.decode().strip()
 

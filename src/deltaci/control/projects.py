@@ -36,7 +36,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     created_at: int = 0
     created_by: str = ""
-    hook: str = ""  # What addresses of hooks must know; a new one makes the old addresses worthless.
+    reports: str = "statuses"
     version: int = 0  # Of the document, as it was read.
 
 
@@ -97,14 +97,14 @@ class Projects:
         try:
             await self._store.put_documents([document])
         except Conflict:
-            raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment") from None
+            raise Refused(
+                "stale_version", f"somebody else changed project {project.name!r} at the same moment"
+            ) from None
         return msgspec.structs.replace(project, version=project.version + 1)
 
     async def drop(self, project: Project) -> None:
         """Forget it."""
-        if not await self._store.drop_document(
-            KIND, EVERYBODY, of(project.tenant, project.name), project.version
-        ):
+        if not await self._store.drop_document(KIND, EVERYBODY, of(project.tenant, project.name), project.version):
             raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
 
 
@@ -114,10 +114,12 @@ def _read(document: Document | None) -> Project | None:
     return msgspec.structs.replace(_decode(document.body), version=document.version)
 
 
-def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int, hook: str) -> Project:
+def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> Project:
     """A new project, as it was asked for."""
-    fields = {each: getattr(asked, each) for each in ProjectInput.__struct_fields__ if each in Project.__struct_fields__}
-    return Project(**{**fields, "name": name, "tenant": tenant, "created_by": by, "created_at": now, "hook": hook})
+    fields = {
+        each: getattr(asked, each) for each in ProjectInput.__struct_fields__ if each in Project.__struct_fields__
+    }
+    return Project(**{**fields, "name": name, "tenant": tenant, "created_by": by, "created_at": now})
 
 
 def plain_url(url: str) -> str:

@@ -14,11 +14,14 @@ MAX_POLL_SECONDS: Final = 7 * 86400
 MAX_NEWS: Final = 1000
 
 ProjectName = TemplateName
-ForgeKind = Literal["git", "github", "gitlab", "gitea"]
+ForgeKind = Literal["git", "github", "gitlab", "gitea", "forgejo"]
 Superseded = Literal["none", "queued", "all"]
 Url = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x20\x7f]*$(?!\n)")]
 SecretWord = Annotated[str, Meta(max_length=200, pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$(?!\n)")]
 BranchName = Annotated[str, Meta(max_length=250, pattern=r"^[^\x00-\x20\x7f~^:?*\[\\]*$(?!\n)")]
+Ref = Annotated[str, Meta(min_length=6, max_length=250, pattern=r"^refs/[^\x00-\x20\x7f~^:?*\[\\]+$(?!\n)")]
+CommitName = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$(?!\n)")]
+Reports = Literal["statuses", "checks", "nothing"]
 Role = Annotated[str, Meta(max_length=100, pattern=r"^[!-~]*$(?!\n)")]
 
 
@@ -52,6 +55,7 @@ class ProjectInput(Asked, frozen=True, kw_only=True):
     webhook_secret: Annotated[SecretWord, says("the secret by which webhooks are signed")] = ""
     api_url: Annotated[Url, says("the forge's API, if it is not where the forge's own is")] = ""
     api_token: Annotated[SecretWord, says("the secret with which statuses are reported")] = ""
+    reports: Annotated[Reports, says("how the forge is told what came of a commit, if there is a token")] = "statuses"
     policies: Annotated[Policies, says("what the server does by itself")] = Policies()
     description: Annotated[Line, says("for people")] = ""
     expected_version: Annotated[
@@ -72,6 +76,7 @@ class Project(Shown, frozen=True, kw_only=True):
     webhook_secret: Annotated[str, says("the name of the secret by which webhooks are signed")]
     api_url: str
     api_token: Annotated[str, says("the name of the secret with which statuses are reported")]
+    reports: str
     policies: Policies
     description: str
     created_at: Moment
@@ -85,10 +90,37 @@ class ProjectPage(Shown, frozen=True, kw_only=True):
     next: str | None
 
 
-class Hook(Shown, frozen=True, kw_only=True):
-    """Where a post-receive hook of the repository sends what was pushed."""
+class Pushed(Asked, frozen=True, kw_only=True):
+    """One ref that was pushed, as a post-receive hook is told: zeros for what was not there before, or is not now."""
 
-    path: Annotated[str, says("on this server; whoever knows it can say that something was pushed")]
+    ref: Annotated[Ref, says("e.g. `refs/heads/main`")]
+    before: Annotated[CommitName, says("the commit that it had before")]
+    after: Annotated[CommitName, says("the commit that it has now")]
+
+
+class PushInput(Asked, frozen=True, kw_only=True):
+    """What was pushed to a repository without a forge, told by its hook."""
+
+    delivery: Annotated[
+        Annotated[str, Meta(min_length=8, max_length=200, pattern=r"^[!-~]+$(?!\n)")],
+        says("new for every push; the same again makes nothing new"),
+    ]
+    refs: Annotated[Annotated[list[Pushed], Meta(min_length=1, max_length=MAX_NEWS)], says("every ref that changed")]
+    pusher: Annotated[Word, says("who pushed")] = ""
+
+
+class AcceptedChange(Shown, frozen=True, kw_only=True):
+    """A change that was accepted."""
+
+    id: str
+    is_new: Annotated[bool, says("whether it was not known before")]
+    ref: str
+
+
+class AcceptedChanges(Shown, frozen=True, kw_only=True):
+    """What was accepted, in the order in which it was told."""
+
+    changes: list[AcceptedChange]
 
 
 class ChangeQuery(PageQuery, frozen=True, kw_only=True):
