@@ -132,7 +132,7 @@ async def _looked_up(address: Address) -> list[str]:
         async with asyncio.timeout(RESOLVE_SECONDS):
             rows = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
-        raise Unresolved(f"{address.host} cannot be found: {error or 'no answer'}") from None
+        raise Unresolved(f"{address.host} cannot be found: {str(error) or 'no answer'}") from None
     return list(dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows))
 
 

@@ -157,8 +157,14 @@ class Changes:
                 return Accepted(id, is_new=False)
             now = await self._store.now()
             kept = Kept(
-                **{"id": id, "tenant": tenant, "project": project, "delivery": delivery, "change": change},
-                **{"file": file, "created_at": now, "updated_at": now},
+                id=id,
+                tenant=tenant,
+                project=project,
+                delivery=delivery,
+                change=change,
+                file=file,
+                created_at=now,
+                updated_at=now,
             )
             waiting = _waiting_name(kept)
             documents = [_document(kept), _line(kept), Document(WAITING_LINE, EVERYBODY, waiting, 0, 0, b"")]

@@ -182,7 +182,7 @@ class Mirror:
         if self.folder.exists():
             size, packs = await asyncio.to_thread(_measured, self.folder)
             if size > MAX_MIRROR_BYTES:
-                await asyncio.to_thread(shutil.rmtree, self.folder, True)
+                await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             elif packs > MAX_PACKS:
                 await self._git.run(["repack", "-q", "-d", "--geometric=2"], folder=self.folder, seconds=FETCH_SECONDS)
         if not self.folder.exists():
@@ -190,6 +190,11 @@ class Mirror:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._mirrors.folder))
             await self._git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
             draft.rename(self.folder)  # Whole or not at all, should we end meanwhile.
+
+    async def drop(self) -> None:
+        """Remove it from the disk."""
+        async with self._lock:
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     # -- what is here
 

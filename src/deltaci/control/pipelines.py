@@ -1,4 +1,4 @@
-"""The pipeline files of a commit, read; and what they make of a change. The one place that knows which reader is for what."""
+"""The pipeline files of a commit, read, and what they make of a change: the one place that knows all readers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from deltaci.control.groups import Groups
 from deltaci.control.hands import Hands
 from deltaci.control.mirrors import Mirror, Mirrors
 from deltaci.control.pipelines import NoPlan, PipelineFile, is_triggered, pipelines_at, planned
-from deltaci.control.projects import Project, Projects
+from deltaci.control.projects import Projects
 from deltaci.core import decide, run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
@@ -224,8 +224,14 @@ class Planner:
         """The plan and its reasons, the reasons first: whoever sees the plan finds them."""
         await self._keep(record, plan.hash, reasons)
         jobs = tuple(each.spec for each in plan.kept)
-        told = {"is_fail_fast": plan.is_fail_fast, "timeout_seconds": plan.timeout_seconds}
-        await self._say(record, decide.Plan(id=record.id, jobs=jobs, plan_hash=plan.hash, **told))
+        order = decide.Plan(
+            id=record.id,
+            jobs=jobs,
+            plan_hash=plan.hash,
+            is_fail_fast=plan.is_fail_fast,
+            timeout_seconds=plan.timeout_seconds,
+        )
+        await self._say(record, order)
 
     async def _fail(self, record: Run, problems: Sequence[str]) -> None:
         """There is no plan, and the run says why."""

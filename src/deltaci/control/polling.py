@@ -95,5 +95,12 @@ class Polling:
             known[ref] = commit
         return known
 
+    async def forget(self, project: Project) -> None:
+        """Nothing is known of it any more."""
+        name = of(project.tenant, project.name)
+        found = await self._store.find_document(KIND, name, EVERYBODY)
+        if found is not None:
+            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+
     async def _put(self, name: str, version: int, seen: Seen) -> None:
         await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(seen))])

@@ -89,6 +89,13 @@ class Projects:
                 return
             after = documents[-1].name
 
+    async def is_full(self, tenant: str) -> bool:
+        """Whether the tenant can have no more."""
+        count = 0
+        async for _ in self.each(tenant):
+            count += 1
+        return count >= MAX_PROJECTS
+
     async def put(self, project: Project) -> Project:
         """Keep it, in place of the version that it was read at; `stale_version` when somebody else was faster."""
         body = _encode(msgspec.structs.replace(project, version=0))

@@ -72,6 +72,12 @@ class Repositories:
         await self.planner.stop()
         await self.handling.stop()
 
+    async def forget(self, project: Project) -> None:
+        """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
+        await self.mirrors.of(project).drop()
+        await self.schedules.forget(project)
+        await self.polling.forget(project)
+
     async def settled(self) -> None:
         """Wait until everything that was told so far is handled and planned, as far as it can be now."""
         await self.handling.sweep()

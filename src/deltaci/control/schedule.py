@@ -129,6 +129,13 @@ class Schedules:
         found = await self._store.find_document(KIND, of(project.tenant, project.name), EVERYBODY)
         return (found.version, _decode(found.body)) if found is not None else (0, Timetable())
 
+    async def forget(self, project: Project) -> None:
+        """Nothing is known of it any more."""
+        name = of(project.tenant, project.name)
+        found = await self._store.find_document(KIND, name, EVERYBODY)
+        if found is not None:
+            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+
     async def _put(self, project: Project, version: int, table: Timetable) -> None:
         name = of(project.tenant, project.name)
         try:

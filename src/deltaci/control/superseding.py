@@ -52,11 +52,12 @@ class Superseding:
                 if is_over or origin.file in newer:
                     by = "the pull request was closed" if is_over else f"a newer commit, {later[-1].commit[:12]}"
                     await self._cancelled(each, f"superseded: {by}")
-            elif origin.change not in skipped and (
-                is_end(kept.change) or (origin.file in own and origin.commit != kept.change.commit)
+                continue
+            is_meant = is_end(kept.change) or (origin.commit != kept.change.commit and origin.file in own)
+            if (
+                is_meant and origin.change not in skipped and await self._cancelled(each, f"superseded: {what}")
             ):
-                if await self._cancelled(each, f"superseded: {what}"):
-                    cancelled.append(each.id)
+                cancelled.append(each.id)
         return cancelled
 
     async def _newer_files(self, kept: Kept, ids: Sequence[str]) -> set[str]:

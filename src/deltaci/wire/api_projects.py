@@ -167,14 +167,3 @@ class ChangePage(Shown, frozen=True, kw_only=True):
 
     changes: list[Change]
     next: str | None
-
-
-class Decision(Shown, frozen=True, kw_only=True):
-    """Why a job of a pipeline file is part of a run, or is not."""
-
-    name: str
-    job: Annotated[str, says("its id in the file; jobs of a matrix share it")]
-    is_kept: bool
-    code: str
-    reason: str
-    path: Annotated[str, says("the changed file that decided, if one did")]
