@@ -54,9 +54,7 @@ class Superseding:
                     await self._cancelled(each, f"superseded: {by}")
                 continue
             is_meant = is_end(kept.change) or (origin.commit != kept.change.commit and origin.file in own)
-            if (
-                is_meant and origin.change not in skipped and await self._cancelled(each, f"superseded: {what}")
-            ):
+            if is_meant and origin.change not in skipped and await self._cancelled(each, f"superseded: {what}"):
                 cancelled.append(each.id)
         return cancelled
 
