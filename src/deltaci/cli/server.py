@@ -58,7 +58,7 @@ def server_command(
     allow_repositories: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What repositories may be beside https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+            help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
             autocompletion=lambda: list(ALLOWABLE),
         ),
     ] = None,

@@ -21,7 +21,7 @@ from deltaci.control.git import GitFailed
 from deltaci.control.hands import Hands
 from deltaci.control.mirrors import Mirror, Mirrors, is_commit
 from deltaci.control.pipelines import PipelineFile, is_triggered, pipelines_at
-from deltaci.control.projects import Project, Projects
+from deltaci.control.projects import Project, Projects, forge_name
 from deltaci.control.superseding import Superseding
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -192,6 +192,7 @@ class Handling:
         filled = replace(
             change,
             commit=commit,
+            repository=change.repository or forge_name(project.url),
             message=change.message or about.message[:10_000],
             title=change.title or about.title,
             actor=change.actor or about.author,

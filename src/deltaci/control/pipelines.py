@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
+from msgspec.structs import replace
 
 from deltaci.control.comparing import Compared
 from deltaci.control.git import GitFailed
 from deltaci.control.mirrors import MAX_FILE_BYTES, Mirror
-from deltaci.core.job import JobSpec
+from deltaci.core.job import APPROVAL, Gate
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.files import Kind, pipeline_files
-from deltaci.pipeline.plan import Kept, Plan
+from deltaci.pipeline.compile import UNTRUSTED, compile, triggered
+from deltaci.pipeline.files import Kind, pipeline_files, read_pipeline
+from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.pipeline.reader import Found, read
+from deltaci.pipeline.reader import Found
 from deltaci.wire.messages import Source
 
 
@@ -25,7 +27,6 @@ class PipelineFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     found: Found
-    text: str = ""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -63,37 +64,44 @@ async def _read(mirror: Mirror, commit: str, path: str, kind: Kind) -> PipelineF
             expected=f"at most {MAX_FILE_BYTES:,} bytes",
         )
         return PipelineFile(name=path, kind=kind, found=Found(file=path, pipeline=None, problems=(problem,)))
-    text = content.decode("utf-8", "replace")
-    return PipelineFile(name=path, kind=kind, found=read(content, path), text=text)
+    return PipelineFile(name=path, kind=kind, found=read_pipeline(kind, path, content))
 
 
 def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether the file runs for this change, and why. One that cannot be read runs, and so shows what is wrong."""
-    return True, "pushed"
+    if file.found.pipeline is None:
+        return True, f"it has {len(file.problems)} problems, and cannot say when it runs"
+    return triggered(file.found.pipeline, change, changed)
 
 
 def planned(
     file: PipelineFile, change: Change, diff: Compared, source: Source, *, run_id: str = "", fork_role: str = ""
 ) -> Plan:
     """What the file makes of the change; `NoPlan` with all of its problems."""
-    pipeline = file.found.pipeline
-    if pipeline is None or file.problems:
-        raise NoPlan([str(each) for each in file.problems])
+    compiled = compile(
+        file.found,
+        change,
+        changed=diff.changed,
+        unknown_because=diff.why,
+        source=source,
+        run_id=run_id,
+        is_untrusted=change.is_fork,
+        adds_secrets=file.kind == "github",
+    )
+    if compiled.plan is None:
+        raise NoPlan([str(each) for each in compiled.problems if not each.is_warning])
+    return _guarded(compiled.plan, fork_role) if change.is_fork else compiled.plan
+
+
+def _guarded(plan: Plan, role: str) -> Plan:
+    """Whoever sent a change from a fork does not approve it; who does needs the role that the project names."""
+    gate = Gate(role=role, not_by_starter=True)
     kept = tuple(
-        Kept(
-            spec=JobSpec(name=name, work={"steps": [each.run for each in job.steps or () if each.run]}),
-            job=name,
-            code="no_paths",
-            reason="x",
-        )
-        for name, job in pipeline.jobs.items()
+        replace(each, spec=replace(each.spec, gate=gate))
+        if each.code == UNTRUSTED and each.job == each.spec.name and each.spec.kind == APPROVAL
+        else each
+        for each in plan.kept
     )
-    group = pipeline.concurrency
-    return Plan(
-        file=file.name,
-        name=pipeline.name or file.name,
-        kept=kept,
-        hash=plan_hash([each.spec for each in kept]),
-        group=group.group if group else "",
-        cancels_in_progress=bool(group and group.cancel_in_progress is True),
-    )
+    specs = [each.spec for each in kept]
+    hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
+    return replace(plan, kept=kept, hash=hash)

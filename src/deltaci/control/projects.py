@@ -131,6 +131,16 @@ def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> P
 
 def plain_url(url: str) -> str:
     """The address without what makes no difference."""
+    return _bare(url).lower()
+
+
+def _bare(url: str) -> str:
+    """Host and path."""
     short = re.fullmatch(r"(?:[^@/]+@)?([^:/]+):([^/].*)", url)
     text = f"{short[1]}/{short[2]}" if short else re.sub(r"^[a-z+]+://(?:[^@/]+@)?", "", url)
-    return text.rstrip("/").removesuffix(".git").lower()
+    return text.rstrip("/").removesuffix(".git")
+
+
+def forge_name(url: str) -> str:
+    """What a forge calls the repository: `owner/name`, as its address ends."""
+    return "/".join(_bare(url).split("/")[1:][-2:]) or _bare(url)

@@ -20,8 +20,11 @@ from deltaci.core.run import Origin, Run
 from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
-from deltaci.runner.tls import Tls
-from deltaci.server.service import Listener, Service, registration_token
+from deltaci.runner.executors import Executors
+from deltaci.runner.machine import Machine
+from deltaci.server.credentials import server_key
+from deltaci.server.secrets import Secrets
+from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.store.port import Search, Store
 
 TENANT: Final = "default"
@@ -31,12 +34,21 @@ MAX_LEFT_OVER: Final = 100
 PERSON: Final = "user:you"
 
 
+class Here(Machine):
+    """This machine, for its own user: jobs that ask for no walls get none, as if their commands were typed here."""
+
+    def executors(self) -> Executors:
+        """Plain processes first."""
+        return Executors(usual=("process",))
+
+
 class Engine:
     """What runs pipelines here. Its folder keeps the runs, so that a later one can go on where one failed."""
 
     def __init__(self, service: Service, folder: Path) -> None:
         self.service = service
         self.folder = folder
+        self.secrets = Secrets(service.blobs, server_key(folder / KEY_FILE))
 
     @property
     def store(self) -> Store:
@@ -82,7 +94,9 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused("busy", f"another run is under way here ({folder}); wait for its end, or stop it") from None
+            raise Refused(
+                "wrong_state", f"another run is under way here ({folder}); wait for its end, or stop it"
+            ) from None
         _log_to(folder / "engine.log")
         async with Service(store, folder) as service:
             listener = Listener(service, "127.0.0.1", 0)
@@ -105,7 +119,7 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
         (work / left).unlink(missing_ok=True)
     name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
-    entrance = Entrance(url, work, labels=labels, slots=slots, tls=Tls(), token=token)
+    entrance = Entrance(url, work, labels=labels, slots=slots, token=token, machine=Here(url))
     credential = await asyncio.to_thread(entrance.enter)
     agent = Agent(entrance, credential, labels=labels, slots=slots, folder=work)
     working = asyncio.create_task(agent.run())

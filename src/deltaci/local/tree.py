@@ -41,15 +41,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Tree:
     """The folder in which somebody works: their repository from its root on, or just this folder."""
 
-    def __init__(self, folder: Path, store: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._start = folder.resolve()
         try:
             top = self._ask("rev-parse", "--show-toplevel")
         except FileNotFoundError:
-            raise Refused("no_git", "git is not installed here, or not on the PATH; install it") from None
+            raise Refused("unreadable", "git is not installed here, or not on the PATH; install it") from None
         self.root = Path(top) if top else self._start
         self.is_git = bool(top)
-        self.store = store.resolve()  # our own repository
+        self.store = self.root  # our own repository
+
+    def keep_in(self, store: Path) -> None:
+        """Where our own repository is, or will be."""
+        self.store = store.resolve()
 
     # -- what is here
 
@@ -76,7 +80,7 @@ class Tree:
             self.store.parent.mkdir(parents=True, exist_ok=True)
             made = self._run(["init", "--quiet", "--bare", str(self.store)])
             if made.returncode:
-                raise Refused("no_git", f"a repository cannot be made in {self.store}: {_said(made)}")
+                raise Refused("unreadable", f"a repository cannot be made in {self.store}: {_said(made)}")
         for name in ("uploadpack.allowAnySHA1InWant", "uploadpack.allowFilter"):
             self._must("config", name, "true")
         info = self.store / "info"
@@ -118,12 +122,12 @@ class Tree:
         """
         if not snapshot.head:
             if named:
-                raise Refused("no_base", f"there is no commit here to compare with {named!r}; leave --base out")
+                raise Refused("bad_request", f"there is no commit here to compare with {named!r}; leave --base out")
             return "", "there is no commit yet"
         if named:
             found = self._ask("rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}")
             if not found:
-                raise Refused("no_base", f"there is no commit {named!r} here; name a branch, a tag or a commit")
+                raise Refused("bad_request", f"there is no commit {named!r} here; name a branch, a tag or a commit")
             return self._ask("merge-base", found, snapshot.head) or found, named
         for name in _BASES:
             tip = self._ask("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -183,7 +187,7 @@ class Tree:
     def _must(self, *words: str, more: Mapping[str, str] | None = None) -> str:
         told = self._own(*words, more=more)
         if told.returncode:
-            raise Refused("no_git", f"git {words[0]} does not work here: {_said(told)}")
+            raise Refused("unreadable", f"git {words[0]} does not work here: {_said(told)}")
         return told.stdout.decode("utf-8", "surrogateescape").strip("\n")
 
     def _run(
@@ -202,7 +206,7 @@ class Tree:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Refused("no_git", f"git {words[0]} did not end within {GIT_SECONDS:.0f} s") from None
+            raise Refused("unreadable", f"git {words[0]} did not end within {GIT_SECONDS:.0f} s") from None
 
 
 def _said(told: subprocess.CompletedProcess[bytes]) -> str:

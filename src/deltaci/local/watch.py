@@ -90,10 +90,12 @@ class Watch:
     async def _job(self, event: Event) -> None:
         record = await self._engine.store.find(event.entity_id)
         assert isinstance(record, Job)
+        if record.state != event.to:
+            return  # It is further by now, and that is told next.
         tail: list[str] = []
         if event.to in job.TERMINAL and (log := self._logs.get(record.id)):
             await log.close()
-            tail = list(log.tail)
+            tail = list(log.tail) if not job.satisfies(record) else []
         self._screen.changed(record, tail)
         if job.MACHINE.changes(event.to, Approve):
             asking = asyncio.create_task(self._ask(record))

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
+from deltaci.pipeline.reader import Found, read
+
 MAX_FILES: Final = 200
 
 Kind = Literal["own", "github", "discovered"]
@@ -32,3 +34,13 @@ def pipeline_files(paths: Iterable[str]) -> Files:
         if found:
             return Files(kind, tuple(found[:MAX_FILES]))
     return Files("discovered", ())
+
+
+def kind_of(path: str) -> Kind:
+    """What a file is, told by where it stands; one that stands elsewhere is taken for one of ours."""
+    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
+
+
+def read_pipeline(kind: Kind, path: str, content: bytes) -> Found:
+    """Read a pipeline file of this kind."""
+    return read(content, path)

@@ -51,10 +51,7 @@ JobId = Annotated[
     str,
     text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
 ]
-Word = Annotated[
-    str,
-    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
-]
+Word = JobId
 Variable = Annotated[
     str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
 ]
@@ -69,6 +66,11 @@ Cron = Annotated[
         200,
     ),
 ]
+TimeZone = Annotated[
+    str,
+    text("the name of a time zone, e.g. 'Europe/Berlin'", r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}", 64),
+]
+Folder = Annotated[str, text("a folder of the repository, e.g. 'libs/ui'", r"[^\x00-\x1f\x7f\\]+", 255)]
 Scalar = str | int | float | bool
 Truth = bool | Expression
 Minutes = Annotated[int, Meta(ge=1, le=MAX_MINUTES)] | Annotated[float, Meta(gt=0, le=MAX_MINUTES)] | Expression
@@ -79,7 +81,7 @@ Row = Annotated[
     dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(min_length=1, max_length=MAX_ITEMS)
 ]
 
-FailureClass = Literal["INFRA", "TOOLING", "FLAKY", "USER"]
+FailureClass = Literal["INFRA", "TOOLING", "FLAKY"]  # `USER` is the author's own, and never tried again.
 With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
 BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"]
@@ -141,7 +143,8 @@ class Schedule(Part, frozen=True, kw_only=True):
 
     short: ClassVar[str] = "cron"
 
-    cron: Annotated[Cron, says("minute, hour, day, month and weekday, in UTC")]
+    cron: Annotated[Cron, says("minute, hour, day, month and weekday")]
+    timezone: Annotated[TimeZone, says("where these are meant, e.g. `Europe/Berlin`")] = "UTC"
     branches: Annotated[RefPatterns | None, says("on which branches; absent: the default branch")] = None
 
 
@@ -208,6 +211,18 @@ class Concurrency(Part, frozen=True, kw_only=True):
     cancel_in_progress: Annotated[Truth, says("whether a new one cancels the one that runs")] = field(
         name="cancel-in-progress", default=False
     )
+
+
+class Project(Part, frozen=True, kw_only=True):
+    """A folder that others depend on, or that depends on others. A text stands for the folder."""
+
+    short: ClassVar[str] = "folder"
+
+    folder: Annotated[Folder, says("where it is, from the root of the repository on")]
+    depends_on: Annotated[
+        Annotated[tuple[Folder, ...], Meta(max_length=MAX_ITEMS * 2, extra={"one": True})],
+        says("names of projects, or folders: a change there is one here"),
+    ] = field(name="depends-on", default=())
 
 
 # -- what a job has
@@ -314,7 +329,7 @@ class Retry(Part, frozen=True, kw_only=True):
 
     max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], says("attempts in all")]
     on: Annotated[
-        Annotated[tuple[FailureClass, ...], Meta(min_length=1, max_length=4, extra={"one": True})],
+        Annotated[tuple[FailureClass, ...], Meta(min_length=1, max_length=3, extra={"one": True})],
         says("which failures are worth another attempt"),
     ] = ("INFRA", "TOOLING", "FLAKY")
     delay_seconds: Annotated[
@@ -449,6 +464,10 @@ class Job(Part, frozen=True, kw_only=True):
     approval: Annotated[Approval | None, says("it is for people, not for a runner: who must say yes")] = None
     concurrency: Annotated[Concurrency | None, says("one at a time")] = None
     paths: Annotated[Patterns | None, says("it runs only if one of these paths changed; absent: always")] = None
+    project: Annotated[
+        Annotated[tuple[Word, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
+        says("it runs if one of these projects changed, or what they depend on"),
+    ] = ()
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
     executor: Annotated[
         Literal["process", "sandbox", "container"] | None, says("how to isolate it; absent: as the runner does")
@@ -473,4 +492,7 @@ class Pipeline(Part, frozen=True, kw_only=True):
     timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], says("how long a run may take")] = field(
         name="timeout-minutes", default=360
     )
+    projects: Annotated[
+        Annotated[dict[Word, Project], Meta(max_length=MAX_JOBS)], says("folders, and what each depends on")
+    ] = {}
     jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], says("the jobs, by id")]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import msgspec
 from msgspec import inspect
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline import checks, model
+from deltaci.pipeline import checks, model, references
 from deltaci.pipeline.foreign import FOREIGN
-from deltaci.pipeline.problems import Place, Problem, Problems, listed, shown
+from deltaci.pipeline.found import Expression, Found, Path
+from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
+
+__all__ = ["DEFAULT_FILE", "Expression", "Found", "Path", "read"]
 
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
@@ -21,33 +23,6 @@ MAX_LISTED_KEYS: Final = 12
 TRUTHS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _BAD: Final = object()  # Something was wrong here, and was said.
-
-Path = tuple[str | int, ...]
-
-
-class Expression(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is evaluated later: all of it (a condition), or what is inside `${{ … }}`."""
-
-    path: Path
-    text: str
-    at: Place
-    is_condition: bool = False
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says, unless it has problems; warnings alone do not stand in its way."""
-
-    file: str
-    pipeline: model.Pipeline | None
-    problems: tuple[Problem, ...] = ()
-    expressions: tuple[Expression, ...] = ()
-    places: dict[Path, Place] = {}
-
-    def place(self, *path: str | int) -> Place:
-        """Where something stands: `place("jobs", "test", "steps", 0)`. Of what was not written: what holds it."""
-        while path not in self.places and path:
-            path = path[:-1]
-        return self.places.get(path, Place())
 
 
 def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
@@ -61,13 +36,18 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     reader = _Reader(problems)
     pipeline = reader.value(root, model.Pipeline, (), root.at)
     checks.check(root, problems)
+    references.check_patterns(root, text, problems)
+    references.check_expressions(root, reader.expressions, text, problems)
     is_good = isinstance(pipeline, model.Pipeline) and not problems.is_bad
+    if is_good:
+        is_good = references.check_whole(pipeline, reader.places, problems)
     return Found(
         file=file,
         pipeline=pipeline if is_good else None,
         problems=problems.in_order(),
         expressions=tuple(reader.expressions),
         places=reader.places,
+        source=text,
     )
 
 

@@ -24,6 +24,7 @@ NOUNS: Final[dict[type, str]] = {
     model.RunDefaults: "'defaults.run'",
     model.Defaults: "'defaults'",
     model.Concurrency: "'concurrency'",
+    model.Project: "a project",
     model.Need: "a need",
     model.Matrix: "a matrix",
     model.Strategy: "'strategy'",

@@ -68,7 +68,8 @@ class Places:
 
     def take(self, spec: JobSpec) -> Place:
         """A place for this job. Raises `Refused` when there is none here."""
-        wish = Wish(spec.executor, spec.image, spec.network, spec.limits)
+        # Services are reached over the network of the machine.
+        wish = Wish(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
         spare, self._spare = self._spare, None
         if spare is not None and self._spare_for == wish:
             found = spare
