@@ -22,7 +22,7 @@ def changes_command(
     project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
 ) -> None:
-    """Show what happened in repositories, the newest first: pushes, pull requests, schedules, and what came of each.
+    """Show what happened in repositories, and what came of it, the newest first.
 
     Examples:
 

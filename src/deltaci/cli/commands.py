@@ -28,7 +28,7 @@ COMMANDS: Final = {
     ),
     "runs": Entry("runs", RUNS, "Show runs, the newest first."),
     "show": Entry("runs", RUNS, "Show a run with its jobs: how far each is, what it waits for, why it failed."),
-    "changes": Entry("changes", RUNS, "Show what happened in repositories, and what came of it."),
+    "changes": Entry("changes", RUNS, "Show what happened in repositories, and what came of it, the newest first."),
     "logs": Entry("logs", RUNS, "Print the log of a job's last attempt, or of the attempt that you name."),
     "explain": Entry("runs", RUNS, "Say why a run, a job or an attempt is as it is, and what led to it."),
     "approve": Entry("decide", RUNS, "Approve what waits for it in a run, and show what that opens."),

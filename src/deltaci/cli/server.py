@@ -32,6 +32,15 @@ BlobsOption = Annotated[
 ]
 
 
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        autocompletion=lambda: list(ALLOWABLE),
+    ),
+]
+
+
 @app.command("server")
 def server_command(
     store: StoreOption = "sqlite:.state/deltaci.db",
@@ -55,13 +64,7 @@ def server_command(
     require_client_cert: Annotated[
         bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
     ] = False,
-    allow_repositories: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
-            autocompletion=lambda: list(ALLOWABLE),
-        ),
-    ] = None,
+    allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",

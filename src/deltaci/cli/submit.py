@@ -24,6 +24,20 @@ KeyOption = Annotated[
     str, typer.Option("--idempotency-key", help="The same key again gives the same run, not another one.")
 ]
 
+TemplateOption = Annotated[
+    str,
+    typer.Option(
+        "--template",
+        "-t",
+        metavar="NAME[@VERSION]",
+        help="The template to start from.",
+        autocompletion=complete_template,
+    ),
+]
+RepositoryOption = Annotated[
+    str, typer.Option(help="The repository that it is about; without a plan and a template, the project to run.")
+]
+
 
 @command(app, "submit")
 def submit_command(
@@ -31,16 +45,7 @@ def submit_command(
     plan: Annotated[
         str, typer.Argument(metavar="[PLAN]", help="A file with the plan, as JSON; - reads standard input.")
     ] = "",
-    template: Annotated[
-        str,
-        typer.Option(
-            "--template",
-            "-t",
-            metavar="NAME[@VERSION]",
-            help="The template to start from.",
-            autocompletion=complete_template,
-        ),
-    ] = "",
+    template: TemplateOption = "",
     input: Annotated[
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template or the file asks for."),
@@ -48,9 +53,7 @@ def submit_command(
     project: Annotated[str, typer.Option(help="What it belongs to.")] = "",
     branch: Annotated[str, typer.Option(help="The branch that it is about.")] = "",
     commit: Annotated[str, typer.Option(help="The commit that it is about.")] = "",
-    repository: Annotated[
-        str, typer.Option(help="The repository that it is about; without a plan and a template, the project to run.")
-    ] = "",
+    repository: RepositoryOption = "",
     file: Annotated[str, typer.Option(help="Of a repository: the pipeline file to run.")] = "",
     title: Annotated[str, typer.Option(help="One line for people.")] = "",
     label: Annotated[list[str] | None, typer.Option(help="To find it by; may be repeated.")] = None,

@@ -109,7 +109,7 @@ def start(
     labels: Sequence[str] = (),
     idempotency_key: str = "",
 ) -> Call[api.Run]:
-    """Start a run from a template, a plan, or a repository that the server knows. A repeat with the same key is the same."""
+    """Start a run from a template, a plan or a repository. Safe to repeat: the same key gives the same run."""
     body = _given(
         **{"template": template, "version": version, "inputs": dict(inputs or {}), "plan": plan, "project": project},
         **{"branch": branch, "repository": repository, "commit": commit, "title": title, "labels": list(labels)},
