@@ -7,7 +7,7 @@ what waits, and what is known of its branch or pull request.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -84,6 +84,7 @@ class Happened(msgspec.Struct, frozen=True):
     commit: str
     at: int
     is_end: bool = False
+    before: str = ""
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -173,7 +174,7 @@ class Changes:
                 version, past = await self._past(name)
                 if (known := _same(past, change, now)) is not None:
                     return Accepted(known, is_new=False)
-                event = Happened(id, content_of(change), change.commit, now, is_end(change))
+                event = Happened(id, content_of(change), change.commit, now, is_end(change), change.before)
                 grown = Past((*past.events, event)[-MAX_PAST:])
                 documents.append(Document(PAST, EVERYBODY, name, version, 0, _encode(grown)))
             try:
@@ -309,10 +310,20 @@ def _same(past: Past, change: Change, now: int) -> str | None:
         if each.content != content:
             continue
         if change.event == "push":
-            later = past.events[place + 1 :]
-            return None if any(other.commit == change.before for other in later) else each.id
+            return None if _went_back(past.events[place + 1 :], change) else each.id
         return each.id if now - each.at < SAME_SECONDS * SECOND else None
     return None
+
+
+def _went_back(later: Sequence[Happened], change: Change) -> bool:
+    """Whether pushes lead from where the branch was then to where it was before; they may be told out of order."""
+    reached, front = {change.commit}, [change.commit]
+    while front:
+        here = front.pop()
+        new = {each.commit for each in later if each.before == here} - reached
+        reached |= new
+        front += new
+    return change.before in reached
 
 
 def _waiting_name(kept: Kept) -> str:
