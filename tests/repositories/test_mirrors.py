@@ -27,9 +27,9 @@ def mirrors(folder: Path, **values: str) -> Mirrors:
     return Mirrors(folder, LOCAL, secret_of)
 
 
-def mirror(folder: Path, upstream: Upstream, **fields: str) -> Mirror:
+def mirror(folder: Path, upstream: Upstream, credential: str = "") -> Mirror:
     """Of this repository."""
-    return mirrors(folder).of(Project(name="shop", tenant="t", url=upstream.url, **fields))
+    return mirrors(folder).of(Project(name="shop", tenant="t", url=upstream.url, credential=credential))
 
 
 @on_loop
@@ -50,7 +50,7 @@ async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, ups
     assert await here.is_ancestor(upstream.first, second)
     assert not await here.is_ancestor(other, second)
     assert await here.merge_base(other, second) == upstream.first
-    assert await here.changed(upstream.first, second) == {"README", "src/a.py"}
+    assert await here.changed(upstream.first, second) == frozenset({"README", "src/a.py"})
     assert await here.changed(second, second) == frozenset()
 
 
@@ -68,7 +68,7 @@ async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upst
 
     await here.need(head, "refs/heads/main")
 
-    assert await here.changed(base, head) == {"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"}
+    assert await here.changed(base, head) == frozenset({"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"})
     assert "libs/sub" not in await here.files(head)
 
 

@@ -17,10 +17,9 @@ Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 def request(upstream: Upstream, commit: str, action: str = "opened", **fields: Any) -> Change:
     """Pull request 7, whose head is where forges keep it."""
     git(upstream.tree, "push", "-q", "--force", "origin", f"{commit}:refs/pull/7/head")
-    return Change(
-        **{"event": "pull_request", "commit": commit, "ref": "refs/pull/7/head", "branch": "main", "head": "topic"},
-        **{"number": 7, "action": action, "base": upstream.first, "title": "a proposal", "actor": "eve", **fields},
-    )
+    told: dict[str, Any] = {"ref": "refs/pull/7/head", "branch": "main", "head": "topic", "number": 7}
+    told |= {"action": action, "base": upstream.first, "title": "a proposal", "actor": "eve", **fields}
+    return Change(event="pull_request", commit=commit, **told)
 
 
 @on_loop
