@@ -24,7 +24,9 @@ async def started(place: Deployment, run_id: str, *specs: JobSpec) -> None:
     await place.applier.do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
 
 
-def job(name: str, *steps: dict[str, Any], needs: tuple[str, ...] = (), executor: str = "process", **work: Any) -> JobSpec:
+def job(
+    name: str, *steps: dict[str, Any], needs: tuple[str, ...] = (), executor: str = "process", **work: Any
+) -> JobSpec:
     """A job of a pipeline."""
     contexts = {"github": {"repository": "acme/shop", "sha": "0" * 40, "ref": "refs/heads/main"}}
     spec = {"steps": list(steps), "executor": executor, "contexts": contexts, "needs": list(needs), **work}

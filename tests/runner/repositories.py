@@ -10,7 +10,11 @@ ENV = {
     "PATH": os.environ["PATH"],
     "HOME": "/nonexistent",
     "GIT_CONFIG_NOSYSTEM": "1",
-    **{f"GIT_{who}_{what}": f"{what.lower()}@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    **{
+        f"GIT_{who}_{what}": f"{what.lower()}@example.org"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    },
     "GIT_AUTHOR_DATE": "2026-01-04T08:00:00Z",
     "GIT_COMMITTER_DATE": "2026-01-04T08:00:00Z",
     "GIT_ALLOW_PROTOCOL": "file",

@@ -83,10 +83,11 @@ class Git:
         way: Way | None = None,
         seconds: float = COMMAND_SECONDS,
         limit: int = MAX_OUTPUT_BYTES,
+        input: bytes = b"",
     ) -> bytes:
         """What it prints. Raises `GitFailed` when it fails, takes too long or prints more than the limit."""
         async with self._turns:
-            code, out, err = await self._ended(args, folder, way, seconds, limit)
+            code, out, err = await self._ended(args, folder, way, seconds, limit, input)
         if code:
             raise _failed(args[0], code, err)
         return out
@@ -100,14 +101,20 @@ class Git:
         return code == 0
 
     async def _ended(
-        self, args: Sequence[str], folder: Path | None, way: Way | None, seconds: float, limit: int
+        self,
+        args: Sequence[str],
+        folder: Path | None,
+        way: Way | None,
+        seconds: float,
+        limit: int,
+        input: bytes = b"",
     ) -> tuple[int, bytes, bytes]:
         where = ["--git-dir", str(folder)] if folder is not None else []
         # A shell says how large a file may get at most; it becomes git.
         words = ["sh", "-c", f'ulimit -f {MAX_PACK_BYTES // 512}; exec git "$@"', "git", *where, *args]
         process = await asyncio.create_subprocess_exec(
             *words,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(way),
@@ -117,11 +124,13 @@ class Git:
         assert process.stdout is not None
         assert process.stderr is not None
         reading = asyncio.gather(
-            _read(process.stdout, limit, is_all=True), _read(process.stderr, MAX_ERROR_BYTES, is_all=False)
+            _read(process.stdout, limit, is_all=True),
+            _read(process.stderr, MAX_ERROR_BYTES, is_all=False),
+            _write(process.stdin, input),
         )
         try:
             async with asyncio.timeout(seconds):
-                out, err = await reading
+                out, err, _ = await reading
                 return await process.wait(), out, err
         except TimeoutError:
             raise GitFailed(f"git {args[0]} took longer than {seconds:.0f} s", is_passing=True) from None
@@ -139,7 +148,18 @@ async def _read(stream: asyncio.StreamReader, limit: int, *, is_all: bool) -> by
     return bytes(found)
 
 
-async def _stop(process: asyncio.subprocess.Process, reading: asyncio.Future[tuple[bytes, bytes]]) -> None:
+async def _write(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    if stream is None:
+        return
+    with suppress(ConnectionError):  # It ended before it had read all.
+        stream.write(data)
+        await stream.drain()
+    stream.close()
+    with suppress(ConnectionError):
+        await stream.wait_closed()
+
+
+async def _stop(process: asyncio.subprocess.Process, reading: asyncio.Future[tuple[bytes, bytes, None]]) -> None:
     """Nothing of it stays: not git, not what it started."""
     if process.returncode is None or not reading.done():
         with suppress(ProcessLookupError, PermissionError):

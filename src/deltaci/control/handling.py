@@ -20,7 +20,7 @@ from deltaci.control.comparing import HEADS, compared
 from deltaci.control.git import GitFailed
 from deltaci.control.hands import Hands
 from deltaci.control.mirrors import Mirror, Mirrors, is_commit
-from deltaci.control.pipelines import PipelineFile, is_triggered, pipelines_at
+from deltaci.control.pipelines import is_triggered, pipelines_at
 from deltaci.control.projects import Project, Projects, forge_name
 from deltaci.control.superseding import Superseding
 from deltaci.core.errors import Refused
@@ -31,6 +31,7 @@ from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
 from deltaci.pipeline.change import Change
+from deltaci.pipeline.files import PipelineFile
 from deltaci.store.port import Conflict, Store, Unavailable
 
 SWEEP_SECONDS: Final = 5.0
@@ -213,12 +214,12 @@ class Handling:
         for file in found[:MAX_FILES]:
             is_on, why = is_triggered(file, change, diff.changed)
             run_id = await self._born(kept, project, file) if is_on else ""
-            outcomes.append(FileOutcome(file.name, run_id, why[:MAX_REASON]))
+            outcomes.append(FileOutcome(file.found.file, run_id, why[:MAX_REASON]))
         return tuple(outcomes)
 
     async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
-        id = run_id(kept.id, file.name)
-        record = run_of(id, kept, project, file.name)
+        id = run_id(kept.id, file.found.file)
+        record = run_of(id, kept, project, file.found.file)
         await self._applier.do(Birth(id=id, record=record, or_existing=True))
         return id
 

@@ -250,9 +250,36 @@ class Mirror:
                 found.append(path.decode("utf-8", "replace"))
         return sorted(found)
 
+    async def read_all(self, commit: str, paths: Iterable[str], limit: int = MAX_FILE_BYTES) -> dict[str, bytes]:
+        """These files as they are at the commit, without those that are not there, or larger than the limit."""
+        wanted = [path for path in dict.fromkeys(paths) if "\n" not in path]
+        if not wanted:
+            return {}
+        asked = "".join(f"{commit}:{path}\n" for path in wanted).encode()
+        out = await self._git.run(["cat-file", "--batch-check"], folder=self.folder, input=asked)
+        lines = out.decode("utf-8", "replace").split("\n")
+        good = [path for path, line in zip(wanted, lines, strict=False) if _is_small_blob(line, limit)]
+        if not good:
+            return {}
+        asked = "".join(f"{commit}:{path}\n" for path in good).encode()
+        room = len(good) * (limit + 200)
+        out = await self._git.run(["cat-file", "--batch"], folder=self.folder, input=asked, limit=room)
+        found: dict[str, bytes] = {}
+        for path in good:
+            head, _, rest = out.partition(b"\n")
+            size = int(head.rpartition(b" ")[2])
+            found[path], out = rest[:size], rest[size + 1 :]
+        return found
+
     async def read(self, commit: str, path: str, limit: int = MAX_FILE_BYTES) -> bytes:
         """A file as it is at the commit; `GitFailed` when it is not there, or too large."""
         return await self._git.run(["cat-file", "blob", f"{commit}:{path}"], folder=self.folder, limit=limit)
+
+
+def _is_small_blob(line: str, limit: int) -> bool:
+    """Whether git says that it is a file of at most so many bytes."""
+    kind, _, size = line.partition(" ")[2].rpartition(" ")
+    return kind == "blob" and size.isdecimal() and int(size) <= limit
 
 
 def _kept_as(ref: str) -> str:

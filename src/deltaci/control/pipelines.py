@@ -1,37 +1,30 @@
-"""The pipeline files of a commit, read, and what they make of a change: the one place that knows all readers."""
+"""The pipelines of a commit, read, and what they make of a change. Nothing here knows how files are read or planned."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from deltaci.control.comparing import Compared
-from deltaci.control.git import GitFailed
 from deltaci.control.mirrors import MAX_FILE_BYTES, Mirror
+from deltaci.core.errors import Refused
 from deltaci.core.job import APPROVAL, Gate
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import UNTRUSTED, compile, triggered
-from deltaci.pipeline.files import Kind, pipeline_files, read_pipeline
+from deltaci.pipeline.files import DISCOVERED, PipelineFile, Read, discover, pipeline_files, read_file
+from deltaci.pipeline.found import Found
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.pipeline.reader import Found
 from deltaci.wire.messages import Source
 
+MAX_ROUNDS: Final = 10  # Of files that name files that name files.
+MAX_OTHERS: Final = 1000
 
-class PipelineFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline of a commit: what was read, or all that is wrong with it."""
-
-    name: str
-    kind: Kind
-    found: Found
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What keeps it from being used."""
-        return tuple(each for each in self.found.problems if not each.is_warning)
+T = TypeVar("T")
 
 
 class NoPlan(Exception):
@@ -43,42 +36,76 @@ class NoPlan(Exception):
 
 
 async def pipelines_at(mirror: Mirror, commit: str, only: str = "") -> list[PipelineFile]:
-    """Every pipeline of a commit, by name: its own files, else GitHub's, else what is discovered."""
-    files = pipeline_files(await mirror.files(commit))
-    found: list[PipelineFile] = []
-    for path in files.paths:
-        if not only or path == only:
-            found.append(await _read(mirror, commit, path, files.kind))
-    return found
+    """Every pipeline of a commit, by name: its own files, else GitHub's, else what is discovered. Or the one named."""
+    paths = await mirror.files(commit)
+    known = frozenset(paths)
+    if only == DISCOVERED:
+        return await _discovered(mirror, commit, paths)
+    names = ((only,) if only in known else ()) if only else pipeline_files(known)
+    if not names:
+        return [] if only else await _discovered(mirror, commit, paths)
+    contents = await mirror.read_all(commit, names)
+    return [await _read(mirror, commit, paths, name, contents.get(name)) for name in names]
 
 
-async def _read(mirror: Mirror, commit: str, path: str, kind: Kind) -> PipelineFile:
+async def _read(mirror: Mirror, commit: str, paths: Sequence[str], name: str, content: bytes | None) -> PipelineFile:
+    if content is None:
+        expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
+        problem = Problem(file=name, line=1, column=1, found="it is too large", expected=expected)
+        return PipelineFile(kind="own", found=Found(file=name, pipeline=None, problems=(problem,)))
+    return await _with_others(mirror, commit, lambda read: read_file(name, content, paths, read))
+
+
+async def _discovered(mirror: Mirror, commit: str, paths: Sequence[str]) -> list[PipelineFile]:
     try:
-        content = await mirror.read(commit, path)
-    except GitFailed as error:
-        problem = Problem(
-            file=path,
-            line=1,
-            column=1,
-            found=f"it cannot be read: {error}",
-            expected=f"at most {MAX_FILE_BYTES:,} bytes",
-        )
-        return PipelineFile(name=path, kind=kind, found=Found(file=path, pipeline=None, problems=(problem,)))
-    return PipelineFile(name=path, kind=kind, found=read_pipeline(kind, path, content))
+        return [await _with_others(mirror, commit, lambda read: discover(paths, read))]
+    except Refused:
+        return []  # Nothing is sure enough.
+
+
+async def _with_others(mirror: Mirror, commit: str, make: Callable[[Read], T]) -> T:
+    """Make it, with the texts of other files that it asks for: again, until it asks for nothing new."""
+    texts: dict[str, bytes | None] = {}
+    for _ in range(MAX_ROUNDS):
+        missing: dict[str, None] = {}
+
+        def read(path: str, missing: dict[str, None] = missing) -> bytes | None:
+            if path not in texts:
+                missing[path] = None
+            return texts.get(path)
+
+        try:
+            made = await asyncio.to_thread(make, read)
+        except Refused:
+            if not missing:
+                raise
+        else:
+            if not missing or len(texts) >= MAX_OTHERS:
+                return made
+        wanted = list(missing)[: MAX_OTHERS - len(texts)]
+        found = await mirror.read_all(commit, wanted)
+        texts |= {path: found.get(path) for path in wanted}
+    return await asyncio.to_thread(make, texts.get)
+
+
+def problems_of(file: PipelineFile) -> tuple[Problem, ...]:
+    """What keeps it from being used."""
+    return tuple(each for each in file.found.problems if not each.is_warning)
 
 
 def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether the file runs for this change, and why. One that cannot be read runs, and so shows what is wrong."""
     if file.found.pipeline is None:
-        return True, f"it has {len(file.problems)} problems, and cannot say when it runs"
+        return True, f"it has {len(problems_of(file))} problems, and cannot say when it runs"
     return triggered(file.found.pipeline, change, changed)
 
 
-def planned(
+async def planned(
     file: PipelineFile, change: Change, diff: Compared, source: Source, *, run_id: str = "", fork_role: str = ""
 ) -> Plan:
     """What the file makes of the change; `NoPlan` with all of its problems."""
-    compiled = compile(
+    compiled = await asyncio.to_thread(
+        compile,
         file.found,
         change,
         changed=diff.changed,
@@ -86,7 +113,7 @@ def planned(
         source=source,
         run_id=run_id,
         is_untrusted=change.is_fork,
-        adds_secrets=file.kind == "github",
+        adds_secrets=file.adds_secrets,
     )
     if compiled.plan is None:
         raise NoPlan([str(each) for each in compiled.problems if not each.is_warning])
@@ -98,7 +125,7 @@ def _guarded(plan: Plan, role: str) -> Plan:
     gate = Gate(role=role, not_by_starter=True)
     kept = tuple(
         replace(each, spec=replace(each.spec, gate=gate))
-        if each.code == UNTRUSTED and each.job == each.spec.name and each.spec.kind == APPROVAL
+        if each.code == UNTRUSTED and each.spec.kind == APPROVAL
         else each
         for each in plan.kept
     )

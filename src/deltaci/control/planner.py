@@ -21,7 +21,7 @@ from deltaci.control.git import GitFailed
 from deltaci.control.groups import Groups
 from deltaci.control.hands import Hands
 from deltaci.control.mirrors import Mirror, Mirrors
-from deltaci.control.pipelines import NoPlan, PipelineFile, is_triggered, pipelines_at, planned
+from deltaci.control.pipelines import NoPlan, is_triggered, pipelines_at, planned
 from deltaci.control.projects import Projects
 from deltaci.core import decide, run
 from deltaci.core.errors import Refused
@@ -34,6 +34,7 @@ from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
+from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.plan import Plan
 from deltaci.store.port import Conflict, Document, Place, Search, Store, Unavailable
 from deltaci.wire.messages import Source
@@ -194,7 +195,7 @@ class Planner:
         diff = await compared(mirror, change, change.default_branch)
         file = await self._file(mirror, record, kept, diff)
         source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)
-        plan = planned(file, change, diff, source, run_id=record.id, fork_role=project.policies.fork_role)
+        plan = await planned(file, change, diff, source, run_id=record.id, fork_role=project.policies.fork_role)
         if plan.group and not await self.groups.enter(record, plan):
             self._in_line.add(record.id)
             return
@@ -211,13 +212,13 @@ class Planner:
         else:
             meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
             if len(meant) != 1:
-                names = ", ".join(each.name for each in meant or found) or "none"
+                names = ", ".join(each.found.file for each in meant or found) or "none"
                 raise NoPlan([f"{len(meant)} pipeline files can be meant; name one of: {names}"])
             found = meant
         if kept.change.event == "manual":
             is_on, why = is_triggered(found[0], kept.change, diff.changed)
             if not is_on:
-                raise NoPlan([f"{found[0].name} cannot be started by hand: {why}; add `manual` to its `on`"])
+                raise NoPlan([f"{found[0].found.file} cannot be started by hand: {why}; add `manual` to its `on`"])
         return found[0]
 
     async def _write(self, record: Run, plan: Plan, reasons: Reasons) -> None:

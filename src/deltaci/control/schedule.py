@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from deltaci.control.changes import Changes
 from deltaci.control.mirrors import Mirrors, Remote
-from deltaci.control.pipelines import PipelineFile, pipelines_at
+from deltaci.control.pipelines import pipelines_at
 from deltaci.control.polling import HEADS, NEVER
 from deltaci.control.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
 from deltaci.pipeline.change import Change
+from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.paths import branch_filter
 from deltaci.store.port import Conflict, Document, Store
 
@@ -153,7 +154,7 @@ def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[
         if each.branches is not None:
             wanted = branch_filter(each.branches)
             names = [name for name in sorted(branches) if wanted.matches(name)][:MAX_BRANCHES]
-        found += [Entry(file.name, each.cron, zone, name) for name in names]
+        found += [Entry(file.found.file, each.cron, zone, name) for name in names]
     return found
 
 

@@ -179,7 +179,7 @@ class _Compiler:
             cancels_in_progress=cancels,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
-        return Compiled(plan=plan, problems=(*self._found.problems, *self._filling.problems.in_order()))
+        return Compiled(plan=plan, problems=tuple(sorted({*self._found.problems, *self._filling.problems.in_order()})))
 
     # -- jobs
 
@@ -235,6 +235,8 @@ class _Compiler:
         full = {**known, "github": {**known["github"], "job": chosen.id}, "strategy": grown.strategy}
         full["matrix"] = grown.values
         title = self._filling.text((*path, "name"), job.name or grown.name, full)
+        if job.name == title:  # As on GitHub, values are added where the name does not mention any.
+            title += grown.name.removeprefix(chosen.id)
         told: dict[str, Any] = dict.fromkeys(sorted(chosen.left_out), SKIPPED)
         for need in chosen.choice.needs:
             if self._names.get(need, (need,)) != (need,):
@@ -287,10 +289,10 @@ class _Compiler:
         found: list[str] = []
         for position, label in enumerate(job.runs_on):
             at = (*path, "runs-on", position)
-            value = self._filling.value(at, label, known)
-            for each in value if is_list(value) else [value]:
-                text = as_text(each)
-                if value is not None and (not text or "," in text or not text.isprintable()):
+            filled = self._filling.known(at, label, known)
+            values = [] if filled is None else filled.value if is_list(filled.value) else [filled.value]
+            for text in map(as_text, values):
+                if not text or "," in text or not text.isprintable():
                     self._filling.refuse(at, f"{shown(text)} as a label", "expected a label without commas")
                 found.append(text)
         return found

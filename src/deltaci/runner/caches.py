@@ -66,8 +66,8 @@ class Caches:
 
         What is not found under its own key is made when the job succeeds, if it is to be kept.
         """
-        inner = [self._inner(path) for path in paths]
         try:
+            inner = [self._inner(path) for path in paths]
             if await self._restore(key, inner, is_kept=is_kept):
                 return key
             for prefix in prefixes:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,13 +17,11 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.errors import Refused
-from deltaci.runner.folders import FOLDER, opened, parent
+from deltaci.runner.folders import opened, parent
 from deltaci.runner.git import (
     COMMIT,
     GitFailed,
     Remote,
-    allowed_protocols,
     checked_commit,
     checked_ref,
     checked_url,
@@ -32,6 +29,7 @@ from deltaci.runner.git import (
     header,
 )
 from deltaci.runner.mirrors import LOCAL_SECONDS, Mirror, mirror
+from deltaci.runner.placing import settle
 
 SUBMODULE_SECONDS: Final = 1800.0
 HEADS: Final = "refs/heads/"
@@ -53,9 +51,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     has_tags: bool = False
 
 
-def remote_of(url: str, credential: str, key_file: str = "") -> Remote:
+def remote_of(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
     """A repository that this runner may read."""
-    protocols = allowed_protocols()
     return Remote(url=checked_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
 
 
@@ -122,52 +119,6 @@ async def _head(local: Local, wanted: Wanted) -> None:
     elif wanted.ref.startswith("refs/pull/"):
         await local("update-ref", f"refs/remotes/{wanted.ref.removeprefix('refs/')}", wanted.commit)
     await local("update-ref", "--no-deref", "HEAD", wanted.commit)
-
-
-def settle(staged: Path, root: Path, path: str, *, is_clean: bool) -> None:
-    """Move a tree to its place below the root, into which no link leads; what has the same names is replaced."""
-    with opened(root) as top:
-        target = _folder(top, path)
-        try:
-            if is_clean:
-                for name in os.listdir(target):
-                    _remove(target, name)
-            with opened(staged) as source:
-                for name in os.listdir(source):
-                    _remove(target, name)
-                    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-        except OSError as error:
-            raise Refused("bad_request", f"the sources cannot be put into {path!r}: {error.strerror}") from error
-        finally:
-            os.close(target)
-
-
-def _folder(top: int, path: str) -> int:
-    """A folder below another, made if need be; whatever else is on the way is removed."""
-    here = os.dup(top)
-    for name in path.split("/"):
-        if name in ("", "."):
-            continue
-        try:
-            inner = os.open(name, FOLDER, dir_fd=here)
-        except OSError:
-            _remove(here, name)
-            os.mkdir(name, 0o755, dir_fd=here)
-            inner = os.open(name, FOLDER, dir_fd=here)
-        os.close(here)
-        here = inner
-    return here
-
-
-def _remove(folder: int, name: str) -> None:
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(name, dir_fd=folder)
-    else:
-        os.unlink(name, dir_fd=folder)
 
 
 def trust_owner(root: Path, home: str) -> None:

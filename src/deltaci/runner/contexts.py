@@ -1,7 +1,7 @@
 """What the expressions of a job see on a runner, and what they are worth just before something is done with them.
 
-Without `contexts` in its specification a job has no expressions: every text is what it is, and only conditions of steps
-are evaluated.
+Without `contexts` in its specification a job has no expressions in its texts: every text is what it is, and only
+conditions are evaluated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deltaci.pipeline import expressions
 from deltaci.pipeline.expressions.texts import OPEN
 from deltaci.pipeline.expressions.values import Value, text
 from deltaci.runner.artifacts import Bounds, find, open_found
-from deltaci.runner.layout import Layout
+from deltaci.runner.layout import Layout, is_of_pipeline
 from deltaci.wire.answers import Need
 from deltaci.wire.messages import ArtifactRule, JobSpec
 
@@ -49,11 +49,13 @@ class Scene:
         secrets: Mapping[str, str] | None = None,
         needs: Mapping[str, Need] | None = None,
     ) -> None:
-        self.is_live = spec.contexts is not None
+        self.is_live = is_of_pipeline(spec)
+        self._has_expressions = spec.contexts is not None
         self._given: dict[str, Any] = dict(spec.contexts or {})
         self._layout = layout
         self._secrets = dict(secrets or {})
-        self._needs = _grouped(needs or {})
+        told = self._given.get("needs")
+        self._needs = _grouped(needs or {}, told if isinstance(told, dict) else {})
         self._runner = {
             "name": runner,
             "os": _SYSTEMS.get(platform.system().lower(), platform.system()),
@@ -105,7 +107,7 @@ class Scene:
 
     def text(self, template: str, env: Mapping[str, str] | None = None) -> str:
         """A text with the values of its expressions in it."""
-        if not self.is_live or OPEN not in template:
+        if not self._has_expressions or OPEN not in template:
             return template
         return text(expressions.interpolate(template, self._contexts(env), self._functions()))
 
@@ -191,15 +193,28 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
     return total.hexdigest() if found else ""
 
 
-def _grouped(needs: Mapping[str, Need]) -> dict[str, dict[str, Any]]:
-    """The results by the name that a pipeline knows; those of a matrix are one: as bad as the worst of them."""
+def _grouped(needs: Mapping[str, Need], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The results by the name that a pipeline knows; those of a matrix are one: as bad as the worst of them.
+
+    What was told when the run was planned is of jobs that are not in it, or says which jobs a name stands for.
+    """
     found: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
+    for name, each in told.items():
+        if isinstance(each, dict) and "result" in each:
+            outputs = each.get("outputs")
+            known = {"result": each["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
+            found[name] = {**known, "is_there": False}
+        elif isinstance(each, dict) and isinstance(each.get("jobs"), list):
+            names |= {str(job): name for job in each["jobs"]}
     for name, need in needs.items():
-        key = need.family or name
-        before = found.setdefault(key, {"result": need.result, "outputs": {}, "is_there": False})
-        before["is_there"] = before["is_there"] or need.is_there
-        before["outputs"].update(need.outputs)
-        before["result"] = min(before["result"], need.result, key=_WORST.index)
+        matrix = name.partition(" (")[0] if name.endswith(")") else ""
+        for key in {names.get(name) or need.family or matrix or name, name}:
+            before = found.get(key)
+            if before is None or not before["is_there"]:
+                before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.is_there}
+            before["outputs"].update(need.outputs)
+            before["result"] = min(before["result"], need.result, key=_WORST.index)
     return found
 
 

@@ -61,6 +61,7 @@ class Job:
         self._places = places
         self._clock, self._now = machine.clock, machine.now
         self._nonce = machine.nonce
+        self._protocols = machine.git_protocols()
         self._granted_at = self._clock()
         self._said_at = self._proved_at = self._granted_at
         self._proved_until = 0.0
@@ -165,7 +166,7 @@ class Job:
         told.line(cell.describe)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
         self._is_executing = True
-        work = Work(spec, place, cell, told, transfers, self._runner_id)
+        work = Work(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
             ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
         except Over:

@@ -55,13 +55,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return "/".join((*start.relative_to(self.root).parts, *names))
 
 
+def is_of_pipeline(spec: JobSpec) -> bool:
+    """Whether a job belongs to a pipeline: it has sources, expressions, or to do with other jobs."""
+    return bool(spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs)
+
+
 def layout_of(spec: JobSpec, root: Path) -> Layout:
     """The folders of this job; nothing is made yet."""
-    if spec.contexts is None:
+    if not is_of_pipeline(spec):
         return Layout(root=root, workspace=root, home=root, temp=root / OWN / "temp", tools=root / OWN / "tools")
     return Layout(
         root=root,
-        workspace=root / "work" / _name(spec.contexts, spec.source.url if spec.source is not None else ""),
+        workspace=root / "work" / _name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
         home=root / "home",
         temp=root / "temp",
         tools=root / "tools",

@@ -32,12 +32,20 @@ class Work:
     """One job's work. Close it when its cell is closed."""
 
     def __init__(
-        self, spec: JobSpec, place: Place, cell: Cell, log: JobLog, transfers: Transfers, runner_id: str
+        self,
+        spec: JobSpec,
+        place: Place,
+        cell: Cell,
+        log: JobLog,
+        transfers: Transfers,
+        runner_id: str,
+        protocols: tuple[str, ...],
     ) -> None:
         self._spec = spec
         self._log = log
         self._transfers = transfers
         self._runner_id = runner_id
+        self._protocols = protocols
         self._layout = layout_of(spec, place.workspace)
         self._caches = Caches(transfers, self._layout, place.folder, log)
         self._harvester = Harvester(transfers, self._layout.workspace, log)
@@ -94,11 +102,12 @@ class Work:
             harvester=self._harvester,
             scene=self._scene,
             mirrors=self._mirrors,
+            protocols=self._protocols,
         )
 
     async def _needs(self) -> dict[str, Need]:
         """How the jobs ended that this one needs; asked only where an expression can."""
-        if self._spec.contexts is None or not self._spec.needs:
+        if not self._spec.needs:
             return {}
         return await self._transfers.ask(lambda client, lease_id: client.needs(lease_id))
 
@@ -111,7 +120,7 @@ class Work:
         try:
             return (await self._transfers.secrets() if spec.secrets else {}), optional
         except Refused as refused:
-            if refused.code != "untrusted" or spec.contexts is None:
+            if refused.code != "untrusted" or not self._scene.is_live:
                 raise
             self._log.line("this run is not trusted: the job goes on without its secrets")
             return {}, optional

@@ -7,6 +7,7 @@ attempt's own record; a request only chooses among what that allows.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Final
 
 from deltaci.blobs import keys
@@ -17,6 +18,7 @@ from deltaci.core.decide import job_id
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.core.needs import SKIPPED, is_over, outputs_of, result_of
+from deltaci.core.run import Run
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
 from deltaci.server.secrets import Secrets
@@ -27,6 +29,7 @@ NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}
 )
 AT_A_TIME: Final = 200
+MAX_EARLIER: Final = 20  # Runs that went on from each other.
 
 
 class Shared:
@@ -53,10 +56,26 @@ class Shared:
         return found
 
     async def _jobs(self, held: Attempt, names: list[str]) -> list[Job]:
-        if not held.run_id:
-            return []
-        records = await self._protocol.looked([job_id(held.run_id, name) for name in names])
-        return [each for each in records if isinstance(each, Job) and each.tenant == held.tenant]
+        """These jobs of its run; one that the run does not have is that of the run which it goes on from."""
+        found: dict[str, Job] = {}
+        async for run_id in self._runs(held):
+            left = [name for name in names if name not in found]
+            if not left:
+                break
+            records = await self._protocol.looked([job_id(run_id, name) for name in left])
+            found |= {each.spec.name: each for each in records if isinstance(each, Job) and each.tenant == held.tenant}
+        return list(found.values())
+
+    async def _runs(self, held: Attempt) -> AsyncIterator[str]:
+        """Its run, the one that this one repeats, and so on: what was not repeated stands as it was."""
+        run_id = held.run_id
+        for _ in range(MAX_EARLIER):
+            if not run_id:
+                return
+            yield run_id
+            [*found] = await self._protocol.looked([run_id])
+            of = found[0] if found else None
+            run_id = of.rerun_of if isinstance(of, Run) and of.tenant == held.tenant else ""
 
     async def _lasts(self, held: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
         """The last attempt of each job."""
@@ -68,7 +87,12 @@ class Shared:
 
     async def artifacts(self, held: Attempt, number: int) -> list[SharedArtifact]:
         """Those of every job of the run that is over, and its own."""
-        jobs = [each for each in await self._protocol.jobs_of(held.run_id) if each.tenant == held.tenant]
+        known: dict[str, Job] = {}
+        async for run_id in self._runs(held):
+            for each in await self._protocol.jobs_of(run_id):
+                if each.tenant == held.tenant:
+                    known.setdefault(each.spec.name, each)
+        jobs = list(known.values())
         over = sorted((each for each in jobs if is_over(each)), key=lambda each: each.position)
         found: list[SharedArtifact] = []
         for start in range(0, len(over), AT_A_TIME):

@@ -61,7 +61,7 @@ async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
     stage.log.hide(disguised(credential) if credential else [])
     try:
         with _key(stage, source, credential) as key_file:
-            remote = remote_of(source.url, "" if key_file else credential, key_file)
+            remote = remote_of(source.url, stage.protocols, "" if key_file else credential, key_file)
             found_ref, commit = await bring(remote, wanted, ref, stage.mirrors, layout.root, stage.log.line)
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed

@@ -34,6 +34,7 @@ class Stage(msgspec.Struct, kw_only=True):
     harvester: Harvester
     scene: Scene
     mirrors: Path
+    protocols: tuple[str, ...]  # By which sources may be fetched.
     env: dict[str, str] = {}  # Of the step that runs.
     timeout_seconds: float = 0.0
     paths: list[str] = []  # Folders of programs, the first first; for this step and all after it.
