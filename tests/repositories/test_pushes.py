@@ -274,3 +274,45 @@ async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, place: 
         assert [each["id"] for each in (await here.operator().get("/changes")).body["changes"]] == [new.id]
         assert (await here.operator().get(f"/changes/{old.id}")).status == 404
         await changes.forget_past()
+
+
+@on_loop
+async def test_workflows_of_github_and_what_is_discovered(site: Opened, upstream: Upstream) -> None:
+    """Where a repository has no files of ours; and a workflow that cannot run as a whole says why."""
+    workflow = "on: push\njobs:\n  t:\n    runs-on: ubuntu-latest\n    steps: [{run: make}]\n"
+    async with site() as here:
+        people = await here.project(upstream.url, policies={"supersede_pushes": "none"})
+
+        async def seen(commit: str, before: str) -> list[tuple[str, str, list[str]]]:
+            change = await here.change((await here.pushed(commit, before)).id)
+            runs = [await people.run(each["run"]) for each in change["files"] if each["run"]]
+            return [(run["file"], run["state"], [job["name"] for job in run["jobs"]]) for run in runs]
+
+        names = {name: f".github/workflows/{name}.yml" for name in ("good", "bad")}
+        bad = workflow.replace("{run: make}", "{uses: somebody/something@v1}")
+        first = upstream.push({".deltaci.yml": None, names["good"]: workflow, names["bad"]: bad})
+        found = {file: (state, jobs) for file, state, jobs in await seen(first, upstream.first)}
+        assert found[names["good"]] == ("QUEUED", ["t"])
+        assert found[names["bad"]][1] == []
+        second = upstream.push(
+            {names["good"]: None, names["bad"]: None, "go.mod": "module x\n\ngo 1.22\n", "x_test.go": "package x\n"}
+        )
+        [(file, state, jobs)] = await seen(second, first)
+        assert (file, state, bool(jobs)) == ("discovered", "QUEUED", True)
+
+
+@on_loop
+async def test_files_that_are_too_large_or_no_files(site: Opened, upstream: Upstream) -> None:
+    """Are told, or not looked at."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        (upstream.tree / ".deltaci").mkdir()
+        (upstream.tree / ".deltaci" / "link.yml").symlink_to("/etc/passwd")
+        commit = upstream.push({".deltaci.yml": f"# {'x' * 1024 * 1024}\n{PIPELINE}"})
+
+        change = await here.change((await here.pushed(commit, upstream.first)).id)
+
+        [file] = change["files"]
+        await here.until(people, file["run"], "FAILED")
+        [problem] = (await people.get(f"/runs/{file['run']}/plan")).body["problems"]
+        assert problem.startswith(".deltaci.yml:1:1: it is too large")

@@ -24,6 +24,7 @@ from deltaci.pipeline.diffs import changed_paths
 
 FOLDER: Final = "repositories"
 MAX_FILE_BYTES: Final = 1024 * 1024
+MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of many files at once.
 MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
 LOOK_SECONDS: Final = 30.0
@@ -257,18 +258,23 @@ class Mirror:
             return {}
         asked = "".join(f"{commit}:{path}\n" for path in wanted).encode()
         out = await self._git.run(["cat-file", "--batch-check"], folder=self.folder, input=asked)
-        lines = out.decode("utf-8", "replace").split("\n")
-        good = [path for path, line in zip(wanted, lines, strict=False) if _is_small_blob(line, limit)]
+        sizes = map(_size, out.decode("utf-8", "replace").split("\n"))
+        good: dict[str, int] = {}
+        left = MAX_READ_BYTES
+        for path, size in zip(wanted, sizes, strict=False):
+            if size is not None and size <= min(limit, left):
+                good[path] = size
+                left -= size
         if not good:
             return {}
         asked = "".join(f"{commit}:{path}\n" for path in good).encode()
-        room = len(good) * (limit + 200)
-        out = await self._git.run(["cat-file", "--batch"], folder=self.folder, input=asked, limit=room)
+        out = await self._git.run(["cat-file", "--batch"], folder=self.folder, input=asked)
         found: dict[str, bytes] = {}
-        for path in good:
-            head, _, rest = out.partition(b"\n")
-            size = int(head.rpartition(b" ")[2])
-            found[path], out = rest[:size], rest[size + 1 :]
+        at = 0
+        for path, size in good.items():
+            at = out.index(b"\n", at) + 1  # Behind the line that says what it is.
+            found[path] = out[at : at + size]
+            at += size + 1
         return found
 
     async def read(self, commit: str, path: str, limit: int = MAX_FILE_BYTES) -> bytes:
@@ -276,10 +282,10 @@ class Mirror:
         return await self._git.run(["cat-file", "blob", f"{commit}:{path}"], folder=self.folder, limit=limit)
 
 
-def _is_small_blob(line: str, limit: int) -> bool:
-    """Whether git says that it is a file of at most so many bytes."""
+def _size(line: str) -> int | None:
+    """How large git says that a file is; None: it is none."""
     kind, _, size = line.partition(" ")[2].rpartition(" ")
-    return kind == "blob" and size.isdecimal() and int(size) <= limit
+    return int(size) if kind == "blob" and size.isdecimal() else None
 
 
 def _kept_as(ref: str) -> str:

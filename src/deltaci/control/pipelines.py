@@ -84,7 +84,7 @@ async def _with_others(mirror: Mirror, commit: str, make: Callable[[Read], T]) -
                 return made
         wanted = list(missing)[: MAX_OTHERS - len(texts)]
         found = await mirror.read_all(commit, wanted)
-        texts |= {path: found.get(path) for path in wanted}
+        texts.update((path, found.get(path)) for path in wanted)
     return await asyncio.to_thread(make, texts.get)
 
 
