@@ -13,6 +13,7 @@ import typer
 
 from deltaci.blobs import open_blobs
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -28,6 +29,15 @@ StoreOption = Annotated[str, typer.Option("--store", help="Where records are kep
 DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]
 BlobsOption = Annotated[
     str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
+]
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        autocompletion=lambda: list(ALLOWABLE),
+    ),
 ]
 
 
@@ -54,6 +64,7 @@ def server_command(
     require_client_cert: Annotated[
         bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
     ] = False,
+    allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",
@@ -79,11 +90,20 @@ def server_command(
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer)
+        rules = _rules(allow_repositories or [])
+        service = Service(
+            open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer, rules=rules
+        )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _rules(allowed: list[str]) -> Rules:
+    if unknown := sorted(set(allowed) - set(ALLOWABLE)):
+        raise ValueError(f"--allow-repositories takes {', '.join(ALLOWABLE)}, not {unknown[0]!r}")
+    return Rules(frozenset(allowed))
 
 
 def _tls(

@@ -16,7 +16,10 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.addresses import Rules
+from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
+from deltaci.control.repositories import Repositories
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
@@ -77,6 +80,11 @@ def announced(folder: Path, url: str) -> Path:
     return path
 
 
+def _secret_of(secrets: Secrets) -> SecretOf:
+    """How the server itself opens a secret, for a project that names it."""
+    return lambda tenant, _project, name: secrets.opened(tenant, [name])[name]
+
+
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
@@ -89,6 +97,7 @@ class Service:
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -106,9 +115,8 @@ class Service:
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
-        self._uploads = Uploads(
-            self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming", storage=tenants
-        )
+        secrets = Secrets(self.blobs, key)
+        self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._disk = Disk("api")
@@ -116,6 +124,8 @@ class Service:
         self._follower.tell(self.streams.hear)
         self.reporter = Reporter(store, self.applier)
         self._follower.tell(self.reporter.hear)
+        self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
+        self._follower.tell(self.repositories.hear)
         self._api = ApiApp(
             Parts(
                 store=store,
@@ -127,6 +137,7 @@ class Service:
                 keys=Keys(store, signer, time.monotonic),
                 tenants=tenants,
                 streams=self.streams,
+                repositories=self.repositories,
             )
         )
         self._timers: asyncio.Task[None] | None = None
@@ -139,6 +150,7 @@ class Service:
         await self._follower.start()
         self.control.start()
         self.reporter.start()
+        self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -149,6 +161,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self.repositories.stop()
         await self.reporter.stop()
         await self._follower.stop()
         await self.control.stop()

@@ -125,16 +125,21 @@ class TemplateInput(Asked, frozen=True, kw_only=True):
 
 
 class RunInput(Asked, frozen=True, kw_only=True):
-    """A run to be started: from a template or from a plan. Exactly one of them."""
+    """A run to be started: from a template, from a plan, or from a file of a repository. Exactly one of them."""
 
     template: Annotated[TemplateName | None, says("the template's name")] = None
     version: Annotated[Positive | None, says("which version of it; absent: the newest")] = None
-    inputs: Annotated[Annotated[dict[InputName, InputText], Meta(max_length=100)], says("what the template asks")] = {}
+    inputs: Annotated[
+        Annotated[dict[InputName, InputText], Meta(max_length=100)], says("what the template or the file asks")
+    ] = {}
     plan: Annotated[PlanInput | None, says("the plan itself")] = None
     project: Annotated[Word, says("what it belongs to")] = ""
     branch: Annotated[Word, says("the branch that it is about")] = ""
-    repository: Annotated[Line, says("the repository that it is about")] = ""
-    commit: Annotated[Word, says("the commit that it is about")] = ""
+    repository: Annotated[
+        Line, says("the repository that it is about; without a template and a plan, the project to plan, or its url")
+    ] = ""
+    commit: Annotated[Word, says("the commit that it is about, or to plan; absent: the head of the branch")] = ""
+    file: Annotated[Word, says("of a repository: the pipeline file; absent: the only one that can be meant")] = ""
     title: Annotated[Word, says("one line for people")] = ""
     labels: Annotated[Annotated[list[Tag], Meta(max_length=32)], says("to find it by")] = []
 
