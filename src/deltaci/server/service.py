@@ -7,7 +7,7 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,11 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.projects import Intake, Projects
+from deltaci.control.forges.reports import Reports
 from deltaci.control.reporter import Reporter
+from deltaci.control.telling import Forges
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
@@ -33,6 +37,8 @@ from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
+from deltaci.server.hooks import ROOT as HOOKS_ROOT
+from deltaci.server.hooks import Hooks
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
@@ -89,6 +95,10 @@ class Service:
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
+        projects: Projects | None = None,
+        intake: Intake | None = None,
+        allowed_forges: Collection[str] = (),
+        public_url: str = "",
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -114,7 +124,10 @@ class Service:
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
-        self.reporter = Reporter(store, self.applier)
+        self._hooks = Hooks(store, projects, intake) if projects is not None and intake is not None else None
+        reports = Reports(store, self.logs, public_url)
+        forges = Forges(projects, Outlet(allowed_forges), reports) if projects is not None else None
+        self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._api = ApiApp(
             Parts(
@@ -165,6 +178,9 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
+            if self._hooks is not None and scope["path"].startswith(HOOKS_ROOT):
+                await self._hooks(scope, receive, send)
+                return
             is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")
             await (self._api if is_api else self._runners)(scope, receive, send)
 
