@@ -88,7 +88,7 @@ class Hooks:
                 more = [(b"connection", b"close")]
         except msgspec.ValidationError as error:
             status, said = 422, _refused("bad_message", f"the event is not as expected: {error}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             status, said = 400, _refused("bad_json", f"the body is not JSON: {error}")
         except (Overloaded, Unavailable, Conflict, BlobsUnavailable) as error:
             status, said = 503, _refused("unavailable", f"{error}; deliver it again")

@@ -1,0 +1,541 @@
+"""What forges tell us: what becomes a change, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from deltaci.control.forges.heard import TOLERANCE_SECONDS
+from deltaci.control.forges.projects import ForgeProject
+from deltaci.pipeline.change import Change
+from deltaci.server import hooks
+from tests.contract.places import Place, on_loop
+from tests.forges.notebook import TENANT, Post, post_office
+from tests.forges.payloads import (
+    NEW,
+    NOW,
+    OLD,
+    SECRET,
+    TAG,
+    ZERO,
+    Sent,
+    forgejo,
+    gitea,
+    gitea_pull_request,
+    gitea_push,
+    github,
+    github_pull_request,
+    github_push,
+    gitlab,
+    gitlab_merge_request,
+    gitlab_push,
+    gitlab_signed,
+    plain_git,
+)
+
+SIGNING = "whsec_" + "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="  # 32 times k
+
+
+async def heard(memory: Place, forge: str, sent: Sent, **fields: Any) -> tuple[int, dict[str, Any], list[Change]]:
+    """One delivery to a new project; the answer, and the changes afterwards."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge, **fields)
+        status, said = await post.send(sent)
+        return status, said, await post.notebook.changes()
+
+
+PUSHES = {
+    "github": github("push", github_push()),
+    "gitlab": gitlab("Push Hook", gitlab_push()),
+    "gitea": gitea("push", gitea_push()),
+    "forgejo": forgejo("push", gitea_push()),
+    "git": plain_git(),
+}
+
+
+@pytest.mark.parametrize("forge", PUSHES)
+@on_loop
+async def test_a_push_becomes_a_change(memory: Place, forge: str) -> None:
+    status, said, [change] = await heard(memory, forge, PUSHES[forge])
+
+    assert (status, said["result"]) == (202, "accepted")
+    assert said["change"].startswith("p/")
+    assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/heads/main", "main", "")
+    assert (change.commit, change.before, change.actor, change.is_fork) == (NEW, OLD, "ada", False)
+    if forge != "git":
+        assert (change.title, change.default_branch) == ("Fix the gate", "main")
+        assert change.repository.count("/") == 1
+        assert change.payload["head_commit"]["message"].startswith("Fix the gate")
+
+
+TAGS = {
+    "github": github("push", github_push("refs/tags/v1", ZERO, TAG, head_commit={"id": NEW, "message": "Release"})),
+    "gitlab": gitlab("Tag Push Hook", gitlab_push("refs/tags/v1", ZERO, TAG)),
+    "gitea": gitea("push", gitea_push("refs/tags/v1", ZERO, NEW)),
+    "git": plain_git(ref="refs/tags/v1", before=ZERO),
+}
+
+
+@pytest.mark.parametrize("forge", TAGS)
+@on_loop
+async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> None:
+    """An annotated tag is an object of its own; what is built is the commit."""
+    _, _, [change] = await heard(memory, forge, TAGS[forge])
+
+    assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/tags/v1", "", "v1")
+    assert (change.commit, change.before) == (NEW, "")
+
+
+@pytest.mark.parametrize(
+    ("forge", "sent"),
+    [
+        ("github", github("push", github_push(after=ZERO))),
+        ("gitlab", gitlab("Push Hook", gitlab_push(after=ZERO))),
+        ("gitea", gitea("push", gitea_push(after=ZERO))),
+        ("git", plain_git(after=ZERO)),
+    ],
+)
+@on_loop
+async def test_a_branch_that_is_deleted_is_nothing_to_do(memory: Place, forge: str, sent: Sent) -> None:
+    status, said, changes = await heard(memory, forge, sent)
+
+    assert (status, said) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
+    assert not changes
+
+
+REQUESTS = {
+    "github": (lambda **f: github("pull_request", github_pull_request(**f)), "refs/pull/7/head", OLD),
+    "gitea": (lambda **f: gitea("pull_request", gitea_pull_request(**f)), "refs/pull/7/head", OLD),
+    "forgejo": (lambda **f: forgejo("pull_request", gitea_pull_request(**f)), "refs/pull/7/head", OLD),
+}
+
+
+@pytest.mark.parametrize("forge", REQUESTS)
+@pytest.mark.parametrize(("head_repo", "is_fork"), [("same", False), ("fork", True), (None, True)])
+@on_loop
+async def test_a_pull_request_is_trusted_only_from_the_same_repository(
+    memory: Place, forge: str, head_repo: Any, is_fork: bool
+) -> None:
+    """A head whose repository is gone may have been anybody's."""
+    make, ref, base = REQUESTS[forge]
+
+    _, _, [change] = await heard(memory, forge, make(head_repo=head_repo))
+
+    assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
+    assert (change.commit, change.base, change.branch, change.head) == (NEW, base, "main", "gate")
+    assert (change.ref, change.title, change.actor, change.is_fork) == (ref, "Close the gate", "ada", is_fork)
+    assert change.payload["pull_request"]["head"]["repo"]["fork"] is is_fork
+
+
+@pytest.mark.parametrize(("source", "is_fork"), [(15, False), (16, True), (None, True)])
+@on_loop
+async def test_a_merge_request_is_trusted_only_from_the_same_project(
+    memory: Place, source: int | None, is_fork: bool
+) -> None:
+    sent = gitlab("Merge Request Hook", gitlab_merge_request(source=source))
+
+    _, _, [change] = await heard(memory, "gitlab", sent)
+
+    assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
+    assert (change.commit, change.branch, change.head) == (NEW, "main", "gate")
+    assert (change.ref, change.actor, change.is_fork) == ("refs/merge-requests/7/head", "ada", is_fork)
+
+
+@pytest.mark.parametrize(
+    ("payload", "action"),
+    [
+        (gitlab_merge_request("reopen"), "reopened"),
+        (gitlab_merge_request("close"), "closed"),
+        (gitlab_merge_request("merge"), "closed"),
+        (gitlab_merge_request("update", about={"oldrev": OLD}), "synchronize"),
+        (gitlab_merge_request("update", changes={"draft": {"previous": True, "current": False}}), "ready_for_review"),
+        (gitlab_merge_request("update", changes={"labels": {"previous": [], "current": [{"title": "x"}]}}), "labeled"),
+        (
+            gitlab_merge_request("update", changes={"labels": {"previous": [{"title": "x"}], "current": []}}),
+            "unlabeled",
+        ),
+        (gitlab_merge_request("update", changes={"title": {"previous": "a", "current": "b"}}), None),
+        (gitlab_merge_request("approved"), None),
+    ],
+)
+@on_loop
+async def test_what_happened_to_a_merge_request_is_said_in_the_words_of_pipelines(
+    memory: Place, payload: Any, action: str | None
+) -> None:
+    status, said, changes = await heard(memory, "gitlab", gitlab("Merge Request Hook", payload))
+
+    assert [each.action for each in changes] == ([action] if action else [])
+    assert (status, said["result"]) == (202, "accepted" if action else "ignored")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("synchronized", "synchronize"),
+        ("label_updated", "labeled"),
+        ("label_cleared", "unlabeled"),
+        ("closed", "closed"),
+    ],
+)
+@on_loop
+async def test_giteas_words_are_said_in_the_words_of_pipelines(memory: Place, theirs: str, ours: str) -> None:
+    _, _, [change] = await heard(memory, "gitea", gitea("pull_request", gitea_pull_request(theirs)))
+
+    assert change.action == ours
+
+
+@on_loop
+async def test_a_ping_is_answered(memory: Place) -> None:
+    status, said, changes = await heard(memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1}))
+
+    assert (status, said["result"], changes) == (200, "pong", [])
+
+
+@pytest.mark.parametrize(
+    ("forge", "sent", "why"),
+    [
+        ("github", github("star", {"action": "created"}), "nothing follows from the event 'star'"),
+        (
+            "github",
+            github("pull_request", github_pull_request("assigned")),
+            "the action 'assigned'",
+        ),
+        ("github", github("push", github_push("refs/notes/x")), "neither a branch nor a tag"),
+        ("gitlab", gitlab("Pipeline Hook", {"object_kind": "pipeline"}), "nothing follows"),
+        ("gitea", gitea("push", gitea_push(before=NEW)), "nothing was moved"),
+        ("gitea", gitea("delete", {"ref": "x", "ref_type": "branch"}), "nothing follows"),
+    ],
+)
+@on_loop
+async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge: str, sent: Sent, why: str) -> None:
+    status, said, changes = await heard(memory, forge, sent)
+
+    assert (status, said["result"], changes) == (202, "ignored", [])
+    assert why in said["why"]
+
+
+# -- who is not believed
+
+NOT_BELIEVED = {
+    "another secret": ("github", github("push", github_push(), secret="a guess")),
+    "an empty secret": ("github", github("push", github_push(), secret="")),
+    "an altered body": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body.replace(b"main", b"evil"))),
+    "a body cut off": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body[:-10])),
+    "no signature": ("github", Sent({"X-GitHub-Event": "push"}, PUSHES["github"].body)),
+    "only the old signature": (
+        "github",
+        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": ""}, PUSHES["github"].body),
+    ),
+    "another forge": ("gitlab", PUSHES["github"]),
+    "another forge still": ("github", PUSHES["gitlab"]),
+    "gitlab with another token": ("gitlab", gitlab("Push Hook", gitlab_push(), token="a guess")),
+    "gitlab without a token": ("gitlab", Sent({"X-Gitlab-Event": "Push Hook"}, PUSHES["gitlab"].body)),
+    "gitea altered": ("gitea", Sent(PUSHES["gitea"].headers, PUSHES["gitea"].body.replace(b"main", b"evil"))),
+    "a bad signature beside a good one": (
+        "forgejo",
+        Sent({**PUSHES["forgejo"].headers, "X-Forgejo-Signature": "0" * 64}, PUSHES["forgejo"].body),
+    ),
+    "a letter that is none": (
+        "github",
+        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": "sha256=\xe9"}, PUSHES["github"].body),
+    ),
+    "our hook, altered": ("git", Sent(PUSHES["git"].headers, PUSHES["git"].body.replace(b"main", b"evil"))),
+    "our hook, too old": ("git", plain_git(at=NOW - int(TOLERANCE_SECONDS) - 1)),
+    "our hook, too early": ("git", plain_git(at=NOW + int(TOLERANCE_SECONDS) + 1)),
+    "our hook with another time": (
+        "git",
+        Sent({**plain_git(at=NOW - 400).headers, "X-Deltaci-Timestamp": str(NOW)}, plain_git(at=NOW - 400).body),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_BELIEVED)
+@on_loop
+async def test_who_is_not_believed_changes_nothing(memory: Place, case: str) -> None:
+    forge, sent = NOT_BELIEVED[case]
+    headers = {name: value.encode("latin-1").decode("latin-1") for name, value in sent.headers.items()}
+
+    status, said, changes = await heard(
+        memory, forge, Sent({k: v for k, v in headers.items() if v.isascii()}, sent.body)
+    )
+
+    assert (status, said["result"], said["code"], changes) == (401, "refused", "bad_credential", [])
+
+
+@on_loop
+async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Place) -> None:
+    """Or else anybody could list the projects of a server."""
+    clock = asyncio.get_running_loop().time
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        await post.notebook.write("open", "github", webhook_secret="")
+
+        answers, times = [], []
+        for tenant, project in (
+            (TENANT, "p"),
+            (TENANT, "nobody"),
+            ("others", "p"),
+            (TENANT, "open"),
+            (TENANT, "x" * 999),
+        ):
+            began = clock()
+            answers.append(await post.send(github("push", github_push(), secret="a guess"), project, tenant))
+            times.append(clock() - began)
+
+        assert all(each == answers[0] for each in answers)
+        assert answers[0][0] == 401
+        assert min(times) >= hooks.REFUSED_AFTER_SECONDS * 0.9
+
+
+@on_loop
+async def test_a_project_without_a_secret_believes_nobody(memory: Place) -> None:
+    """An empty secret would be everybody's."""
+    async with memory.opened() as store, post_office(store) as post:
+        unsigned = {
+            "github": github("push", github_push(), secret=""),
+            "gitlab": gitlab("Push Hook", gitlab_push(), token=""),
+            "gitea": gitea("push", gitea_push(), secret=""),
+            "git": plain_git(secret=""),
+        }
+        for forge, sent in unsigned.items():
+            await post.notebook.write(forge, forge, webhook_secret="")
+
+            assert (await post.send(sent, forge))[0] == 401
+
+
+# -- what makes no sense, though it is signed
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (github("push", [1, 2]), 422),
+        (github("push", {"ref": "refs/heads/main"}), 422),
+        (github("push", github_push(after="main")), 422),
+        (github("push", github_push(after=NEW.upper())), 422),
+        (github("push", github_push(ref="refs/heads/a\nb")), 422),
+        (github("push", github_push(ref="x" * 2000)), 422),
+        (github("pull_request", github_pull_request(number=0)), 422),
+        (github("pull_request", github_push()), 422),
+    ],
+)
+@on_loop
+async def test_what_is_signed_and_makes_no_sense_is_refused(memory: Place, sent: Sent, status: int) -> None:
+    got, said, changes = await heard(memory, "github", sent)
+
+    assert (got, said["result"], changes) == (status, "refused", [])
+
+
+def signed(body: bytes, **headers: str) -> Sent:
+    """Any bytes, signed like GitHub does."""
+    made = hmac.new(SECRET.encode(), body, sha256).hexdigest()
+    return Sent({"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={made}", **headers}, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (signed(b""), 400, "bad_request"),
+        (signed(b"{"), 400, "bad_json"),
+        (signed(b"\xff\xfe"), 400, "bad_json"),
+        (signed(b'{"filler":' + b"[" * 100_000), 400, "bad_json"),
+        (
+            signed(b"payload=%7B%7D", **{"Content-Type": "application/x-www-form-urlencoded"}),
+            415,
+            "wrong_media_type",
+        ),
+    ],
+)
+@on_loop
+async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: Sent, status: int, code: str) -> None:
+    got, said, changes = await heard(memory, "github", sent)
+
+    assert (got, said["code"], changes) == (status, code, [])
+
+
+@on_loop
+async def test_what_is_too_large_is_refused_before_it_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "MAX_BYTES", 2000)
+    big = github("push", github_push(filler="x" * 3000))
+
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        told = await post.http.post("/hooks/acme/p", content=big.body, headers=big.headers)
+        streamed = await post.http.post(
+            "/hooks/acme/p", content=big.body, headers={**big.headers, "Content-Length": "9"}
+        )
+
+        assert [told.status_code, streamed.status_code] == [413, 413]
+        assert not await post.notebook.changes()
+
+
+@on_loop
+async def test_addresses_are_a_tenant_and_a_project(memory: Place) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github", tenant="default")
+
+        short = await post.http.post("/hooks/p", content=PUSHES["github"].body, headers=PUSHES["github"].headers)
+        wrong = [await post.http.post(path) for path in ("/hooks/", "/hooks/a/b/c", "/hooks//p", "/hook/p")]
+        get = await post.http.get("/hooks/p")
+
+        assert short.status_code == 202
+        assert {each.status_code for each in wrong} == {404}
+        assert (get.status_code, get.headers["allow"]) == (405, "POST")
+
+
+# -- what was heard before
+
+
+async def twice(post: Post, first: Sent, second: Sent) -> list[str]:
+    return [(await post.send(each))[1]["result"] for each in (first, second)]
+
+
+@pytest.mark.parametrize("forge", PUSHES)
+@on_loop
+async def test_a_delivery_that_comes_again_has_no_effect(memory: Place, forge: str) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], PUSHES[forge]) == ["accepted", "duplicate"]
+        assert len(await post.notebook.changes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("forge", "again"),
+    [
+        ("github", github("push", github_push(), delivery="another")),
+        ("gitlab", gitlab("Push Hook", gitlab_push(), uuid="another")),
+        ("gitea", gitea("push", gitea_push(), delivery="another")),
+        ("git", plain_git(at=NOW + 100)),
+    ],
+)
+@on_loop
+async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: Sent) -> None:
+    """The id is not signed: whoever saw a delivery could send it again under a new one."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
+
+
+@pytest.mark.parametrize(
+    ("forge", "again"),
+    [
+        ("github", github("push", github_push(), delivery="")),
+        ("gitea", gitea("push", gitea_push(), delivery="")),
+    ],
+)
+@on_loop
+async def test_a_delivery_without_an_id_is_known_by_what_it_says(memory: Place, forge: str, again: Sent) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, again, again) == ["accepted", "duplicate"]
+
+
+@pytest.mark.parametrize(
+    ("forge", "other"),
+    [
+        ("github", github("push", github_push(before=TAG), delivery="2")),
+        ("github", github("push", github_push(repository={"id": 35129377, "pushed_at": 1767513699}), delivery="2")),
+        ("gitlab", gitlab("Push Hook", gitlab_push(before=TAG), uuid="2")),
+        ("gitea", gitea("push", gitea_push(before=TAG), delivery="2")),
+        ("git", plain_git(delivery="another push")),
+    ],
+)
+@on_loop
+async def test_another_event_is_another_change(memory: Place, forge: str, other: Sent) -> None:
+    """Also the same commit, pushed to the same branch once more: what was built in between may count now."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
+
+
+@on_loop
+async def test_two_projects_may_hear_the_same(memory: Place) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        for name in ("p", "q"):
+            await post.notebook.write(name, "github")
+
+        said = [(await post.send(PUSHES["github"], name))[1]["result"] for name in ("p", "q")]
+
+        assert said == ["accepted", "accepted"]
+
+
+@on_loop
+async def test_fifty_at_once_make_one_change(place: Place) -> None:
+    async with place.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        said = await asyncio.gather(*(post.send(PUSHES["github"]) for _ in range(50)))
+
+        assert sorted(each["result"] for _, each in said) == ["accepted", *["duplicate"] * 49]
+        assert len({each["change"] for _, each in said}) == 1
+        assert len(await post.notebook.changes()) == 1
+
+
+@on_loop
+async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_nothing(memory: Place) -> None:
+    """The change is there; only the memory of the delivery is not."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        _, first = await post.send(PUSHES["github"])
+        for each in await store.documents(hooks.KIND, TENANT):
+            await store.drop_document(each.kind, each.tenant, each.name, each.version)
+
+        _, again = await post.send(PUSHES["github"])
+
+        assert (again["result"], again["change"]) == ("duplicate", first["change"])
+        assert len(await store.documents(hooks.KIND, TENANT)) == 2
+
+
+# -- GitLab's signatures
+
+
+@pytest.mark.parametrize(
+    ("sent", "secret", "is_believed"),
+    [
+        (gitlab_signed("Push Hook", gitlab_push()), SIGNING, True),
+        (gitlab_signed("Push Hook", gitlab_push(), key=SECRET.encode()), SECRET, True),
+        (gitlab_signed("Push Hook", gitlab_push(), key=b"a guess"), SIGNING, False),
+        (gitlab_signed("Push Hook", gitlab_push(), at=NOW - 301), SIGNING, False),
+        (gitlab_signed("Push Hook", gitlab_push(), at=NOW + 301), SIGNING, False),
+        (gitlab("Push Hook", gitlab_push(), token=SIGNING), SIGNING, False),
+    ],
+)
+@on_loop
+async def test_a_signature_of_gitlab_is_checked_with_its_time(
+    memory: Place, sent: Sent, secret: str, is_believed: bool
+) -> None:
+    """A signing token is never sent: whoever shows it is not GitLab."""
+    status, _, changes = await heard(memory, "gitlab", sent, webhook_secret=secret)
+
+    assert (status, len(changes)) == ((202, 1) if is_believed else (401, 0))
+
+
+@on_loop
+async def test_one_of_many_signatures_is_enough(memory: Place) -> None:
+    """While a key is changed, both are sent."""
+    headers, body = gitlab_signed("Push Hook", gitlab_push())
+    both = {**headers, "webhook-signature": f"v1,AAAA {headers['webhook-signature']}"}
+
+    assert (await heard(memory, "gitlab", Sent(both, body), webhook_secret=SIGNING))[0] == 202
+
+
+@on_loop
+async def test_a_bad_signature_is_not_made_good_by_the_token(memory: Place) -> None:
+    headers, body = gitlab_signed("Push Hook", gitlab_push(), key=b"a guess")
+
+    assert (await heard(memory, "gitlab", Sent({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401
+
+
+def test_a_project_never_shows_its_secrets() -> None:
+    project = ForgeProject(tenant="t", name="p", forge="github", webhook_secret=SECRET, api_token="also secret")
+
+    assert "secret" not in repr(project)
