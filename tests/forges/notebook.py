@@ -71,6 +71,6 @@ class Post:
 async def post_office(store: Store, clock: Callable[[], float] = lambda: NOW) -> AsyncIterator[Post]:
     """The hooks over this store, spoken to as by HTTP."""
     notebook = Notebook(store)
-    hooks = Hooks(store, notebook, notebook, clock)
+    hooks: Any = Hooks(store, notebook, notebook, clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hooks), base_url="http://here") as http:
         yield Post(http, notebook)
