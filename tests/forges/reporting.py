@@ -20,17 +20,27 @@ from deltaci.core import attempt, run
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
+from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
 from deltaci.server.follower import Follower
 from deltaci.store.port import Store
-from tests.contract.places import Place, Server
+from tests.contract.places import Place, Server, saying
 from tests.forges.notebook import Notebook
 from tests.lab import TENANT, Lease, task
 
 COMMIT: Final = "c0ffee1234" * 4
 QUICK: Final = Patience(first_seconds=0.01, most_seconds=0.05, hold_seconds=5.0)
+
+
+async def turns(count: int) -> None:
+    """Everybody else has so many turns first."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        future: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(future.set_result, None)
+        await future
 
 
 class Jumping:
@@ -48,10 +58,7 @@ class Jumping:
         """No time passes, but the clock is that much later; everybody else has a turn first."""
         self.waited.append(seconds)
         self.now += max(0.0, seconds)
-        for _ in range(5):
-            future = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(future.set_result, None)
-            await future
+        await turns(5)
 
 
 class Desk:
@@ -78,6 +85,10 @@ class Desk:
         lease = await self.server.take(by)
         await self.server.say(attempt.Start, lease)
         return lease
+
+    def started(self, lease: Lease) -> Command:
+        """The word of a worker that it has begun."""
+        return saying(attempt.Start, lease)
 
     async def end(self, lease: Lease, *, ok: bool = True, **fields: Any) -> None:
         """And ends."""

@@ -393,7 +393,8 @@ async def test_who_took_too_long_has_the_newest_told_once_more(memory: Place, tm
                 asleep.set()
                 await forge.until(lambda: len(forge.kept) >= count + 2)
 
-            assert [each.body["state"] for each in forge.kept[count:]] == ["pending", "success"]
+            first, *rest = [each.body["state"] for each in forge.kept[count:]]
+            assert (first, set(rest)) == ("pending", {"success"})
 
 
 def test_a_teller_has_a_name_of_its_own() -> None:
