@@ -78,7 +78,8 @@ class PlayedForge(Listener):
             await plan.wait()
             plan = Answered()
         assert isinstance(plan, Answered)
-        answer = json.dumps({"id": len(self.kept) + 1} if plan.body is None else plan.body).encode()
+        id = path.rpartition("/")[2] if method == "PATCH" else len(self.kept) + 1
+        answer = json.dumps({"id": id} if plan.body is None else plan.body).encode()
         lines = {"Content-Type": "application/json", "Content-Length": str(len(answer)), "Connection": "close"}
         sent = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **plan.headers}.items())
         writer.write(f"HTTP/1.1 {plan.status} So\r\n{sent}\r\n".encode() + answer)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deltaci.control.forges.told import Patience
-from deltaci.control.telling import Teller
 from deltaci.core import run
 from deltaci.store.port import Document
 from tests.contract.places import Place, Wrapped, on_loop
@@ -395,10 +394,3 @@ async def test_who_took_too_long_has_the_newest_told_once_more(memory: Place, tm
 
             first, *rest = [each.body["state"] for each in forge.kept[count:]]
             assert (first, set(rest)) == ("pending", {"success"})
-
-
-def test_a_teller_has_a_name_of_its_own() -> None:
-    """Servers on one machine are not taken for each other."""
-    names = {Teller(None, None, None)._who for _ in range(100)}  # type: ignore[arg-type]
-
-    assert len(names) == 100

@@ -20,6 +20,7 @@ import msgspec
 
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges import SPEAKERS
+from deltaci.control.forges.apps import Apps
 from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable
 from deltaci.control.forges.projects import ForgeProject, Origins, Projects, Subject, Subjects
 from deltaci.control.forges.reports import Reports
@@ -94,6 +95,7 @@ class Teller:
         self._who = secrets.token_hex(8)
         self._lines: dict[tuple[str, str], _Line] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._apps = Apps(forges.outlet, forges.clock)
 
     async def take(self, record: run.Run) -> bool:
         """Tell this one soon. False: there is no forge that waits for it."""
@@ -219,12 +221,15 @@ class Teller:
         is_refused = False
         try:
             async with self._room:
-                answer = await forges.outlet.say(speaker.call(project, report, check_of(told, report)))
+                opened = await self._apps.opened(project)
+                answer = await forges.outlet.say(speaker.call(opened, report, check_of(told, report)))
             if (id := speaker.told(answer)) is not None:
                 line.tries = 0
                 return succeeded(told, mark, report, id)
             problem = f"the forge answered {answer.status}: {answer.text}"
             is_refused = is_refusal(answer)
+            if answer.status == 401:
+                self._apps.forget(project)
         except NotAllowed as error:
             problem, is_refused = f"not allowed: {error}", True
         except Unreachable as error:

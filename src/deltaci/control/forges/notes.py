@@ -100,7 +100,14 @@ def _path(text: str) -> str:
     """A path inside of the repository; empty: it is none."""
     path = text.strip().replace("\\", "/").removeprefix("./")
     parts = path.split("/")
-    if not path or path.startswith("/") or ".." in parts or "" in parts or len(path) > 500 or "://" in path:
+    if (
+        not any(map(str.isalpha, path))
+        or path.startswith("/")
+        or ".." in parts
+        or "" in parts
+        or len(path) > 500
+        or "://" in path
+    ):
         return ""
     return path
 

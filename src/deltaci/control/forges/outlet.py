@@ -63,15 +63,19 @@ class Outlet:
 
     async def say(self, call: Call) -> Answer:
         """One request. Raises `NotAllowed` or `Unreachable`."""
+        return (await self.ask(call))[0]
+
+    async def ask(self, call: Call) -> tuple[Answer, bytes]:
+        """One request whose answer has something in it: the bytes, as many as anybody reads."""
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._say(call)
+                return await self._ask(call)
         except TimeoutError:
             raise Unreachable(f"no answer within {self._seconds:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise Unreachable(plain(f"{type(error).__name__}: {error}", MAX_SHOWN)) from None
 
-    async def _say(self, call: Call) -> Answer:
+    async def _ask(self, call: Call) -> tuple[Answer, bytes]:
         url = httpx.URL(call.url)
         address = await self._address(url)
         headers = {**call.headers, "Host": url.netloc.decode("ascii")}
@@ -90,7 +94,8 @@ class Outlet:
             text = await _beginning(answer)
         finally:
             await answer.aclose()
-        return Answer(answer.status_code, _shown(text), wait_seconds(answer.headers, time.time()), _id(text))
+        wait = wait_seconds(answer.headers, time.time())
+        return Answer(answer.status_code, _shown(text), wait, _id(text)), text
 
     async def _address(self, url: httpx.URL) -> str:
         """Where the name leads, if that is allowed."""

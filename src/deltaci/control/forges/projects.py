@@ -27,6 +27,8 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
     api_url: str = ""  # e.g. `https://api.github.com`, `https://gitlab.com/api/v4`, `https://codeberg.org/api/v1`
     api_token: str = ""
     reports: Reports = "statuses"
+    app_id: str = ""  # of a GitHub App: then the token is the App's private key
+    installation_id: str = ""
 
     def __repr__(self) -> str:
         return f"ForgeProject({self.tenant}/{self.name} at {self.forge})"

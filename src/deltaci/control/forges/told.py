@@ -165,7 +165,8 @@ def next_step(told: Told, mark: Mark, report: Report, who: str, now: float, pati
 
 def succeeded(told: Told, mark: Mark, report: Report, id: str) -> Told:
     """The forge has it."""
-    return Told(mark=mark, state=report.state, description=report.description, check=id, check_of=report.run_id)
+    check = id or check_of(told, report)
+    return Told(mark=mark, state=report.state, description=report.description, check=check, check_of=report.run_id)
 
 
 def check_of(told: Told, report: Report) -> str:
