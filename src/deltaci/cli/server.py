@@ -67,6 +67,11 @@ def server_command(
     oidc_ca: Annotated[
         Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")
     ] = None,
+    public_url: Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")] = "",
+    allow_forge: Annotated[
+        list[str] | None,
+        typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
+    ] = None,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
 
@@ -79,7 +84,16 @@ def server_command(
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer)
+        service = Service(
+            open_store(store),
+            data,
+            ttl_seconds=lease_ttl,
+            blobs=kept,
+            nats=bus,
+            issuer=issuer,
+            allowed_forges=allow_forge or (),
+            public_url=public_url,
+        )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)

@@ -16,6 +16,7 @@ from deltaci.wire.texts import plain
 MAX_NOTES: Final = 50
 MAX_LINE: Final = 2000
 MAX_MESSAGE: Final = 1000
+MAX_PATH: Final = 500
 MAX_LINE_NUMBER: Final = 10_000_000
 
 Level = Literal["failure", "warning", "notice"]
@@ -100,14 +101,8 @@ def _path(text: str) -> str:
     """A path inside of the repository; empty: it is none."""
     path = text.strip().replace("\\", "/").removeprefix("./")
     parts = path.split("/")
-    if (
-        not any(map(str.isalpha, path))
-        or path.startswith("/")
-        or ".." in parts
-        or "" in parts
-        or len(path) > 500
-        or "://" in path
-    ):
+    is_outside = path.startswith("/") or "://" in path or ".." in parts or "" in parts
+    if is_outside or len(path) > MAX_PATH or not any(map(str.isalpha, path)):
         return ""
     return path
 
