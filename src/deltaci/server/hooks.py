@@ -84,7 +84,7 @@ class Hooks:
             status, said = status_of(refused.code), _refused(refused.code, refused.message)
             if refused.code == "wrong_method":
                 more = [(b"allow", b"POST")]
-            if refused.code == "too_slow":
+            if refused.code in ("too_slow", "too_large"):  # What is still to come is not waited for.
                 more = [(b"connection", b"close")]
         except msgspec.ValidationError as error:
             status, said = 422, _refused("bad_message", f"the event is not as expected: {error}")
