@@ -32,6 +32,7 @@ async def twice(post: Post, first: Sent, second: Sent) -> list[str]:
     return [(await post.send(each))[1]["result"] for each in (first, second)]
 
 
+@pytest.mark.proves("ORC-I1")
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
 async def test_a_delivery_that_comes_again_has_no_effect(memory: Place, forge: str) -> None:
@@ -105,6 +106,7 @@ async def test_two_projects_may_hear_the_same(memory: Place) -> None:
         assert said == ["accepted", "accepted"]
 
 
+@pytest.mark.proves("ORC-I1")
 @on_loop
 async def test_fifty_at_once_make_one_change(place: Place) -> None:
     async with place.opened() as store, post_office(store) as post:

@@ -61,6 +61,7 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(memory: Place, tmp_pa
         await at.server.verified()
 
 
+@pytest.mark.proves("ORC-R11")
 @on_loop
 async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(place: Place, tmp_path: Path) -> None:
     gate = asyncio.Event()

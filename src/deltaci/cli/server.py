@@ -29,6 +29,15 @@ DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs an
 BlobsOption = Annotated[
     str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
 ]
+ClientCertOption = Annotated[
+    bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+]
+OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
+PublicUrlOption = Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")]
+AllowForgeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
+]
 
 
 @app.command("server")
@@ -51,9 +60,7 @@ def server_command(
             help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."
         ),
     ] = None,
-    require_client_cert: Annotated[
-        bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
-    ] = False,
+    require_client_cert: ClientCertOption = False,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",
@@ -64,14 +71,9 @@ def server_command(
     oidc_runner_claim: Annotated[
         str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
     ] = "sub",
-    oidc_ca: Annotated[
-        Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")
-    ] = None,
-    public_url: Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")] = "",
-    allow_forge: Annotated[
-        list[str] | None,
-        typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
-    ] = None,
+    oidc_ca: OidcCaOption = None,
+    public_url: PublicUrlOption = "",
+    allow_forge: AllowForgeOption = None,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
 
