@@ -218,6 +218,35 @@ async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge
     assert why in said["why"]
 
 
+@pytest.mark.parametrize(("repository", "result"), [("Octo/Hello", "accepted"), ("octo/other", "ignored")])
+@on_loop
+async def test_a_webhook_may_tell_of_other_repositories(memory: Place, repository: str, result: str) -> None:
+    """One of a whole organization does, with one secret for all."""
+    _, said, changes = await heard(memory, "github", PUSHES["github"], repository=repository)
+
+    assert (said["result"], len(changes)) == (result, int(result == "accepted"))
+
+
+@on_loop
+async def test_a_bare_repository_is_called_what_its_project_calls_it(memory: Place) -> None:
+    _, _, [change] = await heard(memory, "git", PUSHES["git"], repository="gates")
+
+    assert change.repository == "gates"
+
+
+@on_loop
+async def test_there_is_room_for_so_much_at_once(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is given back."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        with monkeypatch.context() as small:
+            small.setattr(hooks, "MAX_HELD_BYTES", 100)
+            status, said = await post.send(PUSHES["github"])
+        assert (status, said["code"]) == (503, "unavailable")
+
+        assert (await post.send(PUSHES["github"]))[0] == 202
+
+
 # -- who is not believed
 
 NOT_BELIEVED = {

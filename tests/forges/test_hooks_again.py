@@ -17,6 +17,7 @@ from tests.forges.payloads import (
     gitea,
     gitea_push,
     github,
+    github_pull_request,
     github_push,
     gitlab,
     gitlab_push,
@@ -93,6 +94,20 @@ async def test_another_event_is_another_change(memory: Place, forge: str, other:
         await post.notebook.write("p", forge)
 
         assert await twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
+
+
+@on_loop
+async def test_two_labels_that_are_added_at_once_are_two_changes(memory: Place) -> None:
+    """At the same second, to the same pull request."""
+    first, second = (
+        github("pull_request", github_pull_request("labeled", label={"id": 1, "name": name}), delivery=name)
+        for name in ("bug", "urgent")
+    )
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        assert await twice(post, first, second) == ["accepted", "accepted"]
+        assert {each.payload["label"]["name"] for each in await post.notebook.changes()} == {"bug", "urgent"}
 
 
 @on_loop

@@ -67,6 +67,7 @@ def test_what_is_inside_is_known(address: str, is_so: bool) -> None:
         "ftp://example.org",
         "https://user:password@93.184.216.34",
         "https://",
+        "https://" + "a" * 70 + ".example",
     ],
 )
 @on_loop
@@ -200,6 +201,19 @@ async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
 )
 def test_how_long_a_forge_wants_to_be_left_alone(headers: dict[str, str], seconds: float) -> None:
     assert wait_seconds(headers, 60.0) == seconds
+
+
+@pytest.mark.parametrize("token", ["hush\n", "hüsh", "hush\x00"])
+@on_loop
+async def test_a_token_that_no_header_can_hold_is_not_shown(token: str) -> None:
+    """Libraries quote what they cannot send."""
+    async with PlayedForge() as forge:
+        outlet = Outlet([forge.host])
+        with pytest.raises(NotAllowed) as caught:
+            await outlet.say(Call("POST", forge.url, {"Authorization": f"Bearer {token}"}, {}))
+        await outlet.close()
+
+        assert "sh" not in str(caught.value).replace("perhaps", "")
 
 
 def test_a_call_never_shows_its_token() -> None:

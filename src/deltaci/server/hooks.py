@@ -25,6 +25,7 @@ from deltaci.control.forges.heard import MAX_DELIVERY, Delivery, Heard, Nothing,
 from deltaci.control.forges.projects import ForgeProject, Intake, Projects
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
+from deltaci.pipeline.change import Change
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Document, Store, Unavailable, storable
 from deltaci.wire.addresses import status_of
@@ -34,7 +35,9 @@ ROOT: Final = "/hooks/"
 TENANT: Final = "default"
 KIND: Final = "delivery"  # Of the documents that remember what was heard.
 MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB; what we need is at the beginning of far less.
-MAX_AT_ONCE: Final = 64  # So many bodies are in memory at once.
+MAX_HELD_BYTES: Final = (
+    256 * 1024 * 1024
+)  # Of all bodies that are being read: who sends slowly takes no room of others.
 BODY_SECONDS: Final = 30.0  # For all of one body.
 REFUSED_AFTER_SECONDS: Final = 0.05  # Nobody who is not known learns from the time why.
 MAX_NAME: Final = 200
@@ -72,7 +75,7 @@ class Hooks:
         self._intake = intake
         self._clock = clock
         self._decoy = secrets.token_urlsafe(32)  # For whoever has no secret.
-        self._open = 0
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -100,31 +103,33 @@ class Hooks:
 
     async def _answer(self, request: Request) -> tuple[int, Said]:
         tenant, name = _named(request)
-        if self._open >= MAX_AT_ONCE:
-            raise Overloaded(f"{MAX_AT_ONCE} deliveries are being read already")
-        self._open += 1
-        try:
-            delivery = await self._read(request)
-            began = time.monotonic()
-            project = await self._project(tenant, name)
-            if not self._is_believed(project, delivery):
-                await asyncio.sleep(began + REFUSED_AFTER_SECONDS - time.monotonic())
-                raise Refused(
-                    "bad_credential",
-                    "there is no such project, or the signature is not made with its webhook secret, or it is too old",
-                )
-            assert project is not None
-            return await self._hear(project, delivery, request)
-        finally:
-            self._open -= 1
+        delivery = await self._read(request)
+        began = time.monotonic()
+        project = await self._project(tenant, name)
+        if not self._is_believed(project, delivery):
+            await asyncio.sleep(began + REFUSED_AFTER_SECONDS - time.monotonic())
+            raise Refused(
+                "bad_credential",
+                "there is no such project, or the signature is not made with its webhook secret, or it is too old",
+            )
+        assert project is not None
+        return await self._hear(project, delivery, request)
 
     async def _read(self, request: Request) -> Delivery:
+        """All of the body, if there is room for it."""
+        parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await request.body(MAX_BYTES)
+                async for part in request.parts(MAX_BYTES):
+                    parts.append(part)
+                    self._held += len(part)
+                    if self._held > MAX_HELD_BYTES:
+                        raise Overloaded("too many deliveries are being read")
         except TimeoutError:
             raise Refused("too_slow", f"the body took more than {BODY_SECONDS:.0f} s; deliver it again") from None
-        return Delivery(request.header, body, self._clock())
+        finally:
+            self._held -= sum(map(len, parts))
+        return Delivery(request.header, b"".join(parts), self._clock())
 
     async def _project(self, tenant: str, name: str) -> ForgeProject | None:
         if not all(0 < len(each) <= MAX_NAME and storable(each) for each in (tenant, name)):
@@ -146,6 +151,12 @@ class Hooks:
         if isinstance(heard, Nothing):
             return (200, Said(result="pong", why=heard.why)) if heard.is_ping else (202, _ignored(heard.why))
         change = heard.change
+        if not _is_about(project, change):
+            return 202, _ignored(
+                f"it is about {plain(change.repository, MAX_SHOWN)!r}, and the project about {project.repository!r}"
+            )
+        if not change.repository:
+            change = msgspec.structs.replace(change, repository=project.repository)
         id = plain(listener.delivery_id(delivery), MAX_DELIVERY)
         content = _content(project, heard)
         names = [f"{project.name}/{content}"]
@@ -177,8 +188,14 @@ class Hooks:
 
 def _content(project: ForgeProject, heard: Heard) -> str:
     """A fingerprint of what happened: the same for the same event, whatever its delivery is called."""
-    change = msgspec.structs.replace(heard.change, payload={})
-    return fingerprint(project.forge, msgspec.json.encode(change).decode(), heard.moment)
+    return fingerprint(project.forge, msgspec.json.encode(heard.change).decode(), heard.moment)
+
+
+def _is_about(project: ForgeProject, change: Change) -> bool:
+    """Whether it happened in the project's repository: one webhook may tell of many."""
+    if not change.repository or not project.repository:
+        return True
+    return change.repository.casefold() == project.repository.casefold()
 
 
 def _named(request: Request) -> tuple[str, str]:

@@ -67,7 +67,7 @@ class Apps:
             "Accept": "application/vnd.github+json",
         }
         installation = quote(project.installation_id, safe="")
-        url = f"{project.api_url or API}/app/installations/{installation}/access_tokens"
+        url = f"{project.api(API)}/app/installations/{installation}/access_tokens"
         answer, body = await self._outlet.ask(Call("POST", url, headers, {}))
         try:
             if 200 <= answer.status < 300:

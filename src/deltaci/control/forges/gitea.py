@@ -52,7 +52,7 @@ class Gitea:
     def call(self, project: ForgeProject, report: Report, _check: str) -> Call:
         """A commit status."""
         owner, _, name = project.repository.partition("/")
-        at = f"{project.api_url}/repos/{quote(owner, safe='')}/{quote(name, safe='')}/statuses/{report.commit}"
+        at = f"{project.api()}/repos/{quote(owner, safe='')}/{quote(name, safe='')}/statuses/{report.commit}"
         return Call("POST", at, {"Authorization": f"token {project.api_token}"}, status_body(report, _STATES))
 
     def told(self, answer: Answer) -> str | None:

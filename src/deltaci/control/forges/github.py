@@ -110,6 +110,7 @@ class PullRequestEvent(msgspec.Struct, frozen=True):
     pull_request: PullRequest
     repository: Repo
     sender: Owner = Owner()
+    label: Label | None = None
 
 
 def read_push(body: bytes) -> Heard | Nothing:
@@ -159,6 +160,7 @@ def read_pull_request(body: bytes, actions: dict[str, str]) -> Heard | Nothing:
             is_draft=about.draft,
             is_merged=bool(about.merged),
             labels=tuple(each.name for each in about.labels or ()),
+            label=said.label.name if said.label is not None else "",
         )
     )
     return change if isinstance(change, Nothing) else Heard(change, about.updated_at or "")
@@ -190,7 +192,7 @@ class GitHub:
     def call(self, project: ForgeProject, report: Report, check: str) -> Call:
         """A commit status; or a check run, which only a GitHub App may make."""
         owner, _, name = project.repository.partition("/")
-        at = f"{project.api_url or API}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
+        at = f"{project.api(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",

@@ -176,7 +176,7 @@ class GitLab:
 
     def call(self, project: ForgeProject, report: Report, _check: str) -> Call:
         """A commit status. Where it has no place yet, GitLab makes an external pipeline for it."""
-        at = f"{project.api_url or API}/projects/{quote(project.repository, safe='')}/statuses/{report.commit}"
+        at = f"{project.api(API)}/projects/{quote(project.repository, safe='')}/statuses/{report.commit}"
         body: dict[str, Any] = {
             "state": _STATES[report.state],
             "name": report.context,

@@ -182,6 +182,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     is_draft: bool = False
     is_merged: bool = False
     labels: tuple[str, ...] = ()
+    label: str = ""  # that was added or removed, where that is said
 
 
 def pull_request(said: Asked) -> Change | Nothing:
@@ -214,6 +215,8 @@ def pull_request(said: Asked) -> Change | Nothing:
         },
         "sender": {"login": said.actor},
     }
+    if said.label:
+        payload["label"] = {"name": said.label}
     return Change(
         event="pull_request",
         commit=said.commit,

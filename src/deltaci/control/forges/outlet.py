@@ -76,6 +76,8 @@ class Outlet:
             raise Unreachable(plain(f"{type(error).__name__}: {error}", MAX_SHOWN)) from None
 
     async def _ask(self, call: Call) -> tuple[Answer, bytes]:
+        if not all(value.isascii() and value.isprintable() for value in call.headers.values()):
+            raise NotAllowed("the token has characters that no token has, perhaps a newline; set it again")
         url = httpx.URL(call.url)
         address = await self._address(url)
         headers = {**call.headers, "Host": url.netloc.decode("ascii")}
@@ -108,8 +110,10 @@ class Outlet:
             raise NotAllowed(f"{host} would be told without TLS; use https, or let the server allow {host}:{port}")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise Unreachable(f"{host} has no address: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(
+                f"{plain(host, MAX_SHOWN)} has no address: {getattr(error, 'strerror', '') or error}"
+            ) from None
         addresses = [str(each[4][0]) for each in found]
         if not addresses:
             raise Unreachable(f"{host} has no address")

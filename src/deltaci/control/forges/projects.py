@@ -30,6 +30,10 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
     app_id: str = ""  # of a GitHub App: then the token is the App's private key
     installation_id: str = ""
 
+    def api(self, usual: str = "") -> str:
+        """Where its API is."""
+        return (self.api_url or usual).rstrip("/")
+
     def __repr__(self) -> str:
         return f"ForgeProject({self.tenant}/{self.name} at {self.forge})"
 
