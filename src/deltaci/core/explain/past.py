@@ -332,7 +332,7 @@ def _reported(_story: Story, event: Event) -> Told:
     told = event.metadata.get("told")
     if not told:
         return "reported", "The outcome was published."
-    return "reported", f"The outcome was published; of its forge it is known{saying(told)}."
+    return "reported", f"The outcome was published. What its forge was told{saying(told)}."
 
 
 # fmt: off
