@@ -137,6 +137,17 @@ async def test_a_run_of_no_project_or_commit_is_reported_at_once(
         assert not forge.heard
 
 
+@on_loop
+async def test_a_token_that_does_not_open_is_no_secret(memory: Place, tmp_path: Path) -> None:
+    """The run is reported all the same, and says why its forge was not told."""
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
+        await joined(at, forge, api_token="", problem="there is no secret 'TOKEN'")
+        await at.begin()
+        await at.end(await at.work())
+
+        assert (await at.reported()).metadata["told"] == "exhausted: there is no secret 'TOKEN'"
+
+
 # -- a forge that fails
 
 

@@ -44,7 +44,6 @@ from deltaci.control.forges.told import (
     succeeded,
 )
 from deltaci.core import run
-from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
 from deltaci.store.port import Conflict, Document, Store, Unavailable
@@ -102,13 +101,9 @@ class Teller:
         subject = await self._subject(record)
         if subject is None:
             return False
-        try:
-            project = await self._forges.projects.forge_of(record.tenant, subject.project)
-        except Refused:
-            pass  # Its secrets do not open: that is told in its turn.
-        else:
-            if project is None or _speaker(project) is None:
-                return False
+        project = await self._forges.projects.forge_of(record.tenant, subject.project)
+        if project is None or (_speaker(project) is None and not project.problem):
+            return False
         self._put(record.tenant, subject.project, record.id, 0.0)
         return True
 
@@ -180,15 +175,11 @@ class Teller:
         if not isinstance(record, run.Run):
             return None
         subject = await self._subject(record)
-        try:
-            project = await self._forges.projects.forge_of(*key)
-        except Refused as refused:  # E.g. its token does not open any more.
-            LOGGER.warning("project %s: its forge cannot be told: %s", key[1], refused.message)
-            await self._end(record, f"exhausted: {refused.message}"[:MAX_PROBLEM])
-            return None
+        project = await self._forges.projects.forge_of(*key)
         speaker = _speaker(project) if project is not None else None
         if subject is None or project is None or speaker is None:
-            await self._end(record, "")
+            problem = project.problem if project is not None else ""
+            await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
             return None
         report = await self._forges.reports.of(record, subject, project)
         mark = Mark(record.created_at, record.id, record.rev)

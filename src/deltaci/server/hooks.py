@@ -134,7 +134,11 @@ class Hooks:
     async def _project(self, tenant: str, name: str) -> ForgeProject | None:
         if not all(0 < len(each) <= MAX_NAME and storable(each) for each in (tenant, name)):
             return None
-        return await self._projects.forge_of(tenant, name)
+        try:
+            return await self._projects.forge_of(tenant, name)
+        except Refused as refused:  # Nobody who is not known is told what is wrong with a project.
+            LOGGER.warning("project %s cannot be looked up: %s", plain(name, MAX_SHOWN), refused.message)
+            return None
 
     def _is_believed(self, project: ForgeProject | None, delivery: Delivery) -> bool:
         """Whether it is signed. Who has no secret is looked at all the same, with one that nobody knows."""

@@ -29,6 +29,7 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
     reports: Reports = "statuses"
     app_id: str = ""  # of a GitHub App: then the token is the App's private key
     installation_id: str = ""
+    problem: str = ""  # why there is no token though one is named
 
     def api(self, usual: str = "") -> str:
         """Where its API is."""
@@ -82,8 +83,17 @@ class Origins:
     """Believes what runs say of where they come from."""
 
     async def subject_of(self, run: Run) -> Subject | None:
-        """Their project and commit; the pipeline is the template that it was made from, if it was."""
+        """Their project and commit; the pipeline is the template or the file that it was made from, if it was."""
         origin = run.origin
         if not origin.project or not origin.commit:
             return None
-        return Subject(project=origin.project, commit=origin.commit, pipeline=origin.template)
+        pipeline = origin.template or pipeline_of(getattr(origin, "file", ""))
+        return Subject(project=origin.project, commit=origin.commit, pipeline=pipeline)
+
+
+def pipeline_of(file: str) -> str:
+    """What people call the pipeline in a file; the only one of a repository has no name of its own."""
+    name = file.rpartition("/")[2]
+    for end in (".yml", ".yaml"):
+        name = name.removesuffix(end)
+    return "" if name == ".deltaci" else name
