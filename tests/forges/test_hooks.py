@@ -346,6 +346,8 @@ async def test_a_project_without_a_secret_believes_nobody(memory: Place) -> None
         (github("push", {"ref": "refs/heads/main"}), 422),
         (github("push", github_push(after="main")), 422),
         (github("push", github_push(after=NEW.upper())), 422),
+        (github("push", github_push(after=f"{NEW}\n")), 422),
+        (github("push", github_push(ref="refs/heads/main\n")), 422),
         (github("push", github_push(ref="refs/heads/a\nb")), 422),
         (github("push", github_push(ref="x" * 2000)), 422),
         (github("pull_request", github_pull_request(number=0)), 422),

@@ -26,8 +26,8 @@ TAGS: Final = "refs/tags/"
 # What `on.pull_request.types` may name.
 ACTIONS: Final = frozenset({"opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"})
 
-Sha = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
-Ref = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"^[^\x00-\x20\x7f]+$")]
+Sha = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})\Z")]
+Ref = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"^[^\x00-\x20\x7f]+\Z")]
 Name = Annotated[str, Meta(max_length=500)]
 Number = Annotated[int, Meta(ge=1, le=2**53)]
 
