@@ -20,6 +20,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
+from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
@@ -27,7 +28,7 @@ from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
-from deltaci.store.port import Open, Store, Transaction
+from deltaci.store.port import Held, LoadJobs, Look, Open, Store, Transaction
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
 from deltaci.wire.messages import (
@@ -48,7 +49,7 @@ from deltaci.wire.texts import plain
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
 Answer = ServerMessage | Refused
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost")
+REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
@@ -158,6 +159,15 @@ class Protocol:
         lease.check_fence(record.lease, record.ended_lease, ref, name, max(now, record.updated_at))
         return record
 
+    async def looked(self, ids: Sequence[str]) -> list[Record]:
+        """Those of these records that exist."""
+        return (await self._store.transact(lambda: look(ids)))[1]
+
+    async def jobs_of(self, run_id: str) -> list[Job]:
+        """All jobs of a run, finished ones too, in no order."""
+        held = await self._store.look(lambda: _jobs(run_id)) if run_id else []
+        return [each.record for each in held if isinstance(each.record, Job)]
+
     async def hand_back(self, who: Runner, lease_id: str) -> None:
         """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""
         while True:
@@ -226,6 +236,10 @@ class Protocol:
         """What time it is, and the record; nothing is written."""
         now, held = yield Open((id,))
         return self._applier.clock.read(now), held[0].record if held else None
+
+
+def _jobs(run_id: str) -> Look[list[Held]]:
+    return list((yield LoadJobs(run_id)))
 
 
 def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:
