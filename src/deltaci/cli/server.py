@@ -91,6 +91,7 @@ def server_command(
     Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # What forges are told is in the documents, not here.
     try:
         data.mkdir(parents=True, exist_ok=True)
         bus = bus_address(nats, nats_credentials)
