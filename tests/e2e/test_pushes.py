@@ -141,7 +141,7 @@ def _github(before: str, after: str, repository: str) -> Sent:
 
 
 def _gitlab(before: str, after: str, repository: str) -> Sent:
-    payload = gitlab_push(before=before, after=after)
+    payload = gitlab_push(before=before, after=after, checkout_sha=after)
     payload["project"]["path_with_namespace"] = repository
     return gitlab("Push Hook", payload)
 
