@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -58,7 +59,13 @@ def test_an_approval_has_no_group() -> None:
 @pytest.mark.proves("MOD-S3")
 def test_every_bond_is_part_of_the_plans_hash() -> None:
     """Whoever approves a plan approves them too."""
-    bonds = ({}, {"after": ("a",)}, {"family": "f"}, {"is_family_fail_fast": True}, {"retry_on": ("INFRA",)})
+    bonds: tuple[dict[str, Any], ...] = (
+        {},
+        {"after": ("a",)},
+        {"family": "f"},
+        {"is_family_fail_fast": True},
+        {"retry_on": ("INFRA",)},
+    )
     plans = [(task("a"), task("b", **bond)) for bond in (*bonds, {"group": "g"})]
 
     assert len({plan_hash(plan) for plan in plans}) == len(plans)
