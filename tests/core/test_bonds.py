@@ -56,6 +56,14 @@ def test_an_approval_has_no_group() -> None:
         dependents([gate("a", group="deploy")])
 
 
+@pytest.mark.proves("MOD-D3")
+@pytest.mark.parametrize("group", ["a\x00b", "a\nb", "\ud800", "x" * 201])
+def test_a_group_has_a_name_that_can_be_kept_and_shown(group: str) -> None:
+    """Databases keep it, and people read it."""
+    with pytest.raises(Refused, match="characters that can be printed"):
+        dependents([task("a", group=group)])
+
+
 @pytest.mark.proves("MOD-S3")
 def test_every_bond_is_part_of_the_plans_hash() -> None:
     """Whoever approves a plan approves them too."""
