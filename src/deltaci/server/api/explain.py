@@ -12,6 +12,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import WORKERS
 from deltaci.core.run import Run
+from deltaci.core.timers import ready_at
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.server.api import shown
@@ -51,7 +52,13 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
     jobs = await jobs_of(call, run)
     tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
     events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    return run, jobs, tries, events, await _around(call, {each.group for each in tries if each.group})
+    return (
+        run,
+        jobs,
+        tries,
+        events,
+        await _around(call, {each.group for each in tries if each.group and ready_at(each)}),
+    )
 
 
 async def _around(call: Call, groups: Iterable[str]) -> explain.Surroundings:
