@@ -69,7 +69,17 @@ def asked(tree: Path, *words: str) -> str:
     "url",
     [
         *("ext::sh -c 'touch /tmp/x'", "--upload-pack=x", "-x", "https://", "https://user:pw@host/x", "https://-x/y"),
-        *("ssh://-oProxyCommand=x/y", "-oProxyCommand=x:y", "host:-x", "ftp://host/x", "a\nb", "a\0b", "fd::3", "ext::x", ""),
+        *(
+            "ssh://-oProxyCommand=x/y",
+            "-oProxyCommand=x:y",
+            "host:-x",
+            "ftp://host/x",
+            "a\nb",
+            "a\0b",
+            "fd::3",
+            "ext::x",
+            "",
+        ),
         "ssh://-x@host/y",
     ],
 )
