@@ -221,6 +221,16 @@ def test_submodules_of_the_same_place(repository: Repository, tmp_path: Path) ->
     assert (checked_out(repository, tmp_path, submodules="recursive") / "sub" / "deep.txt").read_text() == "deep"
 
 
+def test_a_mirror_that_is_broken_is_made_again(repository: Repository, tmp_path: Path) -> None:
+    """A disk that was full, or a machine that lost its power, must not fail every job from then on."""
+    checked_out(repository, tmp_path)
+    for part in (tmp_path / "mirrors").glob("*.git/objects/??/*"):
+        part.chmod(0o644)
+        part.write_bytes(b"")
+
+    assert (checked_out(repository, tmp_path) / "a.txt").read_text() == "2\n"
+
+
 def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, tmp_path: Path) -> None:
     checked_out(repository, tmp_path)
     folder = tmp_path / "mirrors"

@@ -25,6 +25,7 @@ SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 SKIPPED: Final = "skipped"
 CANCELLED: Final = "cancelled"
+EVENT_FILE: Final = "event.json"
 MAX_HASHED: Final = Bounds(files=100_000, bytes=4 * 1024**3)
 _PART: Final = 1024 * 1024
 _SYSTEMS: Final = {"linux": "Linux", "darwin": "macOS", "windows": "Windows"}
@@ -101,6 +102,8 @@ class Scene:
             value = github.get(name)
             if isinstance(value, str | int | float) and "\0" not in str(value):
                 told[f"GITHUB_{name.upper()}"] = text(value)
+        if github.get("event") is not None:
+            told["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
         if ".github/workflows/" in str(github.get("workflow_ref", "")):
             told["GITHUB_ACTIONS"] = "true"
         return told
