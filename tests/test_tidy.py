@@ -45,7 +45,9 @@ SEES: dict[str, set[str]] = {
 PURE_MODULES = {
     "__future__",
     "base64",
+    "bisect",
     "collections",
+    "configparser",
     "dataclasses",
     "datetime",
     "enum",
@@ -58,6 +60,8 @@ PURE_MODULES = {
     "operator",
     "re",
     "string",
+    "textwrap",
+    "tomllib",
     "types",
     "typing",
 }
@@ -65,6 +69,7 @@ PURE_MODULES = {
 PURE_EXCEPT = {
     "deltaci.core.draw": {"sys", "pathlib"},
     "deltaci.pipeline.draw": {"sys", "pathlib"},
+    "deltaci.pipeline.github.draw": {"sys", "pathlib"},
     "deltaci.pipeline.yaml": {"ruamel"},
     "deltaci.pipeline.syntax": {"ruamel"},
 }

@@ -40,7 +40,11 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
     await store.close()
     connection = sqlite3.connect(path)
 
-    for sql, values in ((sqlite._READY.format(""), ["a", "arm", START, 1]), (sqlite._KEYS, ["a", "a"])):
+    for sql, values in (
+        (sqlite._READY.format(""), ["a", "arm", START, 1]),
+        (sqlite._READY.format(sqlite._WITHOUT.format("?, ?")), ["a", "arm", START, "g1", "g2", 1]),
+        (sqlite._KEYS, ["a", "a"]),
+    ):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
         on_records = [step for step in plan if "records" in step and "records_group" not in step]
         on_groups = [step for step in plan if "records_group" in step]
@@ -76,7 +80,11 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
         if is_analyzed:
             await connection.execute("ANALYZE records")
         found = []
-        for sql, values in ((postgres._READY, ["a", "arm", START, 1]), (postgres._KEYS, ["a"])):
+        for sql, values in (
+            (postgres._READY, ["a", "arm", START, 1]),
+            (postgres._READY_WITHOUT, ["a", "arm", START, 1, ["g1"]]),
+            (postgres._KEYS, ["a"]),
+        ):
             found.append("\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}", *values)))
         for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
             shown = f"EXPLAIN {sql.format('$1', '$2', '$3', '$4')}"

@@ -125,7 +125,7 @@ def test_changes_are_counted_from_where_the_branch_began(repository: Repository)
     base, called = tree.base("", snapshot)
 
     assert (base, called) == (began, "main")
-    assert tree.changed(base, snapshot.commit) == {"topic", "not-committed"}
+    assert tree.changed(base, snapshot.commit) == frozenset({"topic", "not-committed"})
 
 
 def test_on_the_default_branch_what_is_not_committed_counts_or_else_the_last_commit(repository: Repository) -> None:
@@ -167,4 +167,4 @@ def test_strange_names_come_through(repository: Repository) -> None:
     snapshot = tree.snapshot()
 
     assert sorted(tree.paths(snapshot.commit)) == sorted([*names, "README"])
-    assert tree.changed(snapshot.head, snapshot.commit) == set(names)
+    assert tree.changed(snapshot.head, snapshot.commit) == frozenset(names)

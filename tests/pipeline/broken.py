@@ -121,7 +121,7 @@ VALUES = (
     Broken("octal in a variable", job("env: {MODE: 0755}"), 4, 17, ("0755", "octal", "'0755'"), False),
     Broken("a number as a label", job("runs-on: 22.04"), 4, 14, ("the number 22.04", "put it in quotes: '22.04'")),
     Broken("nothing as a variable", job("env: {A: }"), 4, 11, ("nothing after 'A'", "a text, a number")),
-    Broken("a bad variable", job("env: {A-B: 1}"), 4, 11, ("the name 'A-B'",)),
+    Broken("a bad variable", job("env: {A B: 1}"), 4, 11, ("the name 'A B'",)),
     Broken("an object as a variable", job("env: {A: {b: 1}}"), 4, 14, ("an object", "a text, a number, true or false")),
     Broken(
         "a word that is not in the list", job("executor: docker"), 4, 15, ("'docker'", "process, sandbox, container")

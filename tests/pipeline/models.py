@@ -25,6 +25,12 @@ TRAPS: Final = st.sampled_from(
     ["3.10", "010", "true", "null", "~", "", "0x1f", "1e3", ".5", "- a", "a: b", "a #b", "!x"]
 )
 SCALARS: Final = ANY_TEXT.filter(lambda text: text.lower() not in ("yes", "no")) | TRAPS | NUMBERS | st.booleans()
+NESTED: Final = st.recursive(
+    SCALARS | st.none(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(A_NAME, inner, max_size=2),
+    max_leaves=4,
+)
+VALUES: Final = SCALARS | st.lists(NESTED, max_size=2) | st.dictionaries(A_NAME, NESTED, max_size=2)
 TEXTS: Final[dict[str, st.SearchStrategy[str]]] = {
     "a text": A_LINE,
     "a text on one line": A_LINE | FILLED,
@@ -50,7 +56,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """Whatever a type allows."""
     allowed = options(hint)
     if {inspect.StrType, inspect.FloatType, inspect.BoolType} <= {type(option.type) for option in allowed}:
-        return SCALARS
+        return VALUES if any(isinstance(option.type, inspect.AnyType) for option in allowed) else SCALARS
     return st.one_of([_one(option) for option in allowed])
 
 
@@ -120,7 +126,7 @@ STEPS: Final = parts(
 )
 AXES: Final = st.dictionaries(
     A_NAME.filter(lambda name: name not in ("include", "exclude")),
-    st.lists(SCALARS, min_size=1, max_size=3, unique_by=lambda value: str(value).lower()).map(tuple) | FILLED,
+    st.lists(VALUES, min_size=1, max_size=3, unique_by=lambda value: str(value).lower()).map(tuple) | FILLED,
     min_size=1, max_size=3,
 )  # fmt: skip
 STRATEGIES: Final = parts(model.Strategy, matrix=parts(model.Matrix, axes=AXES) | TEXTS["an expression ${{ … }}"])

@@ -104,8 +104,7 @@ def run_command(
             jobs=job,
             matrix=matrix,
         )
-        if any(each.problems for each in seen.planned):
-            _refuse(seen, is_json=json)
+        _check(seen, is_json=json)
         asked = _Asked(
             state=state_folder(tree.root),
             seen=seen,
@@ -203,6 +202,21 @@ def _secrets(names: Sequence[str]) -> dict[str, str]:
     if missing:
         raise Refused("bad_request", f"--secret {missing[0]!r}: there is no such variable here; set it")
     return {name: os.environ[name] for name in names}
+
+
+def _check(seen: Seen, *, is_json: bool) -> None:
+    """Nothing runs of what is broken. A workflow of GitHub that is outside of our subset keeps no others back."""
+    bad = [each for each in seen.planned if each.problems]
+    if any(not each.is_foreign for each in bad) or (bad and not any(each.plan for each in seen.planned)):
+        _refuse(seen, is_json=is_json)
+    for each in bad:
+        count = len(each.problems)
+        reasons = f"{count} reason{'' if count == 1 else 's'}, the first in line {each.problems[0].line}"
+        print(
+            f"{safe(each.file)}: not run, it is outside of what can run here ({reasons}); see: deltaci plan --file "
+            f"{safe(each.file)}",
+            file=sys.stderr,
+        )
 
 
 def _refuse(seen: Seen, *, is_json: bool) -> None:

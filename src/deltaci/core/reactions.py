@@ -159,7 +159,7 @@ def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
 
 
 def _rest_of_family(world: World, ended: job.Job) -> list[job.Job]:
-    """Whoever is cancelled because this job failed, the last of the plan first: so none of them is opened by another."""
+    """Whoever is cancelled because this job failed, the last of the plan first: so hardly one is opened on the way."""
     if not job.ends_family(ended):
         return []
     rest = [each for each in world.live_jobs(ended.run_id) if each.spec.family == ended.spec.family]

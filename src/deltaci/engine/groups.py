@@ -28,8 +28,7 @@ class Groups:
         """This attempt has a lease now, and its group with it."""
         self._is_free[what.tenant, what.group] = False
 
-    def held(self, tenant: str) -> tuple[str, ...]:
-        """The groups of the tenant that are known to be somebody's."""
-        if not self._is_free:
-            return ()
-        return tuple(group for (of, group), is_free in self._is_free.items() if of == tenant and not is_free)
+    def without(self, tenant: str) -> tuple[str, ...] | None:
+        """The groups of the tenant that are known to be somebody's; None while nobody met one."""
+        found = tuple(group for (of, group), is_free in self._is_free.items() if of == tenant and not is_free)
+        return found or None

@@ -355,7 +355,7 @@ class Lane:
         while name not in self._pools:
             # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
             # what is found is nobody else's until the commit.
-            limit, without = self._asked[name] + taken, self._groups.held(claim.tenant)
+            limit, without = self._asked[name] + taken, self._groups.without(claim.tenant)
             wanted = FindReady(claim.tenant, claim.labels, now, limit, claim.only, without)
             held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
             found = sum(not self._is_ready(each) for each in held)

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from deltaci.core.errors import Refused
-from deltaci.local.tree import HERE, Snapshot, Tree
+from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.compile import compile, triggered
-from deltaci.pipeline.files import kind_of, pipeline_files, read_pipeline
+from deltaci.pipeline.files import PipelineFile, discover, pipeline_files, read_file
+from deltaci.pipeline.github import Workflow
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.pipeline.reader import DEFAULT_FILE, Found
 from deltaci.wire.messages import Source
 
 EVERYTHING: Final = "all of it was asked for"
@@ -41,6 +42,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     plan: Plan | None = None
     problems: tuple[Problem, ...] = ()
+    notes: tuple[Problem, ...] = ()
+    is_foreign: bool = False  # Written for another system: what is outside of our subset is no mistake of its writer.
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +61,10 @@ def seen(tree: Tree, wish: Wish) -> Seen:
     base, called = ("", EVERYTHING) if wish.is_all else tree.base(wish.base, snapshot)
     changed = tree.changed(base, snapshot.commit) if base else None
     change = change_here(tree, snapshot, wish, base)
-    source = Source(url=str(tree.store), commit=snapshot.commit, ref=HERE)
+    source = Source(url=str(tree.store), commit=snapshot.commit, ref=tree.ref())
     planned = [
-        _planned(found, content, _Here(change, changed, called, source), wish)
-        for found, content in pipelines(tree, snapshot.commit, wish.files)
+        _planned(file, _Here(change, changed, called, source), wish)
+        for file in pipelines(tree, snapshot.commit, wish.files)
     ]
     compared = f"{len(changed)} changed since {called}" if changed is not None else f"every path counts: {called}"
     return Seen(change=change, snapshot=snapshot, compared=compared, planned=planned)
@@ -89,23 +92,22 @@ def change_here(tree: Tree, snapshot: Snapshot, wish: Wish, base: str) -> Change
     )
 
 
-def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[tuple[Found, bytes]]:
-    """The pipelines that are here, or those that were named."""
-    files = pipeline_files(tree.paths(commit))
-    kinds = dict.fromkeys(files.paths, files.kind)
-    for path in named:
-        kinds.setdefault(path, kind_of(path))
-    chosen = sorted(named) if named else list(files.paths)
+def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[PipelineFile]:
+    """The pipelines that are here, or those that were named; without any, what is discovered."""
+    paths = tree.paths(commit)
+
+    def read(path: str) -> bytes | None:
+        return tree.read(commit, path)
+
+    chosen = sorted(named) if named else pipeline_files(paths)
+    if not chosen:
+        return [discover(paths, read)]
     found = []
     for path in chosen:
-        content = tree.read(commit, path)
+        content = read(path)
         if content is None:
             raise Refused("not_found", f"there is no file {path!r} in {tree.root}; name it from there on")
-        found.append((read_pipeline(kinds[path], path, content), content))
-    if not found:
-        raise Refused(
-            "not_found", f"there is no pipeline in {tree.root}: no {DEFAULT_FILE}, nothing in .deltaci/; write one"
-        )
+        found.append(read_file(path, content, paths, read))
     return found
 
 
@@ -118,16 +120,20 @@ class _Here(NamedTuple):
     source: Source
 
 
-def _planned(found: Found, content: bytes, here: _Here, wish: Wish) -> Planned:
-    text = content.decode("utf-8", "replace")
-    bad = tuple(problem for problem in found.problems if not problem.is_warning)
+def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
+    found = file.found
+    # No half-run by itself; but who names only jobs that are inside gets them.
+    is_enough = bool(wish.jobs) and isinstance(found, Workflow) and not set(wish.jobs) & set(found.outside)
+    if is_enough and isinstance(found, Workflow) and found.inside is not None:
+        found = structs.replace(found, pipeline=found.inside, problems=found.notes)
+    common: dict[str, Any] = {"file": found.file, "text": file.text, "is_foreign": file.kind == "github"}
     if found.pipeline is None:
-        return Planned(file=found.file, text=text, problems=bad)
+        return Planned(**common, problems=_bad(found.problems))
     is_triggered, why = triggered(found.pipeline, here.change, here.changed)
     if wish.files and not is_triggered:  # Who names a file wants it.
         is_triggered, why = True, f"it was named, though {why}"
     if not is_triggered:
-        return Planned(file=found.file, text=text, why=why)
+        return Planned(**common, why=why)
     compiled = compile(
         found,
         here.change,
@@ -136,6 +142,13 @@ def _planned(found: Found, content: bytes, here: _Here, wish: Wish) -> Planned:
         source=here.source,
         only=wish.jobs,
         matrix={name: (value,) for name, value in wish.matrix.items()},
+        adds_secrets=file.adds_secrets,
     )
-    bad = tuple(problem for problem in compiled.problems if not problem.is_warning)
-    return Planned(file=found.file, text=text, is_triggered=True, why=why, plan=compiled.plan, problems=bad)
+    notes = tuple(problem for problem in compiled.problems if problem.is_warning)
+    return Planned(
+        **common, is_triggered=True, why=why, plan=compiled.plan, problems=_bad(compiled.problems), notes=notes
+    )
+
+
+def _bad(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    return tuple(problem for problem in problems if not problem.is_warning)

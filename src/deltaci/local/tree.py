@@ -19,7 +19,6 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline.diffs import changed_paths
 
 GIT_SECONDS: Final = 600.0
-HERE: Final = "refs/heads/here"
 MAX_FILE_BYTES: Final = 1024 * 1024
 _NOBODY: Final = {
     f"GIT_{who}_{what}": value
@@ -72,7 +71,7 @@ class Tree:
             dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
             parents = ("-p", head) if head else ()
             commit = self._must("commit-tree", tree, *parents, "-m", "what is here", more={**_NOBODY, **dates})
-        self._must("update-ref", HERE, commit)
+        self._must("update-ref", self.ref(), commit)
         return Snapshot(commit=commit, head=head, is_clean=commit == head)
 
     def _prepare(self) -> None:
@@ -95,7 +94,7 @@ class Tree:
             (self.store / "objects" / "info" / "alternates").write_text(f"{ours / 'objects'}\n", "utf-8")
             # Their index knows what is tracked though ignored, and which files need not be read again.
             if (own / "index").exists():
-                shutil.copyfile(own / "index", index)
+                shutil.copy2(own / "index", index)  # With its time: by that git knows what it must read again.
         (info / "exclude").write_text("".join(f"{line}\n" for line in ignored), "utf-8")
         if self._own("ls-files", "--error-unmatch", "--", ".").returncode > 1:
             index.unlink(missing_ok=True)  # One that only their repository understands.
@@ -149,6 +148,10 @@ class Tree:
     def branch(self) -> str:
         """The branch that is checked out."""
         return self._ask("symbolic-ref", "--quiet", "--short", "HEAD") if self.is_git else ""
+
+    def ref(self) -> str:
+        """Under which name the commit is found in our own repository: jobs see it as their branch."""
+        return f"refs/heads/{self.branch() or 'here'}"
 
     def default_branch(self) -> str:
         """The branch that lines of work begin from."""

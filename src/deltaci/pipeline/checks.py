@@ -49,7 +49,7 @@ def check(root: Node, problems: Problems) -> None:
     for name in ("push", "pull_request"):
         _check_both(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):
-        _check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
+        check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
     for key, one in pairs(child(child(on, "manual"), "inputs")):
         _check_input(key, one, problems.add)
 
@@ -201,7 +201,8 @@ def _check_input(key: Node, one: Node, add: Add) -> None:
             )
 
 
-def _check_cron(cron: Node | None, add: Add) -> None:
+def check_cron(cron: Node | None, add: Add) -> None:
+    """The times of a schedule."""
     parts = cron.value.split() if cron is not None and cron.kind == TEXT else []
     if cron is None or len(parts) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The shape of the text is the model's.

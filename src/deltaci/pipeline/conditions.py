@@ -18,10 +18,10 @@ from deltaci.pipeline.expressions import (
     truthy,
 )
 from deltaci.pipeline.expressions.evaluator import Functions, evaluate
-from deltaci.pipeline.expressions.mentions import mentions, replaced
+from deltaci.pipeline.expressions.mentions import Mention, mentions, replaced
 from deltaci.pipeline.expressions.mistakes import ExpressionRefused
 from deltaci.pipeline.expressions.texts import asked
-from deltaci.pipeline.expressions.tree import And, Call, Context, Index, Literal
+from deltaci.pipeline.expressions.tree import And, Call, Context, Index, Literal, Not, Or
 from deltaci.pipeline.expressions.values import is_primitive
 from deltaci.pipeline.expressions.values import text as as_text
 
@@ -29,7 +29,12 @@ MAX_CONDITION: Final = 2000  # characters, as the wire has it
 MAX_TOLD: Final = 4  # values in a reason
 MAX_VALUE: Final = 60  # characters of one
 SUCCESS: Final = Call("success")
+ALWAYS_TRUE: Final = Call("always")
 SKIPPED: Final[Mapping[str, Any]] = {"result": "skipped", "outputs": {}}
+# What is in `github` only while a job runs.
+OF_THE_RUNNER: Final = frozenset(
+    {"*", "action", "action_path", "action_status", "env", "event_path", "output", "path", "token", "workspace"}
+)
 _SKIPPED_TEXT: Final = '{"outputs":{},"result":"skipped"}'
 
 
@@ -57,12 +62,33 @@ def decide(
         return ALWAYS
     asks_status = mentions_status(expression)
     reduced = reduce(_with_skipped(expression, skipped), known, _functions({"always": True, **(status or {})}))
-    if isinstance(reduced, Remains):
+    holds = _holds(reduced)
+    if holds is None and isinstance(reduced, Remains):
         return Verdict(holds=None, remaining=reduced.expression, asks_status=asks_status)
-    if truthy(reduced.value):
+    if holds:
         return Verdict(holds=True, asks_status=asks_status)
     reason = _false_because(written or "", expression, known, skipped)
     return Verdict(holds=False, asks_status=asks_status, reason=reason)
+
+
+def _holds(reduced: Known | Remains) -> bool | None:
+    """Whether it is true, where that is sure: one operand may be enough, wherever it stands."""
+    return truthy(reduced.value) if isinstance(reduced, Known) else _is_true(reduced.expression)
+
+
+def _is_true(expression: Expression) -> bool | None:
+    match expression:
+        case Literal(value):
+            return truthy(value)
+        case Not(of):
+            inner = _is_true(of)
+            return None if inner is None else not inner
+        case And(operands) | Or(operands):
+            decisive = isinstance(expression, Or)
+            told = [_is_true(each) for each in operands]
+            return decisive if decisive in told else None if None in told else not decisive
+        case _:
+            return None
 
 
 def _functions(values: Mapping[str, bool]) -> Functions:
@@ -105,16 +131,32 @@ def _false_because(written: str, expression: Expression, known: Contexts, skippe
     return f"its condition is false{because} (if: {told if len(told) <= 200 else told[:199] + '…'})"
 
 
-def as_job(verdict: Verdict, *, may_be_skipped: bool) -> Expression | None:
+def as_job(verdict: Verdict, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:
     """What the runner asks before a job: nothing, if it runs as soon as the core starts it.
 
     `may_be_skipped` says that something it needs may succeed without having done anything: then it is skipped, too.
     """
+    if verdict.holds and not has_needs:
+        return None
     if verdict.asks_status:
-        return verdict.remaining
+        return _asking(verdict.remaining or ALWAYS_TRUE)
     if verdict.remaining is not None:
-        return And((SUCCESS, verdict.remaining))
+        return _all_of(SUCCESS, verdict.remaining)
     return SUCCESS if may_be_skipped else None
+
+
+def _asking(expression: Expression) -> Expression:
+    """A condition that goes on asking how things went, so that nobody who reads it adds a success()."""
+    return _all_of(expression) if mentions_status(expression) else _all_of(ALWAYS_TRUE, expression)
+
+
+def _all_of(*expressions: Expression) -> Expression:
+    """One condition of several, without what is true anyway."""
+    operands: list[Expression] = []
+    for each in expressions:
+        operands += each.operands if isinstance(each, And) else (each,)
+    left = list(dict.fromkeys(each for each in operands if each != Literal(True)))
+    return And(tuple(left)) if len(left) > 1 else left[0] if left else Literal(True)
 
 
 def as_step(written: str | None, known: Contexts) -> Expression | None:
@@ -123,13 +165,20 @@ def as_step(written: str | None, known: Contexts) -> Expression | None:
     if expression is None:
         return None
     asks_status = mentions_status(expression)
+    if any(_is_for_the_runner(each) for each in mentions(expression)):
+        known = {name: value for name, value in known.items() if name != "github"}
     reduced = reduce(expression, known)
-    if isinstance(reduced, Known):
-        holds = truthy(reduced.value)
-        return None if holds and not asks_status else Literal(holds)
+    holds = _holds(reduced)
+    if holds is not None or isinstance(reduced, Known):
+        return None if holds and not asks_status else ALWAYS_TRUE if holds else Literal(False)
     if asks_status:
-        return None if reduced.expression == SUCCESS else reduced.expression
-    return And((SUCCESS, reduced.expression))
+        left = _asking(reduced.expression)
+        return None if left == SUCCESS else left
+    return _all_of(SUCCESS, reduced.expression)
+
+
+def _is_for_the_runner(mention: Mention) -> bool:
+    return mention.context == "github" and (not mention.keys or mention.keys[0].lower() in OF_THE_RUNNER)
 
 
 def unreduced(written: str) -> Expression:

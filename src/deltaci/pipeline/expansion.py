@@ -124,7 +124,8 @@ class Matrices:
             raw["matrix"] = axes
         raw["fail-fast"] = self._filling.truth((*path, "fail-fast"), strategy.fail_fast, known)
         if strategy.max_parallel is not None:
-            raw["max-parallel"] = filled((*path, "max-parallel"), strategy.max_parallel, known)
+            most = self._filling.number((*path, "max-parallel"), strategy.max_parallel, known, most=model.MAX_JOBS)
+            raw["max-parallel"] = int(most) if most == int(most) else most
         return raw
 
     def _values_of(self, path: Path, axis: tuple[Any, ...] | str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
 
 from deltaci.pipeline.expressions import (
@@ -19,6 +17,7 @@ from deltaci.pipeline.expressions import (
 )
 from deltaci.pipeline.expressions.mentions import Mention, mentions
 from deltaci.pipeline.expressions.texts import OPEN
+from deltaci.pipeline.expressions.values import number as as_number
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.found import Found, Path, told
 from deltaci.pipeline.problems import Problems, inside, shown
@@ -33,6 +32,7 @@ class Filling:
     def __init__(self, found: Found) -> None:
         self._found = found
         self.problems = Problems(found.file)
+        self._mentions: dict[str, tuple[Mention, ...]] = {}
 
     def refuse(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
@@ -44,19 +44,17 @@ class Filling:
         """The same, of a part of a text."""
         self.problems.add(*told(self._found.source, self._found.place(*path), text, mistake))
 
-    def value(self, path: Path, written: object, known: Contexts) -> Value:
-        """What a value will be. What cannot be known yet, or has no value, is told and counts as nothing."""
-        if not isinstance(written, str):
-            return written  # type: ignore[return-value]  # A scalar of the model.
-        if OPEN not in written:
-            return written
+    def known(self, path: Path, written: object, known: Contexts) -> Known | None:
+        """What a value will be; nothing, after it was told why that cannot be known."""
+        if not isinstance(written, str) or OPEN not in written:
+            return Known(written)  # type: ignore[arg-type]  # A scalar of the model.
         try:
             reduced = reduce_text(written, known)
             if isinstance(reduced, Known):
-                return reduced.value
+                return reduced
             unknown = self._unknown(reduced, known)
             if not unknown:
-                return interpolate(written, known)  # It fails; this says why.
+                return Known(interpolate(written, known))  # It fails; this says why.
         except ExpressionRefused as refused:
             self.refuse_expression(path, written, refused.mistake)
             return None
@@ -66,6 +64,11 @@ class Filling:
             f"expected {LATER}",
         )
         return None
+
+    def value(self, path: Path, written: object, known: Contexts) -> Value:
+        """The same; what cannot be known counts as nothing."""
+        found = self.known(path, written, known)
+        return found.value if found is not None else None
 
     def _unknown(self, remaining: RemainingText, known: Contexts) -> list[str]:
         found = (mention for expression in read(remaining.text).expressions for mention in mentions(expression))
@@ -77,36 +80,36 @@ class Filling:
 
     def truth(self, path: Path, written: object, known: Contexts) -> bool:
         """The same as true or false."""
-        value = self.value(path, written, known)
-        if value is None or isinstance(value, bool):
-            return bool(value)
-        if value in ("true", "false"):
-            return value == "true"
-        self.refuse(path, f"{shown(as_text(value))} as {shown(str(path[-1]))}", "expected true or false")
-        return False
+        found = self.known(path, written, known)
+        if found is None or isinstance(found.value, bool):
+            return bool(found and found.value)
+        text = as_text(found.value)
+        if text not in ("", "false", "true"):
+            self.refuse(path, f"{shown(text)} as {shown(str(path[-1]))}", "expected true or false")
+        return text == "true"
 
     def number(self, path: Path, written: object, known: Contexts, *, most: float) -> float:
         """The same as a number above 0."""
-        value = self.value(path, written, known)
-        if value is None:
+        found = self.known(path, written, known)
+        if found is None:
             return 1
-        try:
-            number = float(as_text(value))
-        except ValueError:
-            number = 0
-        if 0 < number <= most and not isinstance(value, bool):
+        number = as_number(found.value)
+        if 0 < number <= most and not isinstance(found.value, bool):
             return number
         wanted = f"expected a number above 0 and up to {most:,}"
-        self.refuse(path, f"{shown(as_text(value))} as {shown(str(path[-1]))}", wanted)
+        self.refuse(path, f"{shown(as_text(found.value))} as {shown(str(path[-1]))}", wanted)
         return 1
 
-
-@lru_cache(maxsize=8192)
-def mentioned(text: str) -> tuple[Mention, ...]:
-    """Everything that the expressions of a text mention. Refuses what is no expression."""
-    return tuple(_mentioned(text)) if OPEN in text else ()
-
-
-def _mentioned(text: str) -> Iterator[Mention]:
-    for expression in read(text).expressions:
-        yield from mentions(expression)
+    def mentioned(self, path: Path, text: str) -> tuple[Mention, ...]:
+        """Everything that the expressions of a text mention; of what is no expression nothing, after it was told."""
+        if OPEN not in text:
+            return ()
+        if text not in self._mentions:
+            try:
+                self._mentions[text] = tuple(
+                    mention for expression in read(text).expressions for mention in mentions(expression)
+                )
+            except ExpressionRefused as refused:
+                self.refuse_expression(path, text, refused.mistake)
+                self._mentions[text] = ()
+        return self._mentions[text]

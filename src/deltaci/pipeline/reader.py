@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import checks, model, references
@@ -15,7 +15,7 @@ from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
 
-__all__ = ["DEFAULT_FILE", "Expression", "Found", "Path", "read"]
+__all__ = ["DEFAULT_FILE", "Expression", "Found", "Part", "Path", "read", "read_part"]
 
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
@@ -23,6 +23,21 @@ MAX_LISTED_KEYS: Final = 12
 TRUTHS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _BAD: Final = object()  # Something was wrong here, and was said.
+
+
+class Part(Struct, frozen=True):
+    """What a part of a file says; no value, if it has problems."""
+
+    value: Any
+    expressions: tuple[Expression, ...]
+    places: dict[Path, Place]
+
+
+def read_part(node: Node, type: Any, path: Path, problems: Problems) -> Part:
+    """Read one part that is YAML already: for files that say the same in other words."""
+    reader = _Reader(problems)
+    value = reader.value(node, type, path, node.at)
+    return Part(None if value is _BAD else value, tuple(reader.expressions), reader.places)
 
 
 def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
@@ -82,6 +97,8 @@ class _Reader:
                 return node.kind == NUMBER and isinstance(node.value, int)
             case inspect.FloatType():
                 return node.kind == NUMBER
+            case inspect.AnyType():
+                return node.kind in (LIST, OBJECT)
             case inspect.VarTupleType():
                 return node.kind == LIST or (bool(option.extra.get("one")) and node.kind != NULL)
             case inspect.StructType():
@@ -110,6 +127,8 @@ class _Reader:
                 return self._number(node, option, allowed)
             case inspect.BoolType():
                 return node.value
+            case inspect.AnyType():
+                return self._nested(node, path)
             case inspect.VarTupleType():
                 return self._list(node, option, path, owner)
             case inspect.StructType(cls=cls):
@@ -205,6 +224,20 @@ class _Reader:
             for position, item in enumerate(items)
         ]
         return _BAD if _BAD in read else tuple(read)
+
+    def _nested(self, node: Node, path: Path) -> Any:
+        """A list or an object, whatever is in it. Nothing there is evaluated, so that expressions are refused."""
+        self.places[path] = node.at
+        if node.kind == LIST:
+            read = [self._nested(each, (*path, position)) for position, each in enumerate(node.value)]
+            return _BAD if _BAD in read else read
+        if node.kind == OBJECT:
+            named = {key.written: self._nested(each, (*path, key.written)) for key, each in node.value}
+            return _BAD if any(each is _BAD for each in named.values()) else named
+        if node.kind == TEXT and "${{" in node.value:
+            told = "nothing is evaluated inside of a list or an object here: give the whole as an expression"
+            return self._wrong(node, f"an expression, {shown(node.value)}", told)
+        return node.value
 
     def _dict(self, node: Node, option: Option, path: Path) -> Any:
         type, read = option.type, {}

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.paths import branch_filter
+from deltaci.pipeline.paths import BadPattern, branch_filter
 from deltaci.pipeline.selection import Job, select
 
 
 def triggered(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether a pipeline runs for a change, and why. `changed` are the paths of the diff; None: they are not known."""
-    on = pipeline.on
+    try:
+        return _wanted(pipeline.on, change, changed)
+    except (BadPattern, Refused) as bad:  # The reader finds these; a pipeline may have been made in another way.
+        return True, f"what it says of when it runs cannot be read, so it does ({bad})"
+
+
+def _wanted(on: model.On, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     match change.event:
         case "push":
             return _push(on.push, change, changed) if on.push is not None else _not_named("pushes")
@@ -46,10 +53,8 @@ def _push(push: model.Push, change: Change, changed: Collection[str] | None) -> 
 def _pull_request(asked: model.PullRequest, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     if change.action and change.action not in asked.types:
         return False, f"the pull request was {change.action}, and it runs when one is {', '.join(asked.types)}"
-    is_on, reason = _named("branch", change.branch, asked.branches, asked.branches_ignore)
-    if not is_on:
-        return False, reason
-    return _paths(reason.replace("was pushed", "is what it goes into"), asked.paths, asked.paths_ignore, changed)
+    is_on, reason = _named("branch", change.branch, asked.branches, asked.branches_ignore, "the pull request goes into")
+    return _paths(reason, asked.paths, asked.paths_ignore, changed) if is_on else (False, reason)
 
 
 def _schedule(schedules: Sequence[model.Schedule], change: Change) -> tuple[bool, str]:
@@ -65,19 +70,26 @@ def _schedule(schedules: Sequence[model.Schedule], change: Change) -> tuple[bool
     return False, f"none of its schedules is {change.cron or 'meant'} on the branch {change.branch}"
 
 
-def _named(kind: str, name: str, wanted: Sequence[str] | None, unwanted: Sequence[str] | None) -> tuple[bool, str]:
+def _named(
+    kind: str,
+    name: str,
+    wanted: Sequence[str] | None,
+    unwanted: Sequence[str] | None,
+    happened: str = "somebody pushed",
+) -> tuple[bool, str]:
+    """Whether a branch or tag is meant. Both lists are never there together."""
     if wanted is not None:
         decided = branch_filter(wanted).decided_by(name)
         if decided is None:
             return False, f"the {kind} {name} matches none of: {', '.join(wanted)}"
         if decided.is_negative:
             return False, f"the {kind} {name} is taken away by {decided.text}"
-        return True, f"the {kind} {name} was pushed, which matches {decided.text}"
+        return True, f"{happened} the {kind} {name}, which matches {decided.text}"
     if unwanted is not None:
         decided = branch_filter(unwanted).decided_by(name)
         if decided is not None and not decided.is_negative:
             return False, f"the {kind} {name} is left out by {decided.text}"
-    return True, f"the {kind} {name} was pushed"
+    return True, f"{happened} the {kind} {name}"
 
 
 def _paths(

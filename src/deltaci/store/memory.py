@@ -164,7 +164,7 @@ class MemoryStore:
         for key in fitting(keys, request.labels):
             taken = 0
             for entry in self._ready[request.tenant, key]:
-                if entry[1] <= request.now and self._is_free(entry[2], request):
+                if entry[1] <= request.now and (request.without is None or self._is_free(entry[2], request)):
                     best.append(entry)
                     taken += 1
                     if taken == request.limit:
@@ -175,7 +175,7 @@ class MemoryStore:
     def _is_free(self, id: str, request: FindReady) -> bool:
         row = self._rows[id]
         return not row.group or (
-            row.group not in request.without and not self._holder(row.tenant, row.group, request.now)
+            row.group not in (request.without or ()) and not self._holder(row.tenant, row.group, request.now)
         )
 
     def _holder(self, tenant: str, group: str, now: int) -> str:

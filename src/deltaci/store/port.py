@@ -81,8 +81,8 @@ class FindReady(msgspec.Struct, frozen=True):
     """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
 
     Only this tenant's: what another one has waiting is neither found nor walked past. With `only`, those among them
-    that have one of these ids. What belongs to a group that somebody has is not found, nor what is in one of those
-    that are to be left out, `without`; unless it is asked for by its id.
+    that have one of these ids. `without` these groups, and without every other that somebody has; where it is None,
+    nobody looks after groups, which costs less.
     """
 
     tenant: str
@@ -90,7 +90,7 @@ class FindReady(msgspec.Struct, frozen=True):
     now: int
     limit: int
     only: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] | None = None
 
 
 def fitting(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
@@ -136,8 +136,8 @@ class CountHeld(msgspec.Struct, frozen=True):
 class TakeGroup(msgspec.Struct, frozen=True):
     """Who has this group of the tenant: the id of the attempt, "" if nobody has, `DISPUTED` if that is being decided.
 
-    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If nobody
-    has it, it is nobody else's until this transaction ends.
+    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If
+    nobody has it, it is nobody else's until this transaction ends.
     """
 
     tenant: str

@@ -104,18 +104,20 @@ _COUNT_HELD: Final = (
 _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
     f"SELECT {_COLUMNS} FROM records r WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
-    f"AND {FREE.format('$3')} ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
+    "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
 # Groups that this transaction takes from are not held yet by what is stored.
-_READY_WITHOUT: Final = _READY.replace("ORDER BY", "AND (group_name IS NULL OR group_name <> ALL($5)) ORDER BY")
+_READY_WITHOUT: Final = _READY.replace(
+    "ORDER BY", f"AND (group_name IS NULL OR group_name <> ALL($5)) AND {FREE.format('$3')} ORDER BY"
+)
 # Whoever would wait here for another one goes by: that one takes it, or leaves it to the next who looks.
 _LOCK_GROUP: Final = "SELECT pg_try_advisory_xact_lock($1, hashtext($2 || ' ' || $3))"
 _HOLDER: Final = HOLDER.format("$1", "$2", "$3")
 # The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
 _OPEN_READY: Final = (
     f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
-    f"SELECT {_COLUMNS} FROM records r WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
-    f"AND {FREE.format('c.now')} ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
+    f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
+    "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
 )
 # The ids lead to the rows: a bare `tenant` might lead along the index of all that is ready.
 _ONLY: Final = (
@@ -283,7 +285,7 @@ class PostgresStore:
         chosen = fitting(keys, request.labels)
         for key in chosen:
             values = (request.tenant, key, request.now, request.limit)
-            if request.without:
+            if request.without is not None:
                 best += _held(await connection.fetch(_READY_WITHOUT, *values, list(request.without)))
             else:
                 best += _held(await connection.fetch(_READY, *values))

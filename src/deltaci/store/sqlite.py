@@ -256,11 +256,9 @@ class SqliteStore:
             return self._find_only(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in fitting(keys, request.labels):
-            # Groups that this transaction takes from are not held yet by what is stored.
-            without = _WITHOUT.format(", ".join("?" * len(request.without))) if request.without else ""
-            rows = connection.execute(
-                _READY.format(without), [request.tenant, key, request.now, *request.without, request.limit]
-            )
+            without = _WITHOUT.format(", ".join("?" * len(request.without))) if request.without is not None else ""
+            values = [request.tenant, key, request.now, *(request.without or ()), request.limit]
+            rows = connection.execute(_READY.format(without), values)
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
         found.sort(key=lambda entry: entry[:3])
@@ -418,9 +416,10 @@ class SqliteStore:
 _COLUMNS: Final = "id, kind, version, due_at, body"
 _READY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records r WHERE tenant = ?1 AND queue_key = ?2 AND ready_at <= ?3 "
-    f"AND {FREE.format('?3')} {{}} ORDER BY priority DESC, ready_at, id LIMIT ?"
+    "{} ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
-_WITHOUT: Final = "AND (group_name IS NULL OR group_name NOT IN ({}))"
+# Groups that this transaction takes from are not held yet by what is stored.
+_WITHOUT: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {FREE.format('?3')}"
 _HOLDER: Final = HOLDER.format("?1", "?2", "?3")
 # The ids lead to the rows: without the sign the way to what is ready, which begins with the tenant, might be taken.
 _ONLY: Final = (

@@ -36,13 +36,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known."""
+    """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
+
+    `groups` says which attempt has a group; nobody has those that it does not name.
+    """
 
     now: int
     workers: tuple[Worker, ...] = ()
     running_quota: int = 0
     running: int = 0
     ahead: Mapping[str, int] = {}
+    groups: Mapping[str, str] = {}
 
 
 class Clause(msgspec.Struct, frozen=True):

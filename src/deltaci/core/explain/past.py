@@ -198,6 +198,8 @@ def _job_created(story: Story, event: Event) -> Told:
 def _scheduled(story: Story, event: Event) -> Told:
     known = story.jobs.get(event.entity_id)
     after = "what it needs was done" if known is not None and known.needs else "its run was planned"
+    if known is not None and known.after:
+        after = "what comes before it was over"
     return "ready", f"{_job_name(story, event)} was put into the queue, as {after}."
 
 
@@ -231,7 +233,9 @@ def _execution_failed(story: Story, event: Event) -> Told:
         text += f" {faults.what(failure, exit_code)}. {faults.whose(failure)}. Such a failure may pass, so attempt"
         return "retry_scheduled", f"{text} {index + 1} was planned for {moment(int(due))}."
     text = f"Job {story.job_name(event.entity_id)} failed: {faults.what(failure, exit_code)}."
-    text += f" {faults.whose(failure)}. {faults.why_not_again(failure, index, allowed)}"
+    known = story.jobs.get(event.entity_id)
+    retry_on = known.spec.retry_on if known is not None else ()
+    text += f" {faults.whose(failure)}. {faults.why_not_again(failure, index, allowed, retry_on)}"
     return "not_retried", f"{text}{_allowed(story, event)}"
 
 
@@ -327,8 +331,12 @@ def _run_ended(story: Story, event: Event) -> Told | None:
     return end.code, end.text
 
 
-def _reported(story: Story, event: Event) -> Told:
-    return "reported", "The outcome was published."
+def _reported(_story: Story, event: Event) -> Told:
+    """What the reporter says is told as it is: it tells whether the forge has the outcome, or what kept it from it."""
+    told = event.metadata.get("told")
+    if not told:
+        return "reported", "The outcome was published."
+    return "reported", f"The outcome was published. What its forge was told{saying(told)}."
 
 
 # fmt: off

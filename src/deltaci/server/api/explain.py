@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from deltaci.core import explain
@@ -20,6 +22,7 @@ from deltaci.wire import api
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000
+MAX_GROUPS: Final = 100
 _PAGE: Final = 200
 
 
@@ -48,11 +51,11 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
     jobs = await jobs_of(call, run)
     tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
     events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    return run, jobs, tries, events, await _around(call)
+    return run, jobs, tries, events, await _around(call, {each.group for each in tries if each.group})
 
 
-async def _around(call: Call) -> explain.Surroundings:
-    """The fleet and the quota, as they are now."""
+async def _around(call: Call, groups: Iterable[str]) -> explain.Surroundings:
+    """The fleet, the quota and who has these groups, as they are now."""
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
     workers: list[Worker] = []
@@ -68,6 +71,7 @@ async def _around(call: Call) -> explain.Surroundings:
         workers=tuple(workers),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
+        groups={group: await store.holder(tenant, group) for group in islice(groups, MAX_GROUPS)},
     )
 
 

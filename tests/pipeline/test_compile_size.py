@@ -1,0 +1,68 @@
+"""A large repository is planned while nobody waits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from deltaci.pipeline.compile import compile, triggered
+from deltaci.pipeline.plan import Plan
+from deltaci.pipeline.reader import read
+from tests.pipeline.monorepo import files, pipeline
+from tests.pipeline.planned import PUSH, SOURCE, problems
+
+PROJECTS, FILES = 60, 2000
+SOON_SECONDS = 5.0  # Of a busy machine; alone it takes a tenth of that.
+
+
+def planned(text: str, changed: list[str]) -> Plan:
+    """Everything from the text on."""
+    found = read(text)
+    assert found.pipeline is not None, found.problems
+    assert triggered(found.pipeline, PUSH, changed)[0]
+    made = compile(found, PUSH, changed=changed, source=SOURCE)
+    assert made.plan is not None, made.problems
+    return made.plan
+
+
+def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    """Read, selected by the diff, compiled and hashed."""
+    text, everything = pipeline(PROJECTS), files(FILES, PROJECTS)
+
+    began = time.process_time()
+    whole = planned(text, everything)
+    took = time.process_time() - began
+    few = planned(text, [f"packages/p{PROJECTS - 1}/src/a.py"])
+
+    with capsys.disabled():
+        print(f" {took:.2f} s ", end="")
+    assert took < SOON_SECONDS
+    assert len(whole.kept) == 4 * PROJECTS
+    assert not whole.left_out
+    assert {each.job for each in few.kept} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
+    assert len(few.left_out) == 3 * (PROJECTS - 1)
+
+
+def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
+    """A small file can ask for much: combinations, and texts that are repeated."""
+    some = "[" + ", ".join(map(str, range(16))) + "]"
+    many = f"strategy: {{matrix: {{a: {some}, b: {some}}}}}"
+    long = "'" + "x" * 90_000 + "'"
+    wide = "".join(f"  j{n}: {{{many}, steps: [x]}}\n" for n in range(45))
+    deep = f"  a:\n    steps: [&a {long}" + ", *a" * 20 + "]\n"
+    both = f"  a: {{{many}, steps: [&a {long}, *a, *a]}}\n"
+
+    assert "more than 10,000 jobs with all matrices" in problems("jobs:\n" + wide)[0]
+    assert "bytes of steps in the job 'a'" in problems("jobs:\n" + deep)[0]
+    assert "bytes of steps in the job 'a'" in problems("jobs:\n" + both)[0]
+
+
+def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
+    """As many jobs as a file may have, one after the other."""
+    jobs = "".join(f"  j{n}: {{needs: j{n - 1}, if: always(), steps: [x]}}\n" for n in range(1, 1000))
+
+    made = planned("jobs:\n  j0: {steps: [x]}\n" + jobs, ["a"])
+
+    assert [each.spec.name for each in made.kept[:3]] == ["j0", "j1", "j2"]
+    assert made.kept[-1].spec.after == ("j998",)
