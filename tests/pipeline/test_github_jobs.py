@@ -108,6 +108,14 @@ def test_a_matrix_for_one_system_needs_no_expression() -> None:
     assert test.runs_on == ("linux",)
 
 
+def test_a_label_needs_only_the_axes_that_it_mentions() -> None:
+    """Whatever else of the matrix is not known yet."""
+    keys = "strategy: {matrix: {os: [ubuntu-22.04], v: '${{ fromJSON(github.event.v) }}'}}"
+
+    assert only_job(job("runs-on: ${{ matrix.os }}\n" + keys)).runs_on == ("linux",)
+    assert len(only_job(job("runs-on: ${{ matrix.v }}\n" + keys)).runs_on) == 2
+
+
 def test_the_default_shell_is_githubs() -> None:
     """bash -e; in containers sh -e; on Windows pwsh; where it depends on the matrix, an expression."""
 
@@ -250,6 +258,13 @@ def test_secrets_are_given_by_name() -> None:
         "'secrets.GITHUB_TOKEN' is empty here; there is no token of the forge",
         "'github.token' is empty here; there is no token of the forge",
     ]
+
+
+def test_variables_that_commands_name_are_there() -> None:
+    """GITHUB_SHA and the like say what the context says; the job's own win."""
+    test = only_job(job("env: {GITHUB_REF: mine}", "- run: git fetch $GITHUB_BASE_REF ${GITHUB_REF#a} $GITHUB_SHADOW"))
+
+    assert test.env == {"GITHUB_REF": "mine", "GITHUB_BASE_REF": "${{ github.base_ref }}"}
 
 
 def test_what_the_context_github_does_not_have_is_told() -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from deltaci.pipeline.github.containers import Container, container, services, variables
-from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
+from deltaci.pipeline.github.desk import OF_GITHUB, Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
 from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
-from deltaci.pipeline.github.strategies import strategy
+from deltaci.pipeline.github.strategies import Strategy, strategy
 from deltaci.pipeline.nodes import child
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
 MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
+
+# Of GitHub's own variables, those that say what the context `github` says.
+VARIABLES: Final = tuple(name for name in OF_GITHUB if name not in ("event", "workspace"))
+_VARIABLE: Final = re.compile(rf"\bGITHUB_({'|'.join(map(str.upper, VARIABLES))})\b")
 
 Keys = dict[str, tuple[Node, Node]]
 
@@ -32,11 +37,11 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
         told["needs"] = needs(found["needs"][1], desk)
     if "if" in found:
         told["if"] = desk.condition(found["if"][1], "jobs.if")
-    planned = strategy(found["strategy"][1], desk) if "strategy" in found else None
-    told["strategy"] = planned.node if planned is not None else None
+    planned = strategy(found["strategy"][1], desk) if "strategy" in found else Strategy(None, [{}])
+    told["strategy"] = planned.node
     place = Machines()
     if "runs-on" in found:
-        place = machines(*found["runs-on"], planned.combinations if planned is not None else [{}], desk)
+        place = machines(found["runs-on"][1], planned.combinations, planned.unknown, desk)
         told["runs-on"] = as_list(found["runs-on"][1], place)
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest")
@@ -50,6 +55,7 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
     if "steps" in found:
         moves = has(child(told["defaults"], "run"), "working-directory")
         told["steps"] = steps(*found["steps"], desk, files, moves=moves)
+        told["env"] = _with_variables(key, told["env"], told["steps"])
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
     told["checkout"] = Node(BOOL, key.at, False, "false")
@@ -90,6 +96,19 @@ def _env(found: Keys, inner: Container, desk: Desk) -> Node | None:
     beside = variables(inner.env, "jobs.services.env", desk)
     merged = {name.written: (name, value) for part in (beside, own) if part for name, value in part.value}
     return Node(OBJECT, inner.env.at, [*merged.values()])
+
+
+def _with_variables(key: Node, env: Node | None, made_of: Node | None) -> Node | None:
+    """The variables of a job, and those of GitHub's that its commands name, as expressions: they are known by these."""
+    commands = [child(step, "run") for step in made_of.value] if made_of is not None else []
+    named = {name for each in commands if each is not None for name in _VARIABLE.findall(each.value)}
+    own = {name.written for name, _ in env.value} if env is not None else set()
+    more = [
+        (made(key.at, f"GITHUB_{name}"), made(key.at, f"${{{{ github.{name.lower()} }}}}"))
+        for name in sorted(named)
+        if f"GITHUB_{name}" not in own
+    ]
+    return Node(OBJECT, env.at if env is not None else key.at, [*(env.value if env else ()), *more]) if more else env
 
 
 def _defaults(key: Node, found: Keys, outer: Keys, place: Machines, inner: Container, desk: Desk) -> Node:
