@@ -224,7 +224,6 @@ def test_an_action_knows_where_it_is() -> None:
             "if: always()",
             ":4:11: steps that ask how things went, in an action that may fail, or whose own 'if' asks for it as well; "
             "ask in one of both",
-            "one of both",
         ),
         (
             "a: [",
