@@ -319,11 +319,11 @@ def _as_text(node: Node | None) -> Expression:
         return Literal(as_text(node.value))
     try:
         template = read(node.value)
+        if template.single is not None:
+            return Call("format", (Literal("{0}"), template.single))
+        return parse(as_expression(template))
     except BadExpression:
-        return Literal("")
-    if template.single is not None:
-        return Call("format", (Literal("{0}"), template.single))
-    return parse(as_expression(template))
+        return Literal("")  # What is wrong with it is said of the step.
 
 
 def _pairs(node: Node | None) -> list[tuple[Node, Node]]:

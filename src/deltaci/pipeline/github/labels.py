@@ -100,6 +100,9 @@ def _worked_out(node: Node, combinations: Values | None, unknown: frozenset[str]
             found.add(made(node.at, label))
         _told(node, words[0], found, desk)
         return
+    if words is None:
+        told = "labels that are worked out when a run is planned"
+        desk.note(node.at, told, "one name of GitHub's is understood then; a list of them is taken as it is")
     inner = as_expression(template)
     seen = [start for start in SYSTEMS if words is None or any(word.lower().startswith(start) for word in words)]
     rest = words is None or any(not word.lower().startswith(tuple(SYSTEMS)) for word in words)
