@@ -261,10 +261,10 @@ def test_secrets_are_given_by_name() -> None:
 
 
 def test_variables_that_commands_name_are_there() -> None:
-    """GITHUB_SHA and the like say what the context says; the job's own win."""
-    test = only_job(job("env: {GITHUB_REF: mine}", "- run: git fetch $GITHUB_BASE_REF ${GITHUB_REF#a} $GITHUB_SHADOW"))
+    """Most are there for every job; those of the run only for who asks for them. The job's own win."""
+    test = only_job(job("env: {GITHUB_RUN_ID: mine}", "- run: a $GITHUB_SHA ${GITHUB_RUN_ID#a} $GITHUB_RUN_NUMBER"))
 
-    assert test.env == {"GITHUB_REF": "mine", "GITHUB_BASE_REF": "${{ github.base_ref }}"}
+    assert test.env == {"GITHUB_RUN_ID": "mine", "GITHUB_RUN_NUMBER": "${{ github.run_number }}"}
 
 
 def test_what_the_context_github_does_not_have_is_told() -> None:

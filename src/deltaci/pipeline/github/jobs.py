@@ -8,22 +8,22 @@ from typing import Final
 
 from deltaci.pipeline.expressions import contexts_of
 from deltaci.pipeline.github.containers import Container, container, services, variables
-from deltaci.pipeline.github.desk import KNOWN, OF_GITHUB, Desk, items, keyed, listed, made
+from deltaci.pipeline.github.desk import KNOWN, Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
 from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
 from deltaci.pipeline.github.strategies import Strategy, strategy
 from deltaci.pipeline.nodes import child
+from deltaci.pipeline.jobs import OF_THE_RUN
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
 BY_ID: Final = "the job is called by its id"
 MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
 
-# Of GitHub's own variables, those that say what the context `github` says.
-VARIABLES: Final = tuple(name for name in OF_GITHUB if name not in ("event", "workspace"))
-_VARIABLE: Final = re.compile(rf"\bGITHUB_({'|'.join(map(str.upper, VARIABLES))})\b")
+# Of GitHub's own variables, those that a job gets only if an expression mentions them: plans would differ by them.
+_VARIABLE: Final = re.compile(rf"\bGITHUB_({'|'.join(map(str.upper, OF_THE_RUN))})\b")
 
 Keys = dict[str, tuple[Node, Node]]
 
