@@ -260,13 +260,6 @@ def test_secrets_are_given_by_name() -> None:
     ]
 
 
-def test_variables_that_commands_name_are_there() -> None:
-    """Most are there for every job; those of the run only for who asks for them. The job's own win."""
-    test = only_job(job("env: {GITHUB_RUN_ID: mine}", "- run: a $GITHUB_SHA ${GITHUB_RUN_ID#a} $GITHUB_RUN_NUMBER"))
-
-    assert test.env == {"GITHUB_RUN_ID": "mine", "GITHUB_RUN_NUMBER": "${{ github.run_number }}"}
-
-
 def test_what_the_context_github_does_not_have_is_told() -> None:
     """It would be nothing, without a word."""
     text = job(steps="- run: curl ${{ github.api_url }}/${{ github.sha }}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,15 +14,11 @@ from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, s
 from deltaci.pipeline.github.steps import steps
 from deltaci.pipeline.github.strategies import Strategy, strategy
 from deltaci.pipeline.nodes import child
-from deltaci.pipeline.jobs import OF_THE_RUN
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
 BY_ID: Final = "the job is called by its id"
 MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
-
-# Of GitHub's own variables, those that a job gets only if an expression mentions them: plans would differ by them.
-_VARIABLE: Final = re.compile(rf"\bGITHUB_({'|'.join(map(str.upper, OF_THE_RUN))})\b")
 
 Keys = dict[str, tuple[Node, Node]]
 
@@ -57,7 +52,6 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
     if "steps" in found:
         moves = has(child(told["defaults"], "run"), "working-directory")
         told["steps"] = steps(*found["steps"], desk, files, moves=moves)
-        told["env"] = _with_variables(key, told["env"], told["steps"])
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
     told["checkout"] = Node(BOOL, key.at, False, "false")
@@ -108,19 +102,6 @@ def _env(found: Keys, inner: Container, desk: Desk) -> Node | None:
     beside = variables(inner.env, "jobs.services.env", desk)
     merged = {name.written: (name, value) for part in (beside, own) if part for name, value in part.value}
     return Node(OBJECT, inner.env.at, [*merged.values()])
-
-
-def _with_variables(key: Node, env: Node | None, made_of: Node | None) -> Node | None:
-    """The variables of a job, and those of GitHub's that its commands name, as expressions: they are known by these."""
-    commands = [child(step, "run") for step in made_of.value] if made_of is not None else []
-    named = {name for each in commands if each is not None for name in _VARIABLE.findall(each.value)}
-    own = {name.written for name, _ in env.value} if env is not None else set()
-    more = [
-        (made(key.at, f"GITHUB_{name}"), made(key.at, f"${{{{ github.{name.lower()} }}}}"))
-        for name in sorted(named)
-        if f"GITHUB_{name}" not in own
-    ]
-    return Node(OBJECT, env.at if env is not None else key.at, [*(env.value if env else ()), *more]) if more else env
 
 
 def _defaults(key: Node, found: Keys, outer: Keys, place: Machines, inner: Container, desk: Desk) -> Node:
