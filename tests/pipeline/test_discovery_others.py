@@ -11,7 +11,7 @@ from tests.pipeline.trees import PACKAGE, PYTEST, jobs, package, proposed, steps
 
 GO = {"go.mod": "module x\n\ngo 1.23\n", "a.go": "", "a_test.go": ""}
 CRATE = '[package]\nname = "x"\n'
-MVN = "-B -ntp -Dmaven.repo.local=.m2/repository verify"
+MVN = "-B -ntp verify"
 CTEST = "ctest --test-dir _build --output-on-failure --output-junit test-results.xml"
 HEX = "mix local.hex --force"
 C = {f"src/{name}.c": "" for name in "abcdefghijkl"}
