@@ -216,7 +216,9 @@ def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
         return ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
     if job.next_run_at is not None:
         return f"tried again {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
-    if waits := [need for need in job.needs if need in jobs and jobs[need].completed_at is None]:
+    if waits := [
+        need for need in dict.fromkeys((*job.needs, *job.after)) if need in jobs and jobs[need].completed_at is None
+    ]:
         return f"waits for {', '.join(waits[:5])}" + (f" and {len(waits) - 5} more" if len(waits) > 5 else "")
     if job.approval is not None:
         gate = job.approval

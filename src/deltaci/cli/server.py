@@ -30,6 +30,15 @@ DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs an
 BlobsOption = Annotated[
     str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
 ]
+ClientCertOption = Annotated[
+    bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+]
+OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
+PublicUrlOption = Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")]
+AllowForgeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
+]
 
 
 AllowOption = Annotated[
@@ -61,9 +70,7 @@ def server_command(
             help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."
         ),
     ] = None,
-    require_client_cert: Annotated[
-        bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
-    ] = False,
+    require_client_cert: ClientCertOption = False,
     allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
@@ -75,9 +82,9 @@ def server_command(
     oidc_runner_claim: Annotated[
         str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
     ] = "sub",
-    oidc_ca: Annotated[
-        Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")
-    ] = None,
+    oidc_ca: OidcCaOption = None,
+    public_url: PublicUrlOption = "",
+    allow_forge: AllowForgeOption = None,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
 
@@ -90,9 +97,16 @@ def server_command(
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        rules = _rules(allow_repositories or [])
         service = Service(
-            open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer, rules=rules
+            open_store(store),
+            data,
+            ttl_seconds=lease_ttl,
+            blobs=kept,
+            nats=bus,
+            issuer=issuer,
+            allowed_forges=allow_forge or (),
+            public_url=public_url,
+            rules=_rules(allow_repositories or []),
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:

@@ -176,9 +176,11 @@ class FinishCancel(Command, frozen=True, kw_only=True):
 
 
 class Report(Command, frozen=True, kw_only=True):
-    """The outcome is published."""
+    """The outcome is published. `told` says how its forge was told, where there is one."""
 
     by: ClassVar[frozenset[str]] = frozenset({REPORTER})
+
+    told: str = ""
 
 
 def _create(run: Run, _command: Create, at: int) -> Move:
@@ -293,8 +295,9 @@ def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Move:
     return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
 
 
-def _report(run: Run, _command: Report, _at: int) -> Move:
-    return REPORTED, {}, {"conclusion": run.conclusion}
+def _report(run: Run, command: Report, _at: int) -> Move:
+    told = {"told": command.told} if command.told else {}
+    return REPORTED, {}, {"conclusion": run.conclusion, **told}
 
 
 # fmt: off

@@ -47,7 +47,7 @@ _ALWAYS: Final = {
 }
 _NEEDS: Final = ("PATH", "SSH_AUTH_SOCK", "http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY", "TMPDIR")
 _SSH: Final = "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new -oConnectTimeout=30"
-_SCP: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*:(?!/?/)[^\s-][^\s]*")
+_SCP: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*:(?!:|//)[^\s-]\S*")
 
 
 class GitFailed(Exception):

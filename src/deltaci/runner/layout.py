@@ -29,6 +29,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     temp: Path
     tools: Path
 
+    def inner(self, path: Path) -> str:
+        """A path of ours, from the root on."""
+        return path.relative_to(self.root).as_posix()
+
     @property
     def is_plain(self) -> bool:
         """Whether everything is in one folder."""

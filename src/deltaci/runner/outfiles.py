@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,6 +16,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.folders import opened, parent
 from deltaci.runner.layout import Layout
+from deltaci.runner.placing import write
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_SUMMARY_CHARACTERS: Final = 16_000
@@ -49,11 +48,10 @@ class OutFiles:
 
     def make(self) -> dict[str, str]:
         """Empty ones, and the variables that name them."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        inner = self._folder.relative_to(self._layout.root).as_posix()
         named: dict[str, str] = {}
         for name, variable in KINDS.items():
-            path = self._folder / name
-            path.touch()
+            path = write(self._layout.root, f"{inner}/{name}", "", mode=0o666)
             named[f"GITHUB_{variable}"] = named[f"DELTACI_{variable}"] = str(path)
         return named
 
@@ -139,14 +137,3 @@ def check_variable(name: str) -> None:
 
 def _bad(why: str) -> Refused:
     return Refused("bad_request", why)
-
-
-def written(folder: Path, name: str, text: str) -> Path:
-    """A file of our own in a folder that the job may write to: whatever has its name is replaced, never followed."""
-    with opened(folder) as top:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=top)
-        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755, dir_fd=top)
-        with os.fdopen(made, "wb") as file:
-            file.write(text.encode("utf-8", "surrogatepass"))
-    return folder / name

@@ -33,7 +33,8 @@ class Place:
     """A folder of its own, with a workspace and a cell around it."""
 
     def __init__(self, folder: Path, executor: Executor | None = None, wish: Wish | None = None) -> None:
-        self.folder = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        # Without any link in it: whoever finds one later on knows that the job made it.
+        self.folder = folder.resolve() / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
         self.cell: Cell | None = None

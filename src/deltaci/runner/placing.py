@@ -7,9 +7,12 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.folders import FOLDER, opened
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def settle(staged: Path, root: Path, path: str, *, is_clean: bool) -> None:
@@ -54,6 +57,28 @@ def _merge(source: int, target: int) -> None:
             continue
         remove(target, name)
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def write(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
+    """Write a file of ours below the root: whatever has its name, or is on the way, is replaced and never followed."""
+    above, _, name = path.rpartition("/")
+    with opened(root) as top:
+        folder = folder_in(top, above)
+        try:
+            remove(folder, name)
+            made = os.open(name, _NEW, mode, dir_fd=folder)
+            with os.fdopen(made, "wb") as file:
+                file.write(text.encode("utf-8", "surrogatepass"))
+        finally:
+            os.close(folder)
+    return root / path
+
+
+def make_folder(root: Path, path: str) -> Path:
+    """A folder below the root, made if need be; whatever else is on the way is replaced and never followed."""
+    with opened(root) as top:
+        os.close(folder_in(top, path))
+    return root / path
 
 
 def folder_in(top: int, path: str) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.executors.cell import SHELL
 from deltaci.runner.layout import Layout
-from deltaci.runner.outfiles import written
+from deltaci.runner.placing import write
 
 MAX_ARGUMENT_BYTES: Final = 100_000  # The kernel takes no argument of more than 128 KiB.
 NAMED: Final = {
@@ -46,7 +46,5 @@ def start(shell: str, script: str, layout: Layout, index: int) -> Start:
         words = shlex.split(template)
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
-    layout.temp.mkdir(parents=True, exist_ok=True)
-    # Out of the job's own hands: what a step writes over its successor's script is replaced here.
-    path = str(written(layout.temp, f"script-{index}{suffix}", script))
+    path = str(write(layout.root, f"{layout.inner(layout.temp)}/script-{index}{suffix}", script))
     return Start("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))

@@ -7,7 +7,7 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,13 @@ import uvicorn
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
+from deltaci.control.forges.opened import OpenedProjects
+from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.reports import Reports
 from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
+from deltaci.control.telling import Forges
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
@@ -36,6 +40,8 @@ from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
+from deltaci.server.hooks import ROOT as HOOKS_ROOT
+from deltaci.server.hooks import Hooks
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
@@ -98,6 +104,8 @@ class Service:
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
         rules: Rules | None = None,
+        allowed_forges: Collection[str] = (),
+        public_url: str = "",
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -122,10 +130,13 @@ class Service:
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
-        self.reporter = Reporter(store, self.applier)
-        self._follower.tell(self.reporter.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
         self._follower.tell(self.repositories.hear)
+        projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
+        self._hooks = Hooks(store, projects, self.repositories.changes)
+        forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
+        self.reporter = Reporter(store, self.applier, forges)
+        self._follower.tell(self.reporter.hear)
         self._api = ApiApp(
             Parts(
                 store=store,
@@ -178,6 +189,9 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
+            if scope["path"].startswith(HOOKS_ROOT):
+                await self._hooks(scope, receive, send)
+                return
             is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")
             await (self._api if is_api else self._runners)(scope, receive, send)
 

@@ -29,7 +29,8 @@ NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}
 )
 AT_A_TIME: Final = 200
-MAX_EARLIER: Final = 20  # Runs that went on from each other.
+MAX_REPEATS: Final = 20  # Runs that repeat runs that repeat runs.
+MAX_SHARED: Final = 10_000
 
 
 class Shared:
@@ -44,38 +45,33 @@ class Shared:
     # -- results
 
     async def needs(self, held: Attempt) -> dict[str, Need]:
-        """How each of the jobs ended that the attempt's record names; only of its own run."""
+        """How each of the jobs ended that the attempt's record names: only of its own run, or of the one it repeats."""
         names = list(dict.fromkeys(job_spec(held).needs))
         found: dict[str, Need] = {}
-        for start in range(0, len(names), AT_A_TIME):
-            some = names[start : start + AT_A_TIME]
-            jobs = {each.spec.name: each for each in await self._jobs(held, some)}
-            lasts = await self._lasts(held, list(jobs.values()))
-            for name in some:
-                found[name] = _need(jobs.get(name), lasts)
-        return found
-
-    async def _jobs(self, held: Attempt, names: list[str]) -> list[Job]:
-        """These jobs of its run; one that the run does not have is that of the run which it goes on from."""
-        found: dict[str, Job] = {}
         async for run_id in self._runs(held):
             left = [name for name in names if name not in found]
             if not left:
                 break
-            records = await self._protocol.looked([job_id(run_id, name) for name in left])
-            found |= {each.spec.name: each for each in records if isinstance(each, Job) and each.tenant == held.tenant}
-        return list(found.values())
+            for start in range(0, len(left), AT_A_TIME):
+                jobs = await self._jobs(held, run_id, left[start : start + AT_A_TIME])
+                lasts = await self._lasts(held, jobs)
+                found |= {each.spec.name: _need(each, lasts.get(each.id)) for each in jobs}
+        return {name: found.get(name) or Need(result=SKIPPED, is_there=False) for name in names}
 
     async def _runs(self, held: Attempt) -> AsyncIterator[str]:
-        """Its run, the one that this one repeats, and so on: what was not repeated stands as it was."""
+        """The attempt's run; then the one that it repeats, of which it has what it need not do again; and so on."""
         run_id = held.run_id
-        for _ in range(MAX_EARLIER):
+        for _ in range(MAX_REPEATS):
             if not run_id:
                 return
             yield run_id
-            [*found] = await self._protocol.looked([run_id])
-            of = found[0] if found else None
-            run_id = of.rerun_of if isinstance(of, Run) and of.tenant == held.tenant else ""
+            records = await self._protocol.looked([run_id])
+            record = records[0] if records else None
+            run_id = record.rerun_of if isinstance(record, Run) and record.tenant == held.tenant else ""
+
+    async def _jobs(self, held: Attempt, run_id: str, names: list[str]) -> list[Job]:
+        records = await self._protocol.looked([job_id(run_id, name) for name in names])
+        return [each for each in records if isinstance(each, Job) and each.tenant == held.tenant]
 
     async def _lasts(self, held: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
         """The last attempt of each job."""
@@ -86,13 +82,17 @@ class Shared:
     # -- artifacts with a name
 
     async def artifacts(self, held: Attempt, number: int) -> list[SharedArtifact]:
-        """Those of every job of the run that is over, and its own."""
-        known: dict[str, Job] = {}
+        """Those of every job of the run that is over, and its own; of a run that repeats another, also of what that
+        one did and this one need not."""
+        names, found = set[str](), list[SharedArtifact]()
         async for run_id in self._runs(held):
-            for each in await self._protocol.jobs_of(run_id):
-                if each.tenant == held.tenant:
-                    known.setdefault(each.spec.name, each)
-        jobs = list(known.values())
+            jobs = [each for each in await self._protocol.jobs_of(run_id) if each.tenant == held.tenant]
+            found += await self._of_jobs(held, [each for each in jobs if each.spec.name not in names])
+            names |= {each.spec.name for each in jobs}
+        own = held.job_id.removeprefix(f"{held.run_id}/") if held.job_id else held.id
+        return found + await self._kept(held, number, own)
+
+    async def _of_jobs(self, held: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
         over = sorted((each for each in jobs if is_over(each)), key=lambda each: each.position)
         found: list[SharedArtifact] = []
         for start in range(0, len(over), AT_A_TIME):
@@ -102,16 +102,18 @@ class Shared:
                 last = lasts.get(each.id)
                 if last is not None and last.ended_lease is not None:
                     found += await self._kept(last, last.ended_lease.number, each.spec.name)
-        own = next((each.spec.name for each in jobs if each.id == held.job_id), held.id)
-        return found + await self._kept(held, number, own)
+                if len(found) > MAX_SHARED:
+                    raise Refused("too_large", f"the run has more than {MAX_SHARED} artifacts; keep fewer, packed")
+        return found
 
     async def _kept(self, attempt: Attempt, number: int, job: str) -> list[SharedArtifact]:
         kept = await self._disk.do(lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, number))
-        return [
-            SharedArtifact(job=job, name=name, uri=keys.artifact_uri(attempt.id, number, each.path), bytes=each.bytes)
-            for each in kept
-            if (name := keys.shared_name(each.path))
-        ]
+        found: list[SharedArtifact] = []
+        for each in kept:
+            name, uri = keys.shared_name(each.path), keys.artifact_uri(attempt.id, number, each.path)
+            path = "" if name else each.path
+            found.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=each.bytes))
+        return found
 
     async def artifact(self, held: Attempt, number: int, uri: str) -> tuple[str, Stored]:
         """Where one of them is. Whatever is asked for is compared with what there is, never taken apart."""
@@ -168,10 +170,7 @@ class Shared:
         return found
 
 
-def _need(needed: Job | None, lasts: dict[str, Attempt]) -> Need:
-    if needed is None:
-        return Need(result=SKIPPED, is_there=False)
-    last = lasts.get(needed.id)
+def _need(needed: Job, last: Attempt | None) -> Need:
     result = result_of(needed, last)
     return Need(result=result, outputs=outputs_of(last), family=needed.spec.family)  # type: ignore[arg-type]
 

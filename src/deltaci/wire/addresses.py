@@ -193,10 +193,10 @@ ADDRESSES: Final[tuple[Address, ...]] = (
     Address(
         method="GET",
         name="run-artifacts",
-        does="list the artifacts with a name that jobs of the run kept which are over, or this one itself",
+        does="list the artifacts of the jobs of the run that are over, and of this one itself",
         headers=UNDER_LEASE,
-        answer='a list of `{"job": …, "name": …, "uri": …, "bytes": …}`; 409 with `StaleLease`',
-        codes=("bad_request", "unreadable", *_ANY),
+        answer='a list of `{"job": …, "name": …, "path": …, "uri": …, "bytes": …}`; 409 with `StaleLease`',
+        codes=("bad_request", "too_large", "unreadable", *_ANY),
     ),
     Address(
         method="GET",
@@ -204,7 +204,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         rest="<uri>",
         does="read one of them",
         headers=UNDER_LEASE,
-        answer=f"bytes, a tar file compressed by gzip, with `{SHA256_HEADER}`; 409 with `StaleLease`",
+        answer=f"its bytes, with `{SHA256_HEADER}`; one with a name is a compressed tar file; 409 with `StaleLease`",
         codes=("bad_request", "not_found", "unreadable", *_ANY),
     ),
     Address(

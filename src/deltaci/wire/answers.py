@@ -60,10 +60,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SharedArtifact(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact that a job of the run kept under a name."""
+    """An artifact of a job of the run: many files under a name, packed, or one file as it is."""
 
     job: Annotated[str, says("whose it is")]
-    name: Annotated[str, says("its name")]
+    name: Annotated[str, says("its name; empty: it is one file")]
+    path: Annotated[str, says("of one file: its path in the workspace")]
     uri: Annotated[str, says("where it is read, under the lease")]
     bytes: Annotated[int, says("its size")]
 

@@ -107,6 +107,8 @@ class Job(Shown, frozen=True, kw_only=True):
     rev: int
     reason: Annotated[str, says("why it failed or was cancelled")]
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     attempts: Annotated[int, says("how many were claimed")]
@@ -191,6 +193,8 @@ class PlannedJob(Shown, frozen=True, kw_only=True):
     name: str
     kind: str
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     timeout_seconds: int

@@ -66,6 +66,10 @@ class RetryInput(Asked, frozen=True, kw_only=True):
     base_delay_seconds: Annotated[Duration, says("the wait is 2^attempts times this")] = 10
     max_delay_seconds: Annotated[Duration, says("and never more than this")] = 600
     jitter: Annotated[Annotated[float, Meta(ge=0, le=1)], says("up to this fraction is added")] = 0.0
+    on: Annotated[
+        Annotated[list[Literal["INFRA", "TOOLING", "FLAKY"]], Meta(max_length=3)],
+        says("the classes of failures that are worth it; empty: all of them"),
+    ] = []
 
 
 class JobInput(Asked, frozen=True, kw_only=True):
@@ -77,11 +81,15 @@ class JobInput(Asked, frozen=True, kw_only=True):
         Annotated[list[JobName], Meta(max_length=1000)] | None,
         says("what must succeed before; if no job of the plan has it, they run in the order given, one by one"),
     ] = None
+    after: Annotated[
+        Annotated[list[JobName], Meta(max_length=1000)], says("what must only be over before, however it ended")
+    ] = []
     work: Annotated[JobSpec | None, says("what a worker does; see docs/jobs.md")] = None
     runs_on: Annotated[Labels, says("labels that its worker must have")] = []
     allow_failure: Annotated[bool, says("whether the run succeeds without it")] = False
     timeout_seconds: Annotated[Positive, says("how long an attempt may take")] = 3600
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
+    group: Annotated[Word, says("of all the tenant's jobs with the same one, one is under way at a time")] = ""
     retry: Annotated[RetryInput, says("when to try again")] = RetryInput()
     approval: Annotated[GateInput | None, says("for an approval: who must say yes")] = None
 

@@ -92,22 +92,27 @@ async def download(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
             raise Refused("bad_spec", f"download-artifact with {other!r} is not supported; only this run's can be had")
     name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
     there = await stage.transfers.ask(Client.shared_artifacts)
-    chosen = [
-        each
-        for each in there
-        if (each.name == name if name else not pattern or fnmatch.fnmatchcase(each.name, pattern))
-    ]
+    chosen = _wanted(there, name, pattern)
     if name and not chosen:
-        known_names = ", ".join(sorted({repr(each.name) for each in there})) or "none"
+        known_names = ", ".join(sorted({repr(each.name or each.job) for each in there})) or "none"
         raise StepFailed(f"no job of this run that is over kept an artifact {name!r}; there are: {known_names}", CODE)
     where = inputs.get("path", "").strip() or "."
     is_merged = bool(name) or flag(inputs, "merge-multiple", False)
     for each in chosen:
-        target = where if is_merged else f"{where.rstrip('/')}/{_checked(each.name)}"
-        await _bring(stage, each, _inner(stage, target))
+        folder = (each.name or each.job).replace("/", "-")
+        await _bring(stage, each, _inner(stage, where if is_merged else f"{where.rstrip('/')}/{folder}"))
     if not chosen:
         stage.log.line("no artifact was found; nothing is downloaded")
     return {"download-path": str(stage.layout.root / _inner(stage, where))}
+
+
+def _wanted(there: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
+    """Those that are asked for. What a job kept without a name goes by the name of its job."""
+    if name:
+        return [each for each in there if each.name == name] or [
+            each for each in there if not each.name and name in (each.job, each.job.partition(" (")[0])
+        ]
+    return [each for each in there if not pattern or fnmatch.fnmatchcase(each.name or each.job, pattern)]
 
 
 async def _bring(stage: Stage, artifact: SharedArtifact, path: str) -> None:
@@ -115,17 +120,23 @@ async def _bring(stage: Stage, artifact: SharedArtifact, path: str) -> None:
         address = f"run-artifact/{quote(artifact.uri, safe='')}"
         size = await stage.transfers.download(address, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
         try:
-            await stage.transfers.work(_unpack, stage.layout.root, file, path)
+            await stage.transfers.work(_unpack, stage.layout.root, file, path, artifact.path)
         except Refused as refused:
-            raise StepFailed(f"artifact {artifact.name!r}: {refused.message}", CODE) from refused
-    stage.log.line(f"artifact {artifact.name!r} of {artifact.job}: {size} bytes")
+            raise StepFailed(f"artifact {artifact.name or artifact.path!r}: {refused.message}", CODE) from refused
+    stage.log.line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {size} bytes")
 
 
-def _unpack(root: Path, file: BinaryIO, path: str) -> None:
+def _unpack(root: Path, file: BinaryIO, path: str, one: str) -> None:
+    """Put an artifact into the workspace: all that is packed in it, or the one file that it is."""
     staged = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
     try:
         file.seek(0)
-        unpack(staged, file)
+        if one:
+            (staged / one).parent.mkdir(parents=True, exist_ok=True)
+            with (staged / one).open("wb") as made:
+                shutil.copyfileobj(file, made, _PART)
+        else:
+            unpack(staged, file)
         merge(staged, root, path)
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from deltaci.core.errors import Refused
 from deltaci.runner.builtins.stage import Stage, known, lines
 from deltaci.runner.builtins.tools import choose, look, places, read_file
-from deltaci.runner.outfiles import written
+from deltaci.runner.placing import write
 
 INPUTS: Final = (
     *("node-version", "node-version-file", "cache", "cache-dependency-path", "architecture", "check-latest", "token"),
@@ -104,5 +104,4 @@ def _registry(stage: Stage, url: str, scope: str) -> str:
     where = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
     prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
     text = f"{where}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
-    stage.layout.temp.mkdir(parents=True, exist_ok=True)
-    return str(written(stage.layout.temp, ".npmrc", text))
+    return str(write(stage.layout.root, f"{stage.layout.inner(stage.layout.temp)}/.npmrc", text, mode=0o644))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from deltaci.core.errors import Refused
 from deltaci.runner.builtins.stage import Stage, StepFailed, known, lines
 from deltaci.runner.builtins.tools import Tool, choose, in_cell, look, places, read_file
+from deltaci.runner.placing import make_folder
 
 INPUTS: Final = (
     *("python-version", "python-version-file", "cache", "cache-dependency-path", "architecture", "check-latest"),
@@ -91,8 +92,8 @@ def _plain(wanted: str) -> str:
 
 async def _environment(stage: Stage, tool: Tool) -> str:
     """One made with this interpreter: the job may install into it, and into nothing else."""
-    folder = stage.layout.tools / f"python-{tool.told}"
-    stage.layout.tools.mkdir(parents=True, exist_ok=True)
+    layout = stage.layout
+    folder = make_folder(layout.root, layout.inner(layout.tools)) / f"python-{tool.told}"
     made, python = shlex.quote(str(folder)), shlex.quote(tool.path)
     script = (
         f"[ -x {made}/bin/pip ] || {python} -m venv {made} || {{ rm -rf {made}; virtualenv -q -p {python} {made}; }}"
