@@ -19,7 +19,7 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 BODIES: dict[str, Any] = {
     "saveTemplate": {"plan": {"jobs": [task("a")]}},
     "setQuotas": {},
-    "saveProject": {"url": "https://git.example.org/acme/shop.git"},
+    "saveProject": {"url": "https://127.0.0.1/acme/shop.git"},
     "tellPushes": {
         "delivery": "one-push",
         "refs": [{"ref": "refs/heads/main", "before": "0" * 40, "after": "a" * 40}],

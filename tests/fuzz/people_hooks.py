@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import msgspec
 import schemathesis
 
-from deltaci.wire import api_input
+from deltaci.wire import api_input, api_projects
 from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
-from tests.fuzz.people import ARTIFACT, TENANT, Directory, Known
+from tests.fuzz.people import ARTIFACT, REPOSITORY, TENANT, Directory, Known
 
 Case = schemathesis.Case[Any]
 
@@ -50,6 +50,7 @@ class Insider:
             **{"run": run.id, "job": job, "index": self._random.randint(1, max(1, tries)), "path": ARTIFACT},
             **{"template": self._one(self._there.templates), "version": self._random.randint(1, 2)},
             **{"worker": self._one(self._there.workers), "key": self._one(self._there.keys)},
+            **{"project": self._one(self._there.projects), "change": self._one(self._there.changes)},
         }
         self._path(case, real if is_live else {})
         self._query(case)
@@ -105,6 +106,10 @@ class Insider:
         found = dict(body)
         if isinstance(found.get("plan"), dict):
             found["plan"] = _sensible(found["plan"])
+        if _fits(found.get("url"), api_projects.Url):
+            found["url"] = REPOSITORY  # Nothing is ever fetched from there; and no schema can say which make sense.
+        if found.get("api_url") and _fits(found["api_url"], api_projects.Url):
+            found["api_url"] = REPOSITORY
         if job is None:
             return found
         if _fits(found.get("template"), api_input.TemplateName) and self._there.templates:

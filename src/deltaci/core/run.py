@@ -361,7 +361,12 @@ TERMINAL: Final = MACHINE.terminal
 
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
-    return run.state in OVER or run.state == REPORTED
+    return is_outcome(run.state)
+
+
+def is_outcome(state: str) -> bool:
+    """Whether a run in this state is over."""
+    return state in OVER or state == REPORTED
 
 
 def is_unplanned(run: Run) -> bool:
