@@ -15,9 +15,13 @@ from tests.contract.places import on_loop
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 # What the body of a request must say before ids are looked at.
-BODIES: dict[str, Any] = {"saveTemplate": {"plan": {"jobs": [task("a")]}}, "setQuotas": {}}
+BODIES: dict[str, Any] = {
+    "saveTemplate": {"plan": {"jobs": [task("a")]}},
+    "setQuotas": {},
+    "setSecret": {"value": "hunter2"},
+}
 # With a name that is everybody's own, and so leads to one's own things.
-OWN_NAMES = {"saveTemplate"}
+OWN_NAMES = {"saveTemplate", "setSecret"}
 # Only for who operates the server, for any tenant.
 OPERATORS = {"setQuotas"}
 
@@ -34,10 +38,11 @@ async def filled(here: ApiSite) -> dict[str, str]:
     assert (await player.keep(lease, "out/file", b"a file")).status_code == 200
     await player.finish(lease)
     assert (await them.ask("PUT", "/templates/t", BODIES["saveTemplate"])).status == 200
+    assert (await them.ask("PUT", "/secrets/S", BODIES["setSecret"])).status == 200
     key = (await them.get("/keys")).body["keys"][0]["id"]
     return {
         **{"run": id, "job": "a", "index": "1", "path": "out/file", "template": "t", "version": "1"},
-        **{"worker": player.name, "key": key},
+        **{"worker": player.name, "key": key, "secret": "S"},
     }
 
 
@@ -74,7 +79,7 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
         # Of the same shape, and nobody's.
         nobodys = {
             **{"run": "r" + "0" * 20, "job": "zz", "index": "9", "path": "no/file", "template": "zz", "version": "9"},
-            **{"worker": "zz", "key": "0" * 16},
+            **{"worker": "zz", "key": "0" * 16, "secret": "ZZ"},
         }
         seq = await here.store.last_seq()
 
@@ -99,7 +104,7 @@ async def test_the_same_addresses_answer_to_their_own_tenant(site: Opened) -> No
 
         by_id = {route.id: route for route in FOREIGN}
         reads = [route.id for route in FOREIGN if route.method == "GET"]
-        for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "revokeKey"):
+        for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "removeSecret", "revokeKey"):
             reply = await asked(them, by_id[id], theirs)
             assert reply.status == 200, (id, reply)
 
@@ -117,6 +122,7 @@ async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
         assert (await us.get("/workers")).body["workers"] == []
         assert (await us.get("/templates")).body["templates"] == []
         assert [key["person"] for key in (await us.get("/keys")).body["keys"]] == ["eve"]
+        assert (await us.get("/secrets")).body["secrets"] == []
         assert (await us.get("/events")).body["events"] == []
         tenant = (await us.get("/tenant")).body
         assert (tenant["name"], tenant["usage"]) == (

@@ -159,11 +159,15 @@ class Client:
     key = asked(calls.key)
     make_key = asked(calls.make_key)
     revoke_key = asked(calls.revoke_key)
+    secrets = asked(calls.secret_page)
+    set_secret = asked(calls.set_secret)
+    remove_secret = asked(calls.remove_secret)
     me = asked(calls.me)
     tenant = asked(calls.tenant)
     set_quotas = asked(calls.set_quotas)
     iter_workers = streamed(talks.iter_workers)
     iter_keys = streamed(talks.iter_keys)
+    iter_secrets = streamed(talks.iter_secrets)
 
     def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
         """Keep a file that an attempt left behind under this name: whole, or not at all."""

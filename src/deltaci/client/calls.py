@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
-SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas"})
+SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "setSecret"})
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -352,6 +352,22 @@ def make_key(
 def revoke_key(key_id: str) -> Call[api.Key]:
     """Let nobody in with this key any more. Safe to repeat."""
     return _call("revokeKey", api.Key, key=key_id)
+
+
+def secret_page(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.SecretPage]:
+    """One page of secrets, without their values."""
+    return _call("listSecrets", api.SecretPage, query={"limit": limit, "cursor": cursor})
+
+
+def set_secret(name: str, value: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
+    """Keep a secret for all jobs, for a project, or for its branches that fit a pattern."""
+    body = {"value": value, **_given(project=project, branch=branch)}
+    return _call("setSecret", api.Secret, body=body, secret=name)
+
+
+def remove_secret(name: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
+    """Forget the secret with exactly this scope."""
+    return _call("removeSecret", api.Secret, query={"project": project, "branch": branch}, secret=name)
 
 
 def me() -> Call[api.Me]:

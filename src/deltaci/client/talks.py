@@ -133,6 +133,11 @@ def iter_keys() -> Stream[api.Key]:
     yield from _pages(lambda cursor: calls.keys(limit=MAX_PAGE, cursor=cursor), lambda page: page.keys)
 
 
+def iter_secrets() -> Stream[api.Secret]:
+    """All secrets, without their values."""
+    yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
+
+
 def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> Stream[T]:
     cursor: str | None = ""
     while cursor is not None:

@@ -21,6 +21,7 @@ from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
+from deltaci.core.run import Origin, Run
 from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
@@ -157,6 +158,13 @@ class Protocol:
         name = known.worker_id if known is not None and who.may_speak_for(known.worker_id) else who.id
         lease.check_fence(record.lease, record.ended_lease, ref, name, max(now, record.updated_at))
         return record
+
+    async def origin(self, held: Attempt) -> Origin:
+        """Where the attempt's run comes from; one of the plain queue comes from nowhere."""
+        record = await self._store.find(held.run_id) if held.run_id else None
+        if (unread := refusal(record)) is not None:
+            raise unread
+        return record.origin if isinstance(record, Run) and record.tenant == held.tenant else Origin()
 
     async def hand_back(self, who: Runner, lease_id: str) -> None:
         """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""

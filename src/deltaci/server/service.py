@@ -106,9 +106,8 @@ class Service:
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
-        self._uploads = Uploads(
-            self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming", storage=tenants
-        )
+        secrets = Secrets(self.blobs, key)
+        self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._disk = Disk("api")
@@ -127,6 +126,7 @@ class Service:
                 keys=Keys(store, signer, time.monotonic),
                 tenants=tenants,
                 streams=self.streams,
+                secrets=secrets,
             )
         )
         self._timers: asyncio.Task[None] | None = None

@@ -20,6 +20,7 @@ from deltaci.server.api.tenants import Tenants
 from deltaci.server.credentials import Signer
 from deltaci.server.disk import Disk
 from deltaci.server.http import Request
+from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
 
@@ -38,6 +39,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     tenants: Tenants
     streams: Streams
+    secrets: Secrets
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
