@@ -94,12 +94,6 @@ def test_scopes_through_a_server(desk: Desk) -> None:
     [first, second] = desk.json("secret", "list")
     named = [first[each] for each in ("name", "project", "branch", "version", "set_by")]
     assert named == ["A", "shop", "rel/*", 2, "ada"]
-        "A",
-        "shop",
-        "rel/*",
-        2,
-        "ada",
-    ]
     assert (second["name"], second["project"]) == ("B", "")
     assert "rel/*" in desk.text("secret", "list")
     assert "missing_scope" in desk.refused(4, "secret", "set", "A", input="hunter9", DELTACI_KEY=weak)

@@ -11,8 +11,8 @@ import pytest
 from deltaci.blobs.keys import secret_key
 from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.errors import Refused
-from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
 from deltaci.core.run import Origin
+from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
 from deltaci.server import secrets as sealing
 from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
 from tests.contract.places import on_loop
