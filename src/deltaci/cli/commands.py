@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "outputs": Entry("results", LEFT, "Show what the jobs of a run gave as their results."),
     "costs": Entry("results", LEFT, "Show what a run used: each attempt, and the sum."),
     "events": Entry("events", LEFT, "Export or follow the log of everything that happened."),
+    "failure-rules": Entry("failures", PEOPLE, "Show, set and try the rules by which failures are classed."),
     "template": Entry("template", PEOPLE, "Save, list and look at templates: plans to be used again."),
     "workers": Entry("workers", PEOPLE, "List workers, look at one, let a new one in."),
     "key": Entry("key", PEOPLE, "Make, list and revoke API keys."),

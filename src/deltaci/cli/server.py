@@ -7,11 +7,12 @@ import logging
 import signal
 import ssl
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from deltaci.blobs import open_blobs
+from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import loops
@@ -41,6 +42,9 @@ def server_command(
     lease_ttl: Annotated[
         int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
     ] = lease.TTL_SECONDS,
+    failure_rules: Annotated[
+        Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+    ] = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
     tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
@@ -79,7 +83,9 @@ def server_command(
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        service = Service(open_store(store), data, ttl_seconds=lease_ttl, blobs=kept, nats=bus, issuer=issuer)
+        rules = rules_in(failure_rules) if failure_rules is not None else ()
+        options: dict[str, Any] = {"blobs": kept, "nats": bus, "issuer": issuer, "rules": rules}
+        service = Service(open_store(store), data, ttl_seconds=lease_ttl, **options)
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)

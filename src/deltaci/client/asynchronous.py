@@ -163,6 +163,8 @@ class AsyncClient:
     secrets = aasked(calls.secret_page)
     set_secret = aasked(calls.set_secret)
     remove_secret = aasked(calls.remove_secret)
+    failure_rules = aasked(calls.failure_rules)
+    set_failure_rules = aasked(calls.set_failure_rules)
     me = aasked(calls.me)
     tenant = aasked(calls.tenant)
     set_quotas = aasked(calls.set_quotas)

@@ -162,6 +162,8 @@ class Client:
     secrets = asked(calls.secret_page)
     set_secret = asked(calls.set_secret)
     remove_secret = asked(calls.remove_secret)
+    failure_rules = asked(calls.failure_rules)
+    set_failure_rules = asked(calls.set_failure_rules)
     me = asked(calls.me)
     tenant = asked(calls.tenant)
     set_quotas = asked(calls.set_quotas)

@@ -370,6 +370,19 @@ def remove_secret(name: str, *, project: str = "", branch: str = "") -> Call[api
     return _call("removeSecret", api.Secret, query={"project": project, "branch": branch}, secret=name)
 
 
+def failure_rules() -> Call[api.FailureRules]:
+    """The rules by which failures are classed, in the order in which they are asked."""
+    return _call("readFailureRules", api.FailureRules)
+
+
+def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call[api.FailureRules]:
+    """Set the tenant's own rules; with `expected_version` only if that is the newest."""
+    body: dict[str, Any] = {"text": text}
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    return _call("setFailureRules", api.FailureRules, body=body)
+
+
 def me() -> Call[api.Me]:
     """Who asks, as the server sees it."""
     return _call("readMe", api.Me)

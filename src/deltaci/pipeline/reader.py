@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -23,6 +23,7 @@ _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _BAD: Final = object()  # Something was wrong here, and was said.
 
 Path = tuple[str | int, ...]
+P = TypeVar("P", bound=model.Part)
 
 
 class Expression(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,30 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
         expressions=tuple(reader.expressions),
         places=reader.places,
     )
+
+
+class ReadPart(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
+    """A file of another kind than a pipeline, with the places of what it says."""
+
+    value: P
+    places: dict[Path, Place] = {}
+
+    def place(self, *path: str | int) -> Place:
+        """Where something stands, as `Found.place` says it."""
+        while path not in self.places and path:
+            path = path[:-1]
+        return self.places.get(path, Place())
+
+
+def read_part(content: str | bytes, cls: type[P], problems: Problems) -> ReadPart[P] | None:
+    """Read a file of this type; or nothing, and the problems say why."""
+    try:
+        root = read_yaml(decoded(content, problems) if isinstance(content, bytes) else content, problems)
+    except NotYaml:
+        return None
+    reader = _Reader(problems)
+    value = reader.value(root, cls, (), root.at)
+    return ReadPart(value=value, places=reader.places) if isinstance(value, cls) and not problems.is_bad else None
 
 
 class _Reader:

@@ -7,7 +7,7 @@ same transaction in which it accepts the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
-from deltaci.core.failures import Facts
+from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
@@ -49,6 +49,9 @@ from deltaci.wire.texts import plain
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
 Answer = ServerMessage | Refused
+RulesOf = Callable[
+    [str], Awaitable[tuple[FailureRule, ...]]
+]  # A tenant's rules for failures, before the built-in ones.
 REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost")
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
@@ -73,10 +76,12 @@ class Protocol:
         applier: Applier,
         ttl_seconds: int = lease.TTL_SECONDS,
         limit: Limit | None = None,
+        rules: RulesOf | None = None,
     ) -> None:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
+        self._rules = rules
         self._line = Line(applier, store.wakers, limit)
 
     def stop_waiting(self) -> None:
@@ -187,7 +192,7 @@ class Protocol:
                 self._check_speaker(who, message.runner_id)
                 if isinstance(message, AckLease):
                     await self._check_job(who, message)
-                commands.append(_command(who, message))
+                commands.append(await self._informed(who, message, _command(who, message)))
                 places.append(place)
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
@@ -197,6 +202,12 @@ class Protocol:
                 _refusal(message, found) if isinstance(found, Refused) else await self._heard(message, found)
             )
         return [answer for answer in answers if answer is not None]
+
+    async def _informed(self, who: Runner, message: RunnerMessage, command: Command) -> Command:
+        """A failure's command with all that it is classed by: the core decides from what the command says."""
+        if not isinstance(command, attempt.Complete) or command.is_success or self._rules is None:
+            return command
+        return msgspec.structs.replace(command, rules=await self._rules(who.tenant))
 
     @staticmethod
     def _check_speaker(who: Runner, id: str) -> None:

@@ -7,7 +7,7 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.reporter import Reporter
 from deltaci.core import lease
+from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
@@ -32,6 +33,7 @@ from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
+from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
@@ -89,6 +91,7 @@ class Service:
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
+        rules: Sequence[FailureRule] = (),
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -98,7 +101,8 @@ class Service:
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
-        self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit)
+        failure_rules = FailureRules(store, time.monotonic, rules)
+        self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit, failure_rules.of)
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
         self._follower.tell(self.control.hear)
@@ -127,6 +131,7 @@ class Service:
                 tenants=tenants,
                 streams=self.streams,
                 secrets=secrets,
+                rules=failure_rules,
             )
         )
         self._timers: asyncio.Task[None] | None = None

@@ -6,7 +6,7 @@ Every record carries both `state`, for whoever looks for a mistake, and `status`
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -397,6 +397,34 @@ class SecretPage(Shown, frozen=True, kw_only=True):
 
     secrets: list[Secret]
     next: str | None
+
+
+RulesOf = Literal["tenant", "server", "built-in"]
+
+
+class FailureRule(Shown, frozen=True, kw_only=True):
+    """One rule by which failures are classed. Everything that it names must hold."""
+
+    of: Annotated[RulesOf, says("whose rule it is")]
+    name: str
+    failure_class: str
+    is_retryable: bool
+    error_codes: list[str]
+    exit_codes: list[int]
+    signals: list[int]
+    log_pattern: Annotated[str, says("a line of the end of the log must match it, in upper or lower case")]
+    all_failed_tests_flaky: bool
+    has_failed_tests: bool
+
+
+class FailureRules(Shown, frozen=True, kw_only=True):
+    """The tenant's own file, and all rules that hold for it, in the order in which they are asked."""
+
+    text: str
+    version: Annotated[int, says("0: the tenant has none of its own")]
+    set_at: Moment | None
+    set_by: str
+    rules: list[FailureRule]
 
 
 class Me(Shown, frozen=True, kw_only=True):

@@ -183,6 +183,15 @@ class SecretInput(Asked, frozen=True, kw_only=True):
     branch: Annotated[Word, says("only on branches that fit, e.g. `release/*`; needs a project")] = ""
 
 
+class FailureRulesInput(Asked, frozen=True, kw_only=True):
+    """A file of rules by which failures are classed, in place of the one before."""
+
+    text: Annotated[Annotated[str, Meta(max_length=65_536)], says("YAML; `rules: []` for none; see docs/failures.md")]
+    expected_version: Annotated[
+        Quantity | None, says("the version that this one replaces, 0 for none; another one is refused")
+    ] = None
+
+
 class Quotas(Asked, frozen=True, kw_only=True, omit_defaults=False):
     """What a tenant may use at most; 0: as much as it likes."""
 

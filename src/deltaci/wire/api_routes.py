@@ -299,6 +299,16 @@ ROUTES: Final[tuple[Route, ...]] = (
         does="forget the secret with exactly this scope",
         query=api_input.SecretQuery, answer=api.Secret, codes=("not_found",),
     ),
+    # -- failures
+    Route(
+        method="GET", path="/failure-rules", id="readFailureRules", answer=api.FailureRules,
+        does="read the rules by which failures are classed, in the order in which they are asked",
+    ),
+    Route(
+        method="PUT", path="/failure-rules", id="setFailureRules", needs="admin",
+        does="set the tenant's own rules, which are asked before all others",
+        body=api_input.FailureRulesInput, answer=api.FailureRules, codes=("stale_version",),
+    ),
     Route(method="GET", path="/me", id="readMe", needs=ANYBODY, does="say who asks", answer=api.Me),
     # -- the tenant
     Route(

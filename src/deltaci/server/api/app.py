@@ -18,7 +18,7 @@ import msgspec
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
-from deltaci.server.api import explain, files, jobs, keys, live, queries, runs, secrets, templates, workers
+from deltaci.server.api import explain, failures, files, jobs, keys, live, queries, runs, secrets, templates, workers
 from deltaci.server.api.calls import Call, Handler, Made, Parts, Sent
 from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
@@ -45,6 +45,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **workers.HANDLERS,
     **keys.HANDLERS,
     **secrets.HANDLERS,
+    **failures.HANDLERS,
 }
 
 

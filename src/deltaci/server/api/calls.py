@@ -19,6 +19,7 @@ from deltaci.server.api.streams import Streams
 from deltaci.server.api.tenants import Tenants
 from deltaci.server.credentials import Signer
 from deltaci.server.disk import Disk
+from deltaci.server.failure_rules import FailureRules
 from deltaci.server.http import Request
 from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
@@ -40,6 +41,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Tenants
     streams: Streams
     secrets: Secrets
+    rules: FailureRules
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

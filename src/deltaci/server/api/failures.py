@@ -1,0 +1,59 @@
+"""The rules by which failures are classed: show all that hold for the tenant, and set its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from deltaci.core.failures import RULES, FailureRule
+from deltaci.server.api.calls import Call, Handler
+from deltaci.server.api.shown import maybe
+from deltaci.wire import api
+from deltaci.wire.api_input import FailureRulesInput
+
+
+async def read_rules(call: Call) -> api.FailureRules:
+    """In the order in which they are asked."""
+    held = call.parts.rules
+    own = await held.read(call.who.tenant)
+    return api.FailureRules(
+        text=own.text,
+        version=own.version,
+        set_at=maybe(own.at),
+        set_by=own.by,
+        rules=[*_shown(own.rules, "tenant"), *_shown(held.server, "server"), *_shown(RULES, "built-in")],
+    )
+
+
+async def set_rules(call: Call) -> api.FailureRules:
+    """What failed before stays as it was classed."""
+    asked: FailureRulesInput = call.body
+    await call.parts.rules.save(
+        call.who.tenant,
+        asked.text,
+        by=call.who.person,
+        at=call.parts.keys.now(),
+        expected_version=asked.expected_version,
+    )
+    return await read_rules(call)
+
+
+def _shown(rules: Iterable[FailureRule], of: api.RulesOf) -> list[api.FailureRule]:
+    return [
+        api.FailureRule(
+            of=of,
+            name=each.name,
+            failure_class=each.failure_class,
+            is_retryable=each.is_retryable,
+            error_codes=list(each.error_codes),
+            exit_codes=list(each.exit_codes),
+            signals=list(each.signals),
+            log_pattern=each.log_pattern,
+            all_failed_tests_flaky=each.all_failed_tests_flaky,
+            has_failed_tests=each.has_failed_tests,
+        )
+        for each in rules
+    ]
+
+
+HANDLERS: Final[dict[str, Handler]] = {"readFailureRules": read_rules, "setFailureRules": set_rules}
