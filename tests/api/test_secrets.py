@@ -56,7 +56,8 @@ async def test_a_secret_is_set_listed_and_removed_by_its_scope(site: Opened) -> 
         assert (reply.body["version"], reply.body["set_by"]) == (2, "ada")
         assert reply.body["set_at"] is not None
 
-        found, cursor = [], ""
+        found: list[Any] = []
+        cursor: str | None = ""
         while cursor is not None:
             page = (await admin.get(f"/secrets?limit=1&cursor={cursor}")).body
             found += [(each["project"], each["branch"], each["version"]) for each in page["secrets"]]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from deltaci.main import app
 from tests.cli.desk import Desk
+from tests.client.hosted import Player, plan, task
 
 RULES = "rules:\n  - name: gpu\n    class: INFRA\n    log: 'gpu .* lost'\n"
 
@@ -36,6 +37,27 @@ def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
     assert desk.text("failure-rules", "show", "--text") == RULES
     assert desk.json("failure-rules", "show")["rules"][0]["name"] == "gpu"
     assert "stale_version" in desk.refused(3, "failure-rules", "set", "rules.yml", "--expect", "0")
+
+
+def test_what_is_flaky_is_listed(desk: Desk, player: Player) -> None:
+    """The job itself and its tests; after two attempts of the same commit that disagree."""
+    assert desk.text("flaky") == "nothing is known to be flaky\n"
+    about = ("--project", "shop", "--commit", "c0ffee")
+    for failed in (["net.test_slow"], []):
+        desk.submit(*about, plan=plan(task("check")))
+        told = {"total": 3, "failed": len(failed), "failures": [{"name": name} for name in failed]}
+        if failed:
+            player.fail(player.take(), tests=told)
+        else:
+            player.finish(player.take(), tests=told)
+    desk.hosted.learn()
+
+    [job] = desk.json("flaky", "--project", "shop")
+    assert [each["name"] for each in job["tests"]] == ["net.test_slow"]
+    shown = desk.text("flaky")
+    assert "(the job itself)" in shown
+    assert "net.test_slow" in shown
+    assert desk.json("flaky", "--project", "other") == []
 
 
 def test_a_server_does_not_start_with_rules_that_are_none(tmp_path: Path) -> None:

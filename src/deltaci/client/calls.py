@@ -383,6 +383,11 @@ def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call
     return _call("setFailureRules", api.FailureRules, body=body)
 
 
+def flaky(*, project: str | None = None, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.FlakyPage]:
+    """One page of jobs and tests that are known to fail now and then."""
+    return _call("listFlaky", api.FlakyPage, query={"project": project, "limit": limit, "cursor": cursor})
+
+
 def me() -> Call[api.Me]:
     """Who asks, as the server sees it."""
     return _call("readMe", api.Me)

@@ -138,6 +138,13 @@ def iter_secrets() -> Stream[api.Secret]:
     yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
 
 
+def iter_flaky(*, project: str | None = None) -> Stream[api.FlakyJob]:
+    """All jobs and tests that are known to fail now and then."""
+    yield from _pages(
+        lambda cursor: calls.flaky(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs
+    )
+
+
 def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> Stream[T]:
     cursor: str | None = ""
     while cursor is not None:

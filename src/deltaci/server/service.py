@@ -16,6 +16,7 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.flaky import FlakyTests
 from deltaci.control.reporter import Reporter
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
@@ -102,7 +103,10 @@ class Service:
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
         failure_rules = FailureRules(store, time.monotonic, rules)
-        self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit, failure_rules.of)
+        self.flaky = FlakyTests(store)
+        self.protocol = Protocol(
+            store, self.applier, ttl_seconds, tenants.running_limit, failure_rules.of, self.flaky.of_attempt
+        )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
         self._follower.tell(self.control.hear)
@@ -119,6 +123,7 @@ class Service:
         self._follower.tell(self.streams.hear)
         self.reporter = Reporter(store, self.applier)
         self._follower.tell(self.reporter.hear)
+        self._follower.tell(self.flaky.hear)
         self._api = ApiApp(
             Parts(
                 store=store,
@@ -132,6 +137,7 @@ class Service:
                 streams=self.streams,
                 secrets=secrets,
                 rules=failure_rules,
+                flaky=self.flaky,
             )
         )
         self._timers: asyncio.Task[None] | None = None
@@ -144,6 +150,7 @@ class Service:
         await self._follower.start()
         self.control.start()
         self.reporter.start()
+        self.flaky.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -155,6 +162,7 @@ class Service:
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await self.reporter.stop()
+        await self.flaky.stop()
         await self._follower.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)

@@ -427,6 +427,33 @@ class FailureRules(Shown, frozen=True, kw_only=True):
     rules: list[FailureRule]
 
 
+class FlakyTest(Shown, frozen=True, kw_only=True):
+    """A test that failed and did not fail on the same commit."""
+
+    name: str
+    times: Annotated[int, says("how often that was seen")]
+    last_at: Annotated[Moment, says("when last")]
+    commit: Annotated[str, says("on which commit last, or on which plan where there was none")]
+
+
+class FlakyJob(Shown, frozen=True, kw_only=True):
+    """A job that fails now and then, or has tests that do."""
+
+    project: str
+    job: str
+    is_flaky: Annotated[bool, says("whether the job itself failed and succeeded on the same commit")]
+    times: Annotated[int, says("how often that was seen")]
+    last_at: Annotated[Moment | None, says("when last")]
+    tests: Annotated[list[FlakyTest], says("the one that was seen last is the first")]
+
+
+class FlakyPage(Shown, frozen=True, kw_only=True):
+    """What is known to be flaky; a page may be short, even empty, before the end."""
+
+    jobs: list[FlakyJob]
+    next: str | None
+
+
 class Me(Shown, frozen=True, kw_only=True):
     """Who asks, as the server sees it."""
 

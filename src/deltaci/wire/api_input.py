@@ -230,6 +230,12 @@ class PageQuery(Asked, frozen=True, kw_only=True):
     cursor: Annotated[Cursor, says("`next` of the page before")] = ""
 
 
+class FlakyQuery(PageQuery, frozen=True, kw_only=True):
+    """Of which project."""
+
+    project: Annotated[Word | None, says("of this project; absent: of all")] = None
+
+
 class WorkerQuery(PageQuery, frozen=True, kw_only=True):
     """Which workers."""
 

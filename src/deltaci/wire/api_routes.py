@@ -309,6 +309,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         does="set the tenant's own rules, which are asked before all others",
         body=api_input.FailureRulesInput, answer=api.FailureRules, codes=("stale_version",),
     ),
+    Route(
+        method="GET", path="/flaky", id="listFlaky", does="list jobs and tests that are known to fail now and then",
+        query=api_input.FlakyQuery, answer=api.FlakyPage,
+    ),
     Route(method="GET", path="/me", id="readMe", needs=ANYBODY, does="say who asks", answer=api.Me),
     # -- the tenant
     Route(

@@ -36,13 +36,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known."""
+    """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
+
+    `flaky` has the tests of a job, by its name, that are known to fail now and then.
+    """
 
     now: int
     workers: tuple[Worker, ...] = ()
     running_quota: int = 0
     running: int = 0
     ahead: Mapping[str, int] = {}
+    flaky: Mapping[str, frozenset[str]] = {}
 
 
 class Clause(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
+from deltaci.control.flaky import FlakyTests
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
@@ -42,6 +43,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     streams: Streams
     secrets: Secrets
     rules: FailureRules
+    flaky: FlakyTests
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import explain
+from deltaci.core import explain, flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.job import Job
@@ -20,6 +20,7 @@ from deltaci.wire import api
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000
+MAX_FLAKY_JOBS: Final = 50
 _PAGE: Final = 200
 
 
@@ -48,10 +49,10 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
     jobs = await jobs_of(call, run)
     tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
     events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    return run, jobs, tries, events, await _around(call)
+    return run, jobs, tries, events, await _around(call, run, tries)
 
 
-async def _around(call: Call) -> explain.Surroundings:
+async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroundings:
     """The fleet and the quota, as they are now."""
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
@@ -68,7 +69,18 @@ async def _around(call: Call) -> explain.Surroundings:
         workers=tuple(workers),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
+        flaky=await _flaky(call, run, tries),
     )
+
+
+async def _flaky(call: Call, run: Run, tries: list[Attempt]) -> dict[str, frozenset[str]]:
+    """Of jobs with failed tests: those of their tests that are known to be flaky."""
+    names = dict.fromkeys(flaky.job_name(each) for each in tries if flaky.failed_tests(each.report)[0])
+    project, now = flaky.place(run)[0], await call.parts.store.now()
+    return {
+        name: frozenset(flaky.known_tests(await call.parts.flaky.of_job(run.tenant, project, name), now))
+        for name in list(names)[:MAX_FLAKY_JOBS]
+    }
 
 
 def _shown(explanation: explain.Explanation) -> api.Explanation:

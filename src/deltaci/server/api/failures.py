@@ -1,15 +1,18 @@
-"""The rules by which failures are classed: show all that hold for the tenant, and set its own."""
+"""The rules by which failures are classed: show all that hold for the tenant, and set its own. And what is flaky."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
+from deltaci.core import flaky
 from deltaci.core.failures import RULES, FailureRule
+from deltaci.core.flaky import History
 from deltaci.server.api.calls import Call, Handler
-from deltaci.server.api.shown import maybe
+from deltaci.server.api.cursors import read, written
+from deltaci.server.api.shown import maybe, moment
 from deltaci.wire import api
-from deltaci.wire.api_input import FailureRulesInput
+from deltaci.wire.api_input import FailureRulesInput, FlakyQuery
 
 
 async def read_rules(call: Call) -> api.FailureRules:
@@ -56,4 +59,36 @@ def _shown(rules: Iterable[FailureRule], of: api.RulesOf) -> list[api.FailureRul
     ]
 
 
-HANDLERS: Final[dict[str, Handler]] = {"readFailureRules": read_rules, "setFailureRules": set_rules}
+async def list_flaky(call: Call) -> api.FlakyPage:
+    """What was not seen for too long is left out."""
+    query: FlakyQuery = call.query
+    after = read(query.cursor) if query.cursor else ""
+    found, next = await call.parts.flaky.page(call.who.tenant, query.project, after, query.limit)
+    now = await call.parts.store.now()
+    jobs = [_job(each, now) for each in found]
+    return api.FlakyPage(
+        jobs=[each for each in jobs if each.is_flaky or each.tests], next=written(next) if next else None
+    )
+
+
+def _job(history: History, now: int) -> api.FlakyJob:
+    known, flake = flaky.known_tests(history, now), history.flake
+    is_flaky = flaky.is_known(flake, now)
+    return api.FlakyJob(
+        project=history.project,
+        job=history.job,
+        is_flaky=is_flaky,
+        times=flake.times if is_flaky else 0,
+        last_at=maybe(flake.last_at if is_flaky else 0),
+        tests=[
+            api.FlakyTest(name=name, times=each.times, last_at=moment(each.last_at), commit=each.commit)
+            for name, each in sorted(known.items(), key=lambda item: (-item[1].last_at, item[0]))
+        ],
+    )
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "readFailureRules": read_rules,
+    "setFailureRules": set_rules,
+    "listFlaky": list_flaky,
+}
