@@ -24,10 +24,11 @@ rules:
     log: 'CUDA error: .*(lost|gone)'
   - name: licence
     class: TOOLING
-    retryable: false
     exit_codes: [42, 43]
     error_codes: UPLOAD
     signals: [11]
+  - {name: fetch, class: TOOLING, retryable: true, exit_codes: 44}
+  - {name: never, class: INFRA, retryable: false, exit_codes: 45}
   - {name: own, class: USER, failed_tests: any}
   - {name: quarantine, class: FLAKY, failed_tests: flaky}
 """
@@ -101,7 +102,7 @@ def test_the_place_of_a_bad_pattern_is_the_sign_in_it() -> None:
 
 
 def test_a_good_file_becomes_rules_for_the_core() -> None:
-    """In its order; USER is never retryable, others are unless they say no."""
+    """In its order; a fault of the machine may pass, of tools only if the rule says so, a mistake never."""
     found = read(GOOD)
 
     assert found.problems == ()
@@ -115,6 +116,8 @@ def test_a_good_file_becomes_rules_for_the_core() -> None:
             error_codes=("UPLOAD",),
             signals=(11,),
         ),
+        FailureRule(name="fetch", failure_class="TOOLING", is_retryable=True, exit_codes=(44,)),
+        FailureRule(name="never", failure_class="INFRA", is_retryable=False, exit_codes=(45,)),
         FailureRule(name="own", failure_class="USER", is_retryable=False, has_failed_tests=True),
         FailureRule(name="quarantine", failure_class="FLAKY", is_retryable=True, all_failed_tests_flaky=True),
     )

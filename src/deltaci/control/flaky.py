@@ -41,7 +41,8 @@ LOGGER: Final = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(History).decode
 _decode_seq = msgspec.json.Decoder(int).decode
-_Told = dict[tuple[str, str, str], list[tuple[str, Sighting]]]
+_Place = tuple[str, str, str]  # tenant, project and job
+_Told = dict[_Place, list[tuple[str, Sighting]]]
 
 
 class FlakyTests:
@@ -153,10 +154,15 @@ class FlakyTests:
             LOGGER.debug("another server learned further")
 
     async def learn(self, ids: Sequence[str]) -> None:
-        """What these attempts tell."""
+        """What these attempts tell: of many jobs at once in one write, unless another server is at it, too."""
         for begin in range(0, len(ids), BATCH):
-            for (tenant, project, job), told in (await self._told(ids[begin : begin + BATCH])).items():
-                await self._learn(tenant, project, job, told)
+            told = await self._told(ids[begin : begin + BATCH])
+            try:
+                await self._write([each for place in told.items() if (each := await self._changed(*place)) is not None])
+            except Conflict:
+                for place in told.items():
+                    await self._insist(*place)
+            for tenant in {tenant for tenant, _, _ in told}:
                 await self._tidy(tenant)
 
     async def _told(self, ids: Sequence[str]) -> _Told:
@@ -174,23 +180,31 @@ class FlakyTests:
                 told.setdefault((each.tenant, project, job), []).append((key, sighting))
         return told
 
-    async def _learn(self, tenant: str, project: str, job: str, told: Iterable[tuple[str, Sighting]]) -> None:
-        name = _name(project, job)
+    async def _changed(self, place: _Place, told: Iterable[tuple[str, Sighting]]) -> Document | None:
+        """The document of this job with what was told; nothing if it said so already."""
+        tenant, project, job = place
+        found = await self._store.find_document(KIND, _name(project, job), tenant)
+        before = after = _read(found) or History(project=project, job=job)
+        for key, sighting in told:
+            after = flaky.learned(after, key, sighting)
+        if after is before:
+            return None
+        version = found.version if found is not None else 0
+        return Document(kind=KIND, tenant=tenant, name=_name(project, job), version=version, at=0, body=_encode(after))
+
+    async def _insist(self, place: _Place, told: Sequence[tuple[str, Sighting]]) -> None:
         for _ in range(TRIES):
-            found = await self._store.find_document(KIND, name, tenant)
-            before = after = _read(found) or History(project=project, job=job)
-            for key, sighting in told:
-                after = flaky.learned(after, key, sighting)
-            if after is before:
-                return
-            version = found.version if found is not None else 0
-            document = Document(kind=KIND, tenant=tenant, name=name, version=version, at=0, body=_encode(after))
+            changed = await self._changed(place, told)
             try:
-                await self._store.put_documents([document])
+                await self._write([changed] if changed is not None else [])
                 return
             except Conflict:
                 continue
-        raise Conflict((name,))
+        raise Conflict((_name(*place[1:]),))
+
+    async def _write(self, documents: Sequence[Document]) -> None:
+        if documents:
+            await self._store.put_documents(documents)
 
     async def _tidy(self, tenant: str) -> None:
         """Drop what nobody wrote for so long that all of it is forgotten, and what is too much."""

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta, field
 
-from deltaci.core.failures import MAX_RULES, RULES, USER, FailureRule
+from deltaci.core.failures import FLAKY, INFRA, MAX_RULES, RULES, USER, FailureRule
 from deltaci.pipeline import log_patterns
 from deltaci.pipeline.model import FailureClass, Part, says, text
 from deltaci.pipeline.paths import BadPattern
@@ -37,7 +37,7 @@ class RuleText(Part, frozen=True, kw_only=True):
     name: Annotated[Name, says("what it is called in events and explanations; no other rule has this name")]
     failure_class: Annotated[FailureClass, says("whose fault such a failure is")] = field(name="class")
     retryable: Annotated[
-        bool | None, says("whether another attempt may help; if not said, yes, but never for USER")
+        bool | None, says("whether another attempt may help; if not said: yes for INFRA and FLAKY; never for USER")
     ] = None
     error_codes: Annotated[
         Annotated[tuple[Code, ...], Meta(min_length=1, max_length=50, extra={"one": True})] | None,
@@ -132,11 +132,11 @@ def _check_pattern(rule: RuleText, at: Place, source: str, problems: Problems) -
 
 
 def _rule(rule: RuleText) -> FailureRule:
-    is_user = rule.failure_class == USER
+    is_usual = rule.failure_class in (INFRA, FLAKY)  # Of tools, only what is fetched may be there the next time.
     return FailureRule(
         name=rule.name,
         failure_class=rule.failure_class,
-        is_retryable=not is_user and rule.retryable is not False,
+        is_retryable=is_usual if rule.retryable is None else rule.retryable,
         error_codes=rule.error_codes or (),
         exit_codes=rule.exit_codes or (),
         signals=rule.signals or (),
