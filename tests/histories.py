@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
@@ -56,7 +58,9 @@ class History:
         specs = []
         for index in range(count):
             needs = self.draw.sample(names, k=min(len(names), self.draw.choice((0, 1, 1, 2, 3))))
-            specs.append(self._spec(f"j{index}", tuple(needs)))
+            after = self.draw.sample(names, k=min(len(names), self.draw.choice((0, 0, 0, 1, 2))))
+            spec = self._spec(f"j{index}", tuple(needs))
+            specs.append(msgspec.structs.replace(spec, after=tuple(after), **self._bonds(spec)))
             names.append(f"j{index}")
         id = f"r{self.runs}"
         self.lab.create(
@@ -75,6 +79,15 @@ class History:
             self.lab.do(run.PlanFailed(id=id, error="no plan"))
             return
         self.lab.do(Plan(id=id, jobs=tuple(specs), plan_hash="hash"))
+
+    def _bonds(self, spec: JobSpec) -> dict[str, Any]:
+        """What ties the job to others, in its run and elsewhere."""
+        bonds: dict[str, Any] = {"family": self.draw.choice(("", "", "odd", "even"))}
+        bonds["is_family_fail_fast"] = bool(bonds["family"]) and self.draw.random() < 0.6
+        if spec.kind == job.TASK:
+            bonds["group"] = self.draw.choice(("", "", "", "deploy", "lab"))
+            bonds["retry_on"] = self.draw.choice(((), (), ("INFRA",), ("TOOLING", "FLAKY")))
+        return bonds
 
     def _spec(self, name: str, needs: tuple[str, ...]) -> JobSpec:
         if self.draw.random() < 0.15:

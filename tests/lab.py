@@ -19,6 +19,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
+from deltaci.core.timers import ready_at
 from deltaci.core.verify import Report, verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.views.job_events import job_events
@@ -135,13 +136,21 @@ class Lab:
     # -- what a runner does
 
     def claim(self, what: Attempt, by: str = "w1", **fields: Any) -> Lease:
-        """Grant the attempt to a worker."""
+        """Grant the attempt to a worker, as the engine does: of a group only while nobody else has it."""
+        if what.group and any(self._has_group(each, what) for each in self.world.records.values()):
+            raise Refused("not_eligible", f"somebody else of the group {what.group} is under way")
         self.grants += 1
         token = ids.lease_id(what.id, what.claims + 1, f"secret-{self.grants:016d}")
         known = self.world.worker(by)
         fields.setdefault("labels", known.labels if known else ())
         self.do(attempt.Grant(id=what.id, actor=worker_actor(by), fingerprint=ids.lease_fingerprint(token), **fields))
         return Lease(by, token)
+
+    def _has_group(self, record: object, wanted: Attempt) -> bool:
+        if not isinstance(record, Attempt) or record.id == wanted.id:
+            return False
+        is_held = record.lease is not None or (ready_at(record) or 0) > self.now
+        return is_held and (record.tenant, record.group) == (wanted.tenant, wanted.group)
 
     def say(self, message: type[Leased], lease: Lease, **fields: Any) -> Attempt:
         """Send one of the runner's messages."""

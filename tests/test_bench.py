@@ -12,6 +12,7 @@ from bench import (
     bench_fleet,
     bench_http,
     bench_log,
+    bench_plan,
     bench_queue,
     bench_streams,
     bench_verify,
@@ -38,6 +39,17 @@ def test_the_benchmark_of_the_core_runs(monkeypatch: pytest.MonkeyPatch) -> None
     figures = bench_core.run()
 
     assert figures[0].value > 0
+
+
+def test_the_benchmark_of_plans_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what a change costs before anything runs."""
+    for name, value in {"PROJECTS": 3, "FILES": 20, "ROUNDS": 1}.items():
+        monkeypatch.setattr(bench_plan, name, value)
+
+    figures = bench_plan.run()
+
+    assert figures[0].value > 0
+    assert "20 files, 3 projects, 12 jobs" in figures[0].metric
 
 
 def test_the_benchmark_of_the_queue_runs(

@@ -34,7 +34,8 @@ SEES: dict[str, set[str]] = {
     "conformance": {"wire"},
     "client": {"wire"},
     "sim": SHELL_SEES | {"server", "runner"},
-    "cli": SHELL_SEES | {"server", "runner", "sim", "conformance", "client"},
+    "local": SHELL_SEES | {"server", "runner"},
+    "cli": SHELL_SEES | {"server", "runner", "sim", "local", "conformance", "client"},
     "server": SHELL_SEES,
     "runner": SHELL_SEES,
     "library": ENGINE_SEES | {"engine"},
@@ -44,7 +45,9 @@ SEES: dict[str, set[str]] = {
 PURE_MODULES = {
     "__future__",
     "base64",
+    "bisect",
     "collections",
+    "configparser",
     "dataclasses",
     "datetime",
     "enum",
@@ -57,6 +60,8 @@ PURE_MODULES = {
     "operator",
     "re",
     "string",
+    "textwrap",
+    "tomllib",
     "types",
     "typing",
 }
@@ -65,6 +70,7 @@ PURE_EXCEPT = {
     "deltaci.core.draw": {"sys", "pathlib"},
     "deltaci.core.draw_failures": {"sys", "pathlib"},
     "deltaci.pipeline.draw": {"sys", "pathlib"},
+    "deltaci.pipeline.github.draw": {"sys", "pathlib"},
     "deltaci.pipeline.yaml": {"ruamel"},
     "deltaci.pipeline.syntax": {"ruamel"},
 }

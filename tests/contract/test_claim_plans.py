@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.core.attempt import Attempt
 from deltaci.store import sqlite
 from deltaci.store.port import Store
 from deltaci.store.sql import FIRST_READY, NEXT_QUEUE
 from deltaci.store.sqlite import SqliteStore
-from tests.contract.places import on_loop, write
+from tests.contract.places import on_loop, put, write
 from tests.contract.test_store_port import waiting
 from tests.lab import START
 
@@ -25,6 +26,7 @@ async def fill(store: Store) -> None:
         puts = [
             waiting(f"{tenant}{n}", n, priority=n % 3, tenant=tenant, labels=("", "arm")[n % 2]) for n in range(WAITING)
         ]
+        puts += [put(Attempt(id=f"{tenant}g{n}", tenant=tenant, group=f"g{n % 7}"), ready_at=n) for n in range(100)]
         await write(store, *puts)
 
 
@@ -38,16 +40,23 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
     await store.close()
     connection = sqlite3.connect(path)
 
-    for sql, values in ((sqlite._READY, ["a", "arm", START, 1]), (sqlite._KEYS, ["a", "a"])):
+    for sql, values in (
+        (sqlite._READY.format(""), ["a", "arm", START, 1]),
+        (sqlite._READY.format(sqlite._WITHOUT.format("?, ?")), ["a", "arm", START, "g1", "g2", 1]),
+        (sqlite._KEYS, ["a", "a"]),
+    ):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-        on_records = [step for step in plan if "records" in step]
+        on_records = [step for step in plan if "records" in step and "records_group" not in step]
+        on_groups = [step for step in plan if "records_group" in step]
 
         assert on_records
         assert all("records_ready (tenant=?" in step and "SEARCH" in step for step in on_records), plan
+        assert all("(tenant=? AND group_name=?" in step and "SEARCH" in step for step in on_groups), plan
         assert not [step for step in plan if "B-TREE" in step], plan
     for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql.format(*'????')}", values)]
-        assert "SEARCH records USING" in plan[0], plan
+        marked = sql.format("?1", "?2", "?3", "?4")
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {marked}", values)]
+        assert plan[0].startswith(("SEARCH records USING", "SEARCH r USING")), plan
         assert "records_ready" in plan[0], plan
         assert not [step for step in plan if "B-TREE" in step], plan
     [by_id] = connection.execute(f"EXPLAIN QUERY PLAN {sqlite._ONLY.format('?, ?')}", ["a1", "a2", "a", START])
@@ -71,7 +80,11 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
         if is_analyzed:
             await connection.execute("ANALYZE records")
         found = []
-        for sql, values in ((postgres._READY, ["a", "arm", START, 1]), (postgres._KEYS, ["a"])):
+        for sql, values in (
+            (postgres._READY, ["a", "arm", START, 1]),
+            (postgres._READY_WITHOUT, ["a", "arm", START, 1, ["g1"]]),
+            (postgres._KEYS, ["a"]),
+        ):
             found.append("\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}", *values)))
         for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
             shown = f"EXPLAIN {sql.format('$1', '$2', '$3', '$4')}"
@@ -86,6 +99,7 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
     for plan in asyncio.run(plans()):
         assert "using records_ready" in plan
         assert plan.count("(tenant = ") + plan.count("ROW(tenant, queue_key) > ") == plan.count("Index Cond"), plan
+        assert "hashed" not in plan, plan
         assert "Seq Scan" not in plan, plan
         assert "Sort" not in plan, plan
     assert "using records_pkey" in only[0]

@@ -70,7 +70,7 @@ def test_needs_that_wait_for_the_same_are_told_once_and_counted() -> None:
 
     told = only(why(lab, lab.job("end")), "waiting_for_jobs")
 
-    assert "49 other jobs that it needs wait for the same." in told.text
+    assert "49 other jobs before it wait for the same." in told.text
 
 
 def test_a_long_chain_is_told_short() -> None:

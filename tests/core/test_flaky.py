@@ -160,6 +160,7 @@ def report(*failed: str, total: int = 10, **more: Any) -> dict[str, Any]:
         attempt("RUNNING"),
         attempt(spec={"cache_scope": "fork"}),
         attempt("SUCCEEDED", spec={"cache_scope": "fork"}),
+        attempt("SUCCEEDED", report={"is_skipped": True}),
     ],
 )
 def test_an_end_that_is_not_the_jobs_own_tells_nothing(of: Attempt) -> None:

@@ -162,14 +162,46 @@ def test_a_rerun_of_any_run_makes_sense(randomness: Random) -> None:
         specs = rerun(each, jobs.values(), failed_only=True)
         kept = {spec.name for spec in specs}
         assert [spec.name for spec in specs] == [name for name in jobs if name in kept]
-        before = {name: reached(name, {key: one.spec.needs for key, one in jobs.items()}) for name in jobs}
+        needed = {name: reached(name, {key: one.spec.needs for key, one in jobs.items()}) for name in jobs}
+        before = {name: reached(name, waits(one.spec for one in jobs.values())) for name in jobs}
+        again_too = lost | {name for name in jobs if before[name] & lost}
         gates = {name for name in jobs if jobs[name].spec.kind == job.APPROVAL}
-        assert kept == lost | {name for name in gates if any(name in before[one] for one in lost)}
-        after = {spec.name: reached(spec.name, needs(specs)) for spec in specs}
-        assert after == {name: before[name] & kept for name in kept}
+        assert kept == again_too | {name for name in gates if any(name in before[one] for one in again_too)}
+        assert {one: reached(one, needs(specs)) for one in kept} == {one: needed[one] & kept for one in kept}
+        assert {one: reached(one, waits(specs)) for one in kept} == {one: before[one] & kept for one in kept}
         again = Run(id=f"again-{n}", run_id=f"again-{n}", tenant=TENANT, rerun_of=each.id)
         lab.do(StartRun(id=again.id, record=again, jobs=specs, plan_hash="hash"))
     lab.verified()
+
+
+@pytest.mark.proves("MOD-T3", "MOD-D1")
+def test_who_came_after_what_failed_is_repeated_and_waits_as_before() -> None:
+    """It saw the failure; and what was between them no longer is."""
+    lab = Lab().plan(
+        task("a"),
+        task("b", "a"),
+        task("mop", after=("b",)),
+        task("tell", "mop"),
+        task("aside", after=("a",)),
+    )
+    lab.work("a")
+    lab.work("b", ok=False)
+    lab.work("mop")
+    lab.work("tell")
+    lab.work("aside")
+
+    found = rerun(lab.run(), jobs_of(lab), failed_only=True)
+
+    assert [(spec.name, spec.needs, spec.after) for spec in found] == [
+        ("b", (), ()),
+        ("mop", (), ("b",)),
+        ("tell", ("mop",), ()),
+    ]
+
+
+def waits(specs: Iterable[JobSpec]) -> dict[str, tuple[str, ...]]:
+    """What must be over before each, whether or not it must succeed."""
+    return {spec.name: (*spec.needs, *spec.after) for spec in specs}
 
 
 def reached(name: str, waits: dict[str, tuple[str, ...]]) -> set[str]:

@@ -121,10 +121,13 @@ VALUES = (
     Broken("octal in a variable", job("env: {MODE: 0755}"), 4, 17, ("0755", "octal", "'0755'"), False),
     Broken("a number as a label", job("runs-on: 22.04"), 4, 14, ("the number 22.04", "put it in quotes: '22.04'")),
     Broken("nothing as a variable", job("env: {A: }"), 4, 11, ("nothing after 'A'", "a text, a number")),
-    Broken("a bad variable", job("env: {A-B: 1}"), 4, 11, ("the name 'A-B'",)),
+    Broken("a bad variable", job("env: {A B: 1}"), 4, 11, ("the name 'A B'",)),
     Broken("an object as a variable", job("env: {A: {b: 1}}"), 4, 14, ("an object", "a text, a number, true or false")),
     Broken(
         "a word that is not in the list", job("executor: docker"), 4, 15, ("'docker'", "process, sandbox, container")
+    ),
+    Broken(
+        "the author's failures", job("retry: {max_attempts: 2, on: USER}"), 4, 34, ("'USER'", "INFRA, TOOLING, FLAKY")
     ),
     Broken("a failure class", job("retry: {max_attempts: 2, on: infra}"), 4, 34, ("did you mean 'INFRA'?",)),
     Broken("no attempts", job("retry: {max_attempts: 0}"), 4, 27, ("the number 0", "from 1 to 100")),
@@ -147,7 +150,12 @@ VALUES = (
         "a choice of nothing", "on: {manual: {inputs: {a: {type: choice}}}}\n" + top(""), 1, 24, ("'options'",), False
     ),
     Broken(
-        "an expression where none is", top("name: ${{ x }}\n"), 3, 7, ("an expression", "nothing is evaluated"), False
+        "an expression where none is",
+        top("name: ${{ github.ref }}\n"),
+        3,
+        7,
+        ("an expression", "nothing is evaluated"),
+        False,
     ),
     Broken(
         "a need of nothing", job("needs: biuld") + "  build: {steps: [x]}\n", 4, 12, ("did you mean 'build'?",), False
@@ -174,4 +182,139 @@ VALUES = (
     Broken("a long name", job(f"name: {'x' * 3000}"), 4, 11, ("3,000 characters", "at most 2,000")),
 )
 
-ALL = (*SYNTAX, *KEYS, *VALUES)
+
+def steps(lines: str, more: str = "") -> str:
+    """A pipeline with one job, whose steps begin in line 4, column 7."""
+    return "jobs:\n  test:\n    steps:\n" + "".join(f"      {line}\n" for line in lines.splitlines()) + more
+
+
+BUILD = "  build: {steps: [x], outputs: {version: '1'}}\n"
+EXPRESSIONS = (
+    Broken("no expression", job("if: github.ref = 'x'"), 4, 20, ("'='",), False),
+    Broken("an expression that never ends", steps("- echo ${{ github.ref"), 4, 14, ("}} at its end",), False),
+    Broken("an empty expression", steps("- echo ${{ }}"), 4, 17, ("nothing", "an expression between"), False),
+    Broken("an unknown context", steps("- echo ${{ gihub.ref }}"), 4, 18, ("'gihub'", "did you mean 'github'?"), False),
+    Broken("an unknown function", job("if: contain(github.ref, 'x')"), 4, 9, ("did you mean 'contains'?",), False),
+    Broken("a context of another place", job("if: secrets.A != ''"), 4, 9, ("the context 'secrets'", "github"), False),
+    Broken("a function of another place", job("env: {A: '${{ hashFiles(1) }}'}"), 4, 19, ("'hashFiles'",), False),
+    Broken("too few arguments", job("if: contains(github.ref)"), 4, 9, ("1 in contains()", "2 arguments"), False),
+    Broken(
+        "an expression in a long command",
+        steps("- run: |\n    a\n    echo ${{ evn.A }}"),
+        6,
+        20,
+        ("mean 'env'?",),
+        False,
+    ),
+    Broken("a part of a condition", job("if: ${{ github.ref }} == 'x'"), 4, 9, ("around a part",), False),
+    Broken(
+        "a need that is not needed",
+        job("if: needs.build.result") + BUILD,
+        4,
+        9,
+        ("'build'", "add it to its 'needs'"),
+        False,
+    ),
+    Broken(
+        "a misspelt need", job("needs: build\nif: needs.biuld.result") + BUILD, 5, 9, ("did you mean 'build'?",), False
+    ),
+    Broken(
+        "an output that nobody sets",
+        job("needs: build\nif: needs.build.outputs.verson") + BUILD,
+        5,
+        9,
+        ("the output 'verson'", "did you mean 'version'?"),
+        False,
+    ),
+    Broken(
+        "something else of a need",
+        job("needs: build\nif: needs.build.status") + BUILD,
+        5,
+        9,
+        ("'status'", "outputs, result"),
+        False,
+    ),
+    Broken("a step of another job", steps("- echo ${{ steps.a.outputs.b }}"), 4, 18, ("'a'", "has an 'id'"), False),
+    Broken(
+        "a misspelt step",
+        steps("- {id: version, run: x}\n- echo ${{ steps.vresion.outputs.b }}"),
+        5,
+        18,
+        ("did you mean 'version'?",),
+        False,
+    ),
+    Broken(
+        "a misspelt axis",
+        job("strategy: {matrix: {os: [a]}}\nruns-on: '${{ matrix.so }}'"),
+        5,
+        19,
+        ("the axis 'so'", "did you mean 'os'?"),
+        False,
+    ),
+    Broken("a matrix that there is not", job("runs-on: ${{ matrix.os }}"), 4, 18, ("this job has no matrix",), False),
+    Broken(
+        "a secret that it does not get",
+        job("env: {T: '${{ secrets.TOKEN }}'}"),
+        4,
+        19,
+        ("the secret 'TOKEN'", "'secrets'"),
+        False,
+    ),
+    Broken(
+        "a secret of all jobs",
+        top("env: {T: '${{ secrets.TOKEN }}'}\n"),
+        3,
+        15,
+        ("which the job 'test' does not get",),
+        False,
+    ),
+    Broken(
+        "a misspelt input",
+        "on: {manual: {inputs: {target: {}}}}\n" + job("if: inputs.tagret == 'x'"),
+        5,
+        9,
+        ("the input 'tagret'", "did you mean 'target'?"),
+        False,
+    ),
+    Broken("an input that nobody asks for", job("if: inputs.x"), 4, 9, ("'on.manual.inputs'",), False),
+)
+
+MEANINGS = (
+    Broken("braces in a pattern", job("paths: 'src/*.{js,ts}'"), 4, 19, ("'{' in the pattern",), False),
+    Broken(
+        "only taken away", job("paths: '!docs/**'"), 4, 13, ("only patterns with '!'", "'**' for everything"), False
+    ),
+    Broken("a bad branch", "on: {push: {branches: ['a[']}}\n" + top(""), 1, 26, ("in the pattern 'a['",), False),
+    Broken("a value twice", job("strategy: {matrix: {a: [x, z, x]}}"), 4, 35, ("'x' (text) again",), False),
+    Broken(
+        "nothing is left", job("strategy: {matrix: {a: [x], exclude: [{a: x}]}}"), 4, 42, ("leaves out every",), False
+    ),
+    Broken(
+        "an unknown project", job("project: wbe") + "projects: {web: web}\n", 4, 14, ("did you mean 'web'?",), False
+    ),
+    Broken("a project without projects", job("project: web"), 4, 14, ("'projects'",), False),
+    Broken("a folder above", top("projects: {web: ../web}\n"), 3, 17, ("'../web'", "without wildcards"), False),
+    Broken("a project without a folder", top("projects: {web: {depends-on: a}}\n"), 3, 12, ("without 'folder'",)),
+    Broken(
+        "an option of a checkout",
+        steps("- {uses: checkout, with: {fetch_depth: 0}}"),
+        4,
+        33,
+        ("which 'checkout' does not know", "did you mean 'fetch-depth'?"),
+        False,
+    ),
+    Broken(
+        "a cache without a key", steps("- {uses: cache, with: {path: a}}"), 4, 16, ("without 'key'", "'with'"), False
+    ),
+    Broken(
+        "a version for nobody",
+        steps("- {uses: setup-node, with: {python-version: '3'}}"),
+        4,
+        35,
+        ("'python-version'", "node-version"),
+        False,
+    ),
+    Broken("a time zone", "on: {schedule: {cron: '0 3 * * *', timezone: '+02:00'}}\n" + top(""), 1, 46, ("time zone",)),
+)
+
+ALL = (*SYNTAX, *KEYS, *VALUES, *EXPRESSIONS, *MEANINGS)

@@ -25,9 +25,12 @@ OTHERS: Final = {
     "an approval of anybody": "jobs:\n  a:\n    approval:\n",
     "cron with names": "on: {schedule: '*/15 0-6,12 1 jan-MAR mon,fri'}\njobs: {a: {steps: [x]}}",
     "numbers": "jobs: {a: {env: {A: 3.11, B: -1, C: 0, D: 0.5}, steps: [x], timeout-minutes: 0.5}}",
-    "a matrix from another job": "jobs:\n  a:\n    strategy: {matrix: '${{ fromJSON(x) }}', max-parallel: '${{ y }}'}\n"
-    "    steps: [x]\n",
-    "a label from a matrix": "jobs: {a: {runs-on: '${{ matrix.os }}', steps: [x]}}",
+    "a matrix from a variable": "jobs:\n  a:\n    strategy:\n      matrix: ${{ fromJSON(vars.x) }}\n"
+    "      max-parallel: ${{ vars.y }}\n    steps: [x]\n",
+    "a label from a matrix": "jobs: {a: {runs-on: '${{ matrix.os }}', strategy: {matrix: {os: [a, b]}}, steps: [x]}}",
+    "expressions about others": "jobs:\n  a: {steps: [{id: s, run: x}], outputs: {o: '${{ steps.s.outputs.p }}'}}\n"
+    "  b:\n    needs: a\n    if: always() && needs.a.result == 'success' && needs.A.outputs.o\n    secrets: [S]\n"
+    "    steps: ['echo ${{ secrets.S }} ${{ needs.a.outputs.o }} ${{ toJSON(needs) }} ${{ needs.*.result }}']\n",
     "other letters": "name: Größe 测试 🚀\njobs: {a: {name: 'ü', steps: [echo ü]}}",
 }
 

@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from deltaci.pipeline import model
+from deltaci.pipeline.builtins import REQUIRED, WITH
 from deltaci.pipeline.shapes import Option, options, shape
 
 ANY_TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "${{" not in text)
 A_LINE: Final = ANY_TEXT.filter(lambda text: not re.search(r"[\x00-\x1f\x7f]", text))
+FILLED: Final = st.sampled_from(["${{ github.ref }}", "${{ vars.a || 'b' }}", "${{ inputs[vars.a] }}"])
+PATTERNS: Final = st.sampled_from(["src/**", "**/*.py", "a", "docs/", "[a-z]*.md", "release/*", "v1.+"])
+FOLDERS: Final = st.sampled_from(["web", "libs/ui", "./a b", "é/ü"])
 A_NAME: Final = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 NUMBERS: Final = st.integers(-(10**15), 10**15) | st.floats(allow_nan=False, allow_infinity=False, width=32).filter(
     lambda number: not number.is_integer()
@@ -21,13 +25,23 @@ TRAPS: Final = st.sampled_from(
     ["3.10", "010", "true", "null", "~", "", "0x1f", "1e3", ".5", "- a", "a: b", "a #b", "!x"]
 )
 SCALARS: Final = ANY_TEXT.filter(lambda text: text.lower() not in ("yes", "no")) | TRAPS | NUMBERS | st.booleans()
+NESTED: Final = st.recursive(
+    SCALARS | st.none(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(A_NAME, inner, max_size=2),
+    max_leaves=4,
+)
+VALUES: Final = SCALARS | st.lists(NESTED, max_size=2) | st.dictionaries(A_NAME, NESTED, max_size=2)
 TEXTS: Final[dict[str, st.SearchStrategy[str]]] = {
     "a text": A_LINE,
-    "a text on one line": A_LINE | st.just("${{ x }}"),
+    "a text on one line": A_LINE | FILLED,
     "a text that is not empty": ANY_TEXT.filter(bool),
     "a command for the shell": (ANY_TEXT | st.just("a\n  b\n\nc\n")).filter(lambda text: bool(text.strip())),
-    "an expression": ANY_TEXT.filter(lambda text: bool(text.strip())) | st.sampled_from(["true", "${{ a }}"]),
-    "an expression ${{ … }}": ANY_TEXT.map(lambda text: f"${{{{{text}}}}}"),
+    "an expression": st.sampled_from(["true", "github.ref == 'x'", "!cancelled()", "${{ github.actor }}"]),
+    "an expression ${{ … }}": FILLED,
+    "the name of a time zone, e.g. 'Europe/Berlin'": st.sampled_from(["UTC", "America/Argentina/Ushuaia", "Etc/GMT+5"]),
+    "a folder of the repository, e.g. 'libs/ui'": FOLDERS,
+    "a pattern of paths, e.g. 'src/**'": PATTERNS,
+    "a pattern of names, e.g. 'release/*'": PATTERNS.filter(lambda text: not text.endswith("/")),
     "a label without commas": st.from_regex(r"[!-+\--~]([ -+\--~]{0,8}[!-+\--~])?", fullmatch=True),
     "a role's name": st.from_regex(r"[!-~]{1,9}", fullmatch=True),
     "five fields: minute hour day month weekday, e.g. '0 3 * * 1-5'": st.sampled_from(["0 3 * * 1-5", "*/5 * 1 jan *"]),
@@ -42,7 +56,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """Whatever a type allows."""
     allowed = options(hint)
     if {inspect.StrType, inspect.FloatType, inspect.BoolType} <= {type(option.type) for option in allowed}:
-        return SCALARS
+        return VALUES if any(isinstance(option.type, inspect.AnyType) for option in allowed) else SCALARS
     return st.one_of([_one(option) for option in allowed])
 
 
@@ -51,9 +65,7 @@ def _one(option: Option) -> st.SearchStrategy[Any]:
     match kind:
         case inspect.StrType():
             what = option.extra["what"]
-            return TEXTS.get(what, A_LINE.filter(bool) if "pattern" in what else A_NAME).filter(
-                _is_not_an_expression(option)
-            )
+            return TEXTS.get(what, A_NAME).filter(_is_not_an_expression(option))
         case inspect.BoolType():
             return st.booleans()
         case inspect.IntType():
@@ -98,6 +110,7 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
     model.Rule: frozenset({"junit", "files", "min-tests", "run"}),
     model.Matrix: frozenset({"exclude"}),
     model.Pipeline: frozenset({"jobs", "on"}),
+    model.Job: frozenset({"project"}),
     model.On: frozenset({"push"}),
 }
 RULES: Final = parts(model.Rule, run=TEXTS["a command for the shell"]) | parts(
@@ -108,10 +121,12 @@ STEPS: Final = parts(
     run=TEXTS["a command for the shell"],
     shell=st.none() | TEXTS["a text that is not empty"],
     working_directory=st.none() | TEXTS["a path in the workspace"],
-) | parts(model.Step, uses=values(model.BuiltIn), with_=st.dictionaries(A_NAME, SCALARS, max_size=2))
+) | st.sampled_from([(name, key) for name, keys in WITH.items() if name not in REQUIRED for key in keys]).flatmap(
+    lambda each: parts(model.Step, uses=st.just(each[0]), with_=st.dictionaries(st.just(each[1]), SCALARS))
+)
 AXES: Final = st.dictionaries(
     A_NAME.filter(lambda name: name not in ("include", "exclude")),
-    st.lists(SCALARS, min_size=1, max_size=3).map(tuple) | TEXTS["an expression ${{ … }}"],
+    st.lists(VALUES, min_size=1, max_size=3, unique_by=lambda value: str(value).lower()).map(tuple) | FILLED,
     min_size=1, max_size=3,
 )  # fmt: skip
 STRATEGIES: Final = parts(model.Strategy, matrix=parts(model.Matrix, axes=AXES) | TEXTS["an expression ${{ … }}"])

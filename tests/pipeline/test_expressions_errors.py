@@ -157,3 +157,10 @@ def test_a_message_shows_no_control_signs_and_no_long_texts_of_others() -> None:
 )
 def test_the_nearest_word_is_near_or_there_is_none(word: str, expected: str) -> None:
     assert nearest(word, ["matrix", "github"]) == expected
+
+
+def test_two_expressions_that_say_the_same_are_not_different() -> None:
+    """Wherever they stand."""
+    assert parse("a.b") == parse("  a.b")
+    assert not parse("a.b") != parse("  a.b")  # noqa: SIM202
+    assert parse("a.b") != parse("a.c")

@@ -37,9 +37,9 @@ def test_what_a_schema_can_find_is_found_while_typing(each: broken.Broken) -> No
 
 
 def test_most_of_what_is_yaml_is_found() -> None:
-    """More than half of all broken files that can be read at all."""
+    """More than half of all broken files that can be read at all, beside expressions, which no schema reads."""
     readable = 0
-    for each in broken.ALL:
+    for each in (*broken.SYNTAX, *broken.KEYS, *broken.VALUES):
         try:
             readable += plain(each.text if isinstance(each.text, str) else "") is not None
         except (YAMLError, ValueError):

@@ -19,7 +19,7 @@ from deltaci.runner import archive
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
 from deltaci.runner.executors import Executors
-from deltaci.runner.job import _inside
+from deltaci.runner.layout import inside
 from deltaci.runner.places import Places
 from deltaci.runner.sections import Writer, sections
 from deltaci.wire.messages import JobSpec, Lease
@@ -119,7 +119,7 @@ def test_a_workdir_that_cannot_be_is_the_jobs_mistake(tmp_path: Path, workdir: s
     (tmp_path / "file").touch()
 
     with pytest.raises(Refused, match="bad_spec"):
-        _inside(tmp_path, workdir)
+        inside(tmp_path, workdir)
 
 
 def test_a_marker_that_no_writer_writes_is_passed_over() -> None:

@@ -14,6 +14,7 @@ from deltaci.blobs import keys
 from deltaci.runner import caches as module
 from deltaci.runner.caches import Caches
 from deltaci.runner.client import Unreachable
+from deltaci.runner.layout import layout_of
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 
@@ -22,7 +23,7 @@ RULE = {"key": "deps", "paths": ["~/deps", "tool"]}
 
 def of(desk: Desk) -> Caches:
     """The job's caches."""
-    return Caches(desk.transfers, desk.workspace, desk.folder, desk.log)
+    return Caches(desk.transfers, layout_of(desk.spec, desk.workspace), desk.folder, desk.log)
 
 
 async def made(desk: Desk, content: str = "x") -> None:

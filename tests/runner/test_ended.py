@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.runner.executors import Exit
-from deltaci.runner.job import Ended
+from deltaci.runner.result import Ended
 
 
 @pytest.mark.parametrize(

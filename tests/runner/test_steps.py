@@ -11,7 +11,7 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.runner import reaper
 from deltaci.runner.executors.environment import environment
-from deltaci.runner.job import _inside
+from deltaci.runner.layout import inside
 from tests.runner.cells import KINDS, Bench, in_cell
 
 MEGABYTE = 1024 * 1024
@@ -191,6 +191,6 @@ def test_a_variable_that_cannot_have_its_name_is_refused(name: str, tmp_path: Pa
 def test_a_folder_that_is_none_inside_is_refused(workdir: str, tmp_path: Path) -> None:
     """An error of ours would let the lease run out, again and again, and nobody would know why."""
     with pytest.raises(Refused, match="workdir") as refused:
-        _inside(tmp_path, workdir)
+        inside(tmp_path, workdir)
 
     assert refused.value.code == "bad_spec"

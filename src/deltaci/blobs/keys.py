@@ -3,6 +3,7 @@
     artifacts/TENANT/ATTEMPT/LEASE/PATH     what a job left behind, under the lease that it ran by
     caches/TENANT/trusted/KEY               what trusted runs bring along
     caches/TENANT/of-SCOPE/KEY              what the runs of another scope do
+    recent/TENANT/SCOPE/KEY!TIME            when a cache was kept, to find the newest by the beginning of its key
     secrets/TENANT/NAME                     sealed, for all jobs of the tenant
     scoped-secrets/TENANT/PROJECT/NAME/any  sealed, for those of a project
     scoped-secrets/TENANT/PROJECT/NAME/of-BRANCH    and for those on branches that fit a pattern
@@ -17,7 +18,7 @@ import re
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -29,6 +30,10 @@ PART_BYTES: Final = 512 * 1024  # Whoever reads slowly keeps one or two of them 
 MAX_SAFE: Final = 100
 TRUSTED: Final = "trusted"
 ANY_BRANCH: Final = "any"
+SHARED: Final = "@"  # Before the name of an artifact that other jobs of the run ask for by it.
+PACKED: Final = ".tar.gz"
+MAX_RECENT: Final = 10_000  # So many keys are looked at for the newest,
+MAX_TRIED: Final = 20  # and so many of them are tried: caches may be removed.
 SECRET_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SAFE - 1}}}")
 
 
@@ -71,6 +76,22 @@ def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
 def artifact_uri(attempt_id: str, number: int, path: str) -> str:
     """How records refer to it. Its tenant is the record's own, so a URI leads nowhere else."""
     return f"artifact:{safe_name(attempt_id)}/{number}/{path}"
+
+
+def key_of_uri(tenant: str, uri: str) -> str:
+    """Where an artifact is that a record of this tenant refers to."""
+    return f"artifacts/{safe_name(tenant)}/{uri.removeprefix('artifact:')}"
+
+
+def shared_path(name: str) -> str:
+    """The path of an artifact that has a name; no file of a workspace is kept under it."""
+    return f"{SHARED}{quote(name, safe=' ')}{PACKED}"
+
+
+def shared_name(path: str) -> str:
+    """The name of an artifact that has one; empty for all others."""
+    is_one = path.startswith(SHARED) and path.endswith(PACKED) and "/" not in path
+    return unquote(path[len(SHARED) : -len(PACKED)]) if is_one else ""
 
 
 def artifacts(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> list[Kept]:
@@ -118,8 +139,34 @@ def read_all(blobs: Blobs, key: str, part_bytes: int = PART_BYTES) -> Iterator[b
 
 def cache_key(tenant: str, scope: str, key: str) -> str:
     """Where a cache is. An empty scope is that of trusted runs, and no other scope has its name."""
-    whose = f"of-{safe_name(scope)}" if scope else TRUSTED
-    return f"caches/{safe_name(tenant)}/{whose}/{safe_name(key)}"
+    return f"caches/{safe_name(tenant)}/{_whose(scope)}/{safe_name(key)}"
+
+
+def _whose(scope: str) -> str:
+    return f"of-{safe_name(scope)}" if scope else TRUSTED
+
+
+def remember_cache(blobs: Blobs, tenant: str, scope: str, key: str, at: int) -> None:
+    """A cache was kept at this moment, in milliseconds."""
+    whole = quote(key, safe="", errors="surrogatepass")
+    # A long key is found by its beginning, and told apart from others with the same one by its hash.
+    name = whole if len(whole) <= MAX_SAFE else f"{whole[:MAX_SAFE]}!{sha256(whole.encode()).hexdigest()}"
+    place = f"recent/{safe_name(tenant)}/{_whose(scope)}/k{name}!{max(0, at):013d}"
+    blobs.put(place, key.encode("utf-8", "surrogatepass"))
+
+
+def newest_cache(blobs: Blobs, tenant: str, scope: str, prefix: str) -> str:
+    """The key of the newest cache that is there and whose key begins so; empty if there is none."""
+    begins = quote(prefix, safe="", errors="surrogatepass")[:MAX_SAFE]
+    place, after, found = f"recent/{safe_name(tenant)}/{_whose(scope)}/k{begins}", "", list[str]()
+    while (page := blobs.list(place, after)) and len(found) < MAX_RECENT:
+        after = page[-1].key
+        found += [each.key for each in page]
+    for name in sorted(found, key=lambda each: each.rpartition("!")[2], reverse=True)[:MAX_TRIED]:
+        key = blobs.get(name).decode("utf-8", "surrogatepass")
+        if key.startswith(prefix) and blobs.stat(cache_key(tenant, scope, key)) is not None:
+            return key
+    return ""
 
 
 def secrets_of(tenant: str) -> str:

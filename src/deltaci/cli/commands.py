@@ -47,7 +47,13 @@ COMMANDS: Final = {
     "token": Entry("server", SERVER, "Make a registration token for a runner: it is good once."),
     "runner": Entry("runner", SERVER, "Run a runner."),
     "secret": Entry("secret", SERVER, "Set, list and remove the secrets that jobs may name."),
+    "plan": Entry("plan", RUNS, "Show what would run here, what would not, and why. No server is needed."),
+    "run": Entry("run", RUNS, "Run the pipelines of this repository here and now. No server is needed."),
+    "init": Entry("init", RUNS, "Look at what is in a repository, and write a pipeline file for it."),
     "lint": Entry("lint", RUNS, "Check pipeline files: every problem with its place, and what was probably meant."),
+    "import": Entry(
+        "importing", RUNS, "Convert GitHub's workflows to pipeline files, and tell job by job what can run here."
+    ),
     "verify": Entry("verify", PROOF, "Check that a log is legal: every transition, owner, number, time and invariant."),
     "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
     "sim": Entry(

@@ -9,6 +9,9 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from deltaci.cli.workflows import read_workflow
+from deltaci.pipeline.github import FOLDER as WORKFLOWS
+from deltaci.pipeline.github import Workflow, is_workflow
 from deltaci.pipeline.problems import MAX_PROBLEMS, with_source
 from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
 from deltaci.pipeline.yaml import MAX_BYTES
@@ -28,11 +31,16 @@ def lint_command(
             metavar="[FILE]...", help=f"The files; - reads standard input. None: {DEFAULT_FILE} and {FOLDER}/*.yml."
         ),
     ] = None,
+    github: Annotated[
+        bool,
+        typer.Option("--github", help=f"Read the files as GitHub's workflows, as those in {WORKFLOWS} always are."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Check pipeline files: every problem with its place, and what was probably meant.
 
-    Exits with 0 when all of them are good (warnings are no problems), 1 when one is not, and 2 when one cannot be read.
+    Of GitHub's workflows it tells what cannot run here, and what has no effect. Exits with 0 when all files are good
+    (warnings are no problems), 1 when one is not, and 2 when one cannot be read.
 
     Examples:
 
@@ -41,13 +49,17 @@ def lint_command(
       deltaci lint .deltaci/nightly.yml --json
     """
     contents = [(name, _content(name)) for name in files or _usual_files()]
-    checked = [(read(content, name), content) for name, content in contents]
+    checked = [(_read(content, name, github or is_workflow(name)), content) for name, content in contents]
     if json:
         print(_as_json([found for found, _ in checked]))
     else:
         for found, content in checked:
             _tell(found, content)
     raise typer.Exit(GOOD if all(found.pipeline is not None for found, _ in checked) else BAD)
+
+
+def _read(content: bytes, name: str, as_workflow: bool) -> Found:
+    return read_workflow(content, name) if as_workflow else read(content, name)
 
 
 def _usual_files() -> list[str]:
@@ -82,6 +94,8 @@ def _tell(found: Found, content: bytes) -> None:
     if found.pipeline is not None:
         jobs = len(found.pipeline.jobs)
         counts = f"good, {jobs} job{'' if jobs == 1 else 's'}" + (f", {counts}" if counts else "")
+    elif isinstance(found, Workflow) and found.inside is not None:
+        counts += f"; {len(found.inside.jobs)} of {len(found.jobs)} jobs can run here"
     more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
     print(f"{found.file}: {counts}{more}")
 

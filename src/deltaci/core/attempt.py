@@ -123,6 +123,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     report: Any = None
     error: Failure | None = None
     spec: Any = None
+    group: str = ""  # Of all attempts of the tenant with the same one, one has a live lease.
     progress: Any = None  # What the runner said last of how far it is, under the lease that it has or had.
 
     @property
@@ -250,11 +251,8 @@ def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
 def _canceled(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Cancel, at)
     # A late result does not count, but what it brings along is kept.
-    return (
-        CANCELED,
-        {**changes, "error": _CANCELED, "report": command.report},
-        {**told, "reason": attempt.cancel_reason},
-    )
+    changes.update(error=_CANCELED, report=command.report)
+    return CANCELED, changes, {**told, "reason": attempt.cancel_reason}
 
 
 _CANCELED: Final = Failure(code="CANCELED", failure_class=failures.USER, is_retryable=False, rule="canceled")

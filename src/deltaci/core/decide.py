@@ -17,7 +17,7 @@ from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import BIRTH, Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
-from deltaci.core.reactions import REACTIONS, BearAll, Birth, Follow, cancel_job
+from deltaci.core.reactions import REACTIONS, BearAll, Birth, Follow, Stop, cancel_job
 from deltaci.core.world import World
 
 MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
@@ -167,6 +167,11 @@ def _carry_out(world: World, command: Command, at: int) -> Record:
             order, is_asked, may_refuse = orders.popleft()
             if command.request_id and not order.request_id:
                 order = msgspec.structs.replace(order, request_id=command.request_id)
+            if type(order) is Stop:
+                live = world.job(order.id)
+                if live.state in job.TERMINAL:
+                    continue
+                order = cancel_job(live, order.reason, order.actor, order.request_id)
             seen = len(world.events)
             _one(world, order, at, is_asked=is_asked, may_refuse=may_refuse)
             for event in world.events[seen:]:
@@ -341,7 +346,7 @@ def _expand_start(world: World, start: StartRun) -> Iterable[Command]:
 
 def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[Birth]:
     """The jobs of a plan that makes sense."""
-    waiting = plan.dependents(specs)
+    dependents, followers = plan.dependents(specs), plan.followers(specs)
     found: list[Birth] = []
     for position, spec in enumerate(specs):
         id, is_gate = job_id(of.id, spec.name), spec.kind == job.APPROVAL
@@ -351,8 +356,10 @@ def _births(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by:
             run_id=of.id,
             spec=spec,
             needs=tuple(job_id(of.id, name) for name in spec.needs),
-            dependents=tuple(job_id(of.id, name) for name in waiting[spec.name]),
-            unmet=len(spec.needs),
+            after=tuple(job_id(of.id, name) for name in spec.after),
+            dependents=tuple(job_id(of.id, name) for name in dependents[spec.name]),
+            followers=tuple(job_id(of.id, name) for name in followers.get(spec.name, ())),
+            unmet=len(plan.waits_for(spec)),
             plan_hash=plan_hash if is_gate else "",
             started_by=started_by.removeprefix(f"{USER}:") if is_gate else "",
             position=position,

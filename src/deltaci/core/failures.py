@@ -22,6 +22,7 @@ TOOLING: Final = "TOOLING"
 FLAKY: Final = "FLAKY"
 USER: Final = "USER"
 CLASSES: Final = (INFRA, TOOLING, FLAKY, USER)
+RETRYABLE: Final = (INFRA, TOOLING, FLAKY)
 
 BASE_DELAY_SECONDS: Final = 10
 MAX_DELAY_SECONDS: Final = 600
@@ -87,6 +88,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
         error_codes=("CACHE_FETCH", "REGISTRY_FETCH"),
     ),
     FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
+    FailureRule(name="validation", failure_class=USER, is_retryable=False, error_codes=("VALIDATION",)),
     FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
     FailureRule(name="failed-tests", failure_class=USER, is_retryable=False, has_failed_tests=True),
     FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
@@ -165,9 +167,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-def may_retry(failure: Failure, attempts: int, max_attempts: int) -> bool:
-    """Another attempt is worth it: the failure is of a retryable kind and attempts remain."""
-    return failure.is_retryable and attempts < max_attempts
+def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequence[str] = ()) -> bool:
+    """Another attempt is worth it: the failure is of a retryable kind, one that the job retries, and attempts remain.
+
+    A job may name fewer classes than the usual ones, never more.
+    """
+    is_named = not retry_on or failure.failure_class in retry_on
+    return failure.is_retryable and is_named and attempts < max_attempts
 
 
 def backoff_seconds(attempts: int, base_seconds: int, max_seconds: int) -> int:

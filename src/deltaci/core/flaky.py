@@ -77,6 +77,8 @@ def sighting(of: Attempt) -> Sighting | None:
     spec: Any = of.spec
     if isinstance(spec, dict) and spec.get("cache_scope"):
         return None
+    if isinstance(of.report, dict) and of.report.get("is_skipped"):
+        return None  # It did nothing: that is no success.
     is_own = of.error is not None and of.error.failure_class in (USER, FLAKY)
     if of.state != attempt.SUCCEEDED and not (of.state == attempt.FAILED and is_own):
         return None

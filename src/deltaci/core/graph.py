@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from deltaci.core.errors import Refused
 
 
-def dependents(needs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def dependents(needs: Mapping[str, Sequence[str]], verb: str = "needs") -> dict[str, tuple[str, ...]]:
     """For every job, who waits for it. Refuses a name that is not in the plan, and a dependency named twice."""
     found: dict[str, list[str]] = {name: [] for name in needs}
     for name, wanted in needs.items():
         for other in wanted:
             if other not in found:
                 raise Refused(
-                    "bad_request", f"job {name!r} needs {other!r}, which is not in the plan; add it or remove the need"
+                    "bad_request", f"job {name!r} {verb} {other!r}, which is not in the plan; add it or remove the need"
                 )
             found[other].append(name)
         if len(set(wanted)) != len(wanted):

@@ -92,12 +92,15 @@ class Approval(msgspec.Struct, frozen=True, array_like=True):
 class Job(Record, frozen=True, kw_only=True):
     """`unmet` counts the open dependencies, `attempts` the attempts made, `claimed` those that a worker took.
 
+    `dependents` need its success, `followers` only its end.
     An approval knows its plan and who started its run: an approval is given for one plan, perhaps not by everybody.
     """
 
     spec: JobSpec
     needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     dependents: tuple[str, ...] = ()
+    followers: tuple[str, ...] = ()
     unmet: int = 0
     attempts: int = 0
     claimed: int = 0
@@ -197,6 +200,14 @@ def _create(job: Job, _command: Create, at: int) -> Move:
         "needs": list(job.needs),
         "is_required": spec.is_required,
     }
+    if job.after:
+        told["after"] = list(job.after)
+    if spec.family:
+        told.update(family=spec.family, is_family_fail_fast=spec.is_family_fail_fast)
+    if spec.group:
+        told["group"] = spec.group
+    if spec.retry_on:
+        told["retry_on"] = list(spec.retry_on)
     if spec.kind == TASK:
         told.update(
             max_attempts=spec.max_attempts,
@@ -263,7 +274,7 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
         "line": failure.line,
         "code": failure.code,
     }
-    if not failures.may_retry(failure, job.attempts, spec.max_attempts):
+    if not failures.may_retry(failure, job.attempts, spec.max_attempts, spec.retry_on):
         return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, told
     due = failures.next_run_at(
         at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
@@ -378,6 +389,12 @@ ACTIVE: Final = frozenset({QUEUED, RUNNING, VALIDATING, RETRYING})
 def satisfies(job: Job) -> bool:
     """Whether who waits for this job may go on: it succeeded, or its failure is allowed."""
     return job.state == SUCCEEDED or (job.state == FAILED and not job.spec.is_required)
+
+
+def ends_family(job: Job) -> bool:
+    """Whether this end of the job is the end of the rest of its family."""
+    spec = job.spec
+    return bool(spec.family) and spec.is_family_fail_fast and spec.is_required and job.state == FAILED
 
 
 def dooms(job: Job) -> bool:

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import msgspec
 
-from deltaci.core import gates, graph, run
+from deltaci.core import failures, gates, graph, run
 from deltaci.core.errors import Refused
 from deltaci.core.job import APPROVAL, TASK, JobSpec
 
@@ -41,8 +41,22 @@ def plan_hash(
     return sha256(msgspec.json.encode(whole, order="sorted")).hexdigest()
 
 
+def waits_for(spec: JobSpec) -> tuple[str, ...]:
+    """Every job that must be over before this one: those that it needs, and those that it only comes after."""
+    return (*spec.needs, *(name for name in spec.after if name not in spec.needs)) if spec.after else spec.needs
+
+
+def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
+    """For every job that others only come after, who does: its end is enough for them, however it ended."""
+    found: dict[str, list[str]] = {}
+    for spec in jobs:
+        for name in waits_for(spec)[len(spec.needs) :]:
+            found.setdefault(name, []).append(spec.name)
+    return {name: tuple(waiting) for name, waiting in found.items()}
+
+
 def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """For every job of the plan, who waits for it. Refuses a plan that makes no sense, as a whole."""
+    """For every job of the plan, who needs its success. Refuses a plan that makes no sense, as a whole."""
     if len(jobs) > run.MAX_JOBS:
         raise Refused("bad_request", f"the plan has {len(jobs)} jobs; a run takes at most {run.MAX_JOBS}")
     needs = {spec.name: spec.needs for spec in jobs}
@@ -57,7 +71,10 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
                 "bad_request", f"job {spec.name!r} has the name of an attempt of job {head!r}; give it another name"
             )
     waiting = graph.dependents(needs)
-    graph.check_acyclic(needs)
+    after = {spec.name: spec.after for spec in jobs if spec.after}
+    if after:
+        graph.dependents({name: after.get(name, ()) for name in needs}, "is after")
+    graph.check_acyclic({spec.name: waits_for(spec) for spec in jobs} if after else needs)
     return waiting
 
 
@@ -68,4 +85,15 @@ def _check(spec: JobSpec) -> None:
         raise Refused("bad_request", f"job {spec.name!r} is of kind {spec.kind!r}; a job is a {TASK} or an {APPROVAL}")
     if spec.kind == TASK and not spec.gate.is_plain:
         raise Refused("bad_request", f"job {spec.name!r} is a {TASK} and has a gate; only an {APPROVAL} has one")
+    if not set(spec.retry_on) <= set(failures.RETRYABLE):
+        known = ", ".join(failures.RETRYABLE)
+        raise Refused(
+            "bad_request",
+            f"job {spec.name!r} is to be retried on {', '.join(spec.retry_on)}; only {known} are ever worth it: "
+            "what is the job's own fault would end in the same way",
+        )
+    if spec.kind == APPROVAL and spec.group:
+        raise Refused(
+            "bad_request", f"job {spec.name!r} is an {APPROVAL} with a group; only a {TASK} has one, no worker gets it"
+        )
     gates.check(spec.name, spec.gate)

@@ -36,6 +36,12 @@ class BearAll(Command, frozen=True, kw_only=True):
     births: tuple[Birth, ...]
 
 
+class Stop(Command, frozen=True, kw_only=True):
+    """Cancel a job as it stands when its turn comes: what was stopped before may have opened it, or ended it."""
+
+    reason: str
+
+
 Follow = Callable[[World, Event], Iterable[Command]]
 
 
@@ -113,6 +119,7 @@ def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
             timeout_seconds=spec.timeout_seconds,
             max_lost_leases=spec.max_lost_leases,
             spec=spec.work,
+            group=spec.group,
         ),
     )
 
@@ -130,19 +137,40 @@ def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
     """Count down for everyone who waits for this job, or tell them that it will never be met."""
     ended = world.job(event.entity_id)
     is_met = job.satisfies(ended)
+    blocked, waiting = ((), ended.dependents) if is_met else (ended.dependents, ())
+    if ended.followers:
+        waiting += ended.followers
     # Who will be opened gets an attempt, which must not exist yet; who is blocked gets none.
-    world.need((*ended.dependents, *(attempt_id(id, 1) for id in ended.dependents if is_met)))
-    for id in ended.dependents:
-        waiting = world.job(id)
-        if waiting.state != job.PENDING:
-            continue
-        if not is_met:
+    world.need((*blocked, *waiting, *(attempt_id(id, 1) for id in waiting)))
+    for id in blocked:
+        if world.job(id).state == job.PENDING:
             yield job.Cancel(id=id, reason=job.BLOCKED)
+    # A run that ends begins nothing more: whoever waits is cancelled with the rest, and so is the rest of a family.
+    opens = bool(waiting) and run.may_begin(world.run(ended.run_id))
+    stopped = {each.id for each in _rest_of_family(world, ended)} if waiting else ()
+    for id in waiting:
+        each = world.job(id)
+        if each.state != job.PENDING or id in stopped:
             continue
-        waiting = msgspec.structs.replace(waiting, unmet=waiting.unmet - 1)
-        world.put(waiting)
-        if not waiting.unmet:
-            yield open_job(waiting)
+        each = msgspec.structs.replace(each, unmet=each.unmet - 1)
+        world.put(each)
+        if opens and not each.unmet:
+            yield open_job(each)
+
+
+def _rest_of_family(world: World, ended: job.Job) -> list[job.Job]:
+    """Whoever is cancelled because this job failed, the last of the plan first: so hardly one is opened on the way."""
+    if not job.ends_family(ended):
+        return []
+    rest = [each for each in world.live_jobs(ended.run_id) if each.spec.family == ended.spec.family]
+    return sorted(rest, key=lambda each: -each.position)
+
+
+def _cancel_family(world: World, event: Event) -> Iterable[Command]:
+    rest = _rest_of_family(world, world.job(event.entity_id))
+    world.need(each.attempt_id for each in rest if each.attempt_id)
+    for each in rest:
+        yield Stop(id=each.id, reason=job.NOT_NEEDED)
 
 
 def open_job(ready: job.Job) -> Command:
@@ -163,10 +191,8 @@ def _cancel_rest(world: World, event: Event) -> Iterable[Command]:
         reason = run.reason_for_jobs(ending)
         live = world.live_jobs(ending.id)
         world.need(each.attempt_id for each in live if each.attempt_id)
-        # Asked afresh for each: an earlier cancellation may already have blocked a later job.
         for each in live:
-            if world.job(each.id).state not in job.TERMINAL:
-                yield cancel_job(world.job(each.id), reason, event.actor)
+            yield Stop(id=each.id, reason=reason, actor=event.actor)
 
 
 def _start_jobs(world: World, event: Event) -> Iterable[Command]:
@@ -224,11 +250,12 @@ REACTIONS: Final[tuple[On, ...]] = (
     On(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
     On(JOB, (job.RUNNING,), _first_active, "the first job under way starts the run"),
     On(JOB, (job.VALIDATING,), _pass_trivial_job_validation, "a job without rules is valid"),
+    On(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
     On(
         JOB,
         (job.SUCCEEDED, job.FAILED, job.CANCELED),
         _tell_dependents,
-        "dependents are unblocked, or blocked for good",
+        "who needs it is unblocked, or blocked for good; who only comes after it goes on",
     ),
     On(RUN, (run.QUEUED,), _start_jobs, "a remembered cancel is applied; otherwise jobs without needs start"),
     On(RUN, (run.PLAN_FAILED,), _fail_unplanned, "a run without a plan fails"),

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core import job, run
+from deltaci.core import graph, job, plan, run
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
@@ -19,6 +19,7 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     """What the new run has to do, in the order of the old plan; `jobs` are all of the old run's.
 
     Of what did not succeed, each job still waits for whatever of it is repeated, also where jobs between them are not.
+    Who came after one of them saw how it ended, and is repeated as well.
     """
     if not run.is_over(of):
         raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
@@ -32,14 +33,24 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     if not lost:
         raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
     needs = {spec.name: spec.needs for spec in specs}
-    before = _before(lost, needs)
-    kept = {*lost, *(name for name in before if known[name].spec.kind == job.APPROVAL)}
-    waits = _contracted(needs, kept)
-    return tuple(msgspec.structs.replace(spec, needs=waits[spec.name]) for spec in specs if spec.name in kept)
+    all_ = {spec.name: plan.waits_for(spec) for spec in specs}
+    again = {*lost, *_before(lost, graph.dependents(all_))}
+    kept = {*again, *(name for name in _before(again, all_) if known[name].spec.kind == job.APPROVAL)}
+    needed, waits = _contracted(needs, kept), _contracted(all_, kept)
+    return tuple(
+        msgspec.structs.replace(
+            spec,
+            needs=needed[spec.name],
+            # What was between them may have failed and let it go on all the same: then it waits for no success.
+            after=tuple(name for name in waits[spec.name] if name not in needed[spec.name]),
+        )
+        for spec in specs
+        if spec.name in kept
+    )
 
 
 def _before(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Everything that these depend on, directly or not."""
+    """Everything that can be reached from these, directly or not."""
     found, stack = set[str](), list(names)
     while stack:
         new = [need for need in needs[stack.pop()] if need not in found]

@@ -349,6 +349,11 @@ def is_over(run: Run) -> bool:
     return run.state in OVER or run.state == REPORTED
 
 
+def may_begin(run: Run) -> bool:
+    """Whether its jobs may still be set going."""
+    return run.state in (QUEUED, RUNNING, WAITING_APPROVAL)
+
+
 def counted(tally: Tally, before: str, after: job.Job) -> Tally:
     """The tally after one of the run's jobs went from state `before` to what it is now."""
     state = after.state
@@ -366,7 +371,7 @@ def next_command(run: Run) -> Command | None:
     tally, state, id = run.tally, run.state, run.id
     if state == CANCEL_REQUESTED:
         return None if tally.open else FinishCancel(id=id)
-    if state not in (QUEUED, RUNNING, WAITING_APPROVAL):
+    if not may_begin(run):
         return None
     if tally.doomed and (run.is_fail_fast or not tally.open):
         return Fail(id=id)

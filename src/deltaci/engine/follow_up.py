@@ -34,14 +34,18 @@ def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entr
 
 
 def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
-    """Which of these tenants may have room for more leases now. Only a hint: some of these may have ended before."""
-    if not limited:
-        return NOBODY
-    return frozenset(
-        record.tenant
-        for record in changed
-        if type(record) is Attempt
-        and record.tenant in limited
-        and record.lease is None
-        and record.ended_lease is not None
-    )
+    """Which tenants may have room for more leases now: they are limited, or have a group that nobody has any more.
+
+    Only a hint: some of these leases may have ended before.
+    """
+    found: set[str] | None = None
+    for record in changed:
+        if (
+            type(record) is Attempt
+            and record.lease is None
+            and record.ended_lease is not None
+            and (record.group or record.tenant in limited)
+        ):
+            found = found or set()
+            found.add(record.tenant)
+    return frozenset(found) if found is not None else NOBODY

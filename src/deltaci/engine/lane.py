@@ -20,7 +20,7 @@ from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
-from deltaci.core.events import RUNNER, Event, worker_actor
+from deltaci.core.events import Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
@@ -28,7 +28,9 @@ from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
 from deltaci.engine.follow_up import entries, freed
+from deltaci.engine.groups import Groups
 from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
+from deltaci.engine.related import is_kept, is_lone, related
 from deltaci.engine.unreadable import Reports, refusal
 from deltaci.store.port import (
     Conflict,
@@ -78,6 +80,7 @@ class Lane:
         self._asked: dict[Name, int] = {}
         self._limited = limited  # Tenants whose claims had a limit when they last came by, in whatever lane.
         self._held: dict[str, int] = {}
+        self._groups = Groups()
         self._pools: dict[Name, list[Held]] = {}
         self._inbox: deque[Waiting] = deque()
         self._size = 0
@@ -184,6 +187,7 @@ class Lane:
             self._forget()
         self._fresh.clear()
         self._given, self._asked, self._pools = 0, {}, {}
+        self._groups.clear()
         wanted: set[str] = set()
         drawn: set[str] = set()
         claims: list[Claim] = []
@@ -191,7 +195,7 @@ class Lane:
             if isinstance(item, Birth | StartRun) and item.is_drawn:
                 drawn.add(item.id)
             elif isinstance(item, Command):
-                wanted.update(_related(item))
+                wanted.update(related(item))
             elif isinstance(item, Claim):
                 name = item.name
                 self._asked[name] = self._asked.get(name, 0) + item.limit
@@ -249,7 +253,7 @@ class Lane:
     def _tidy(self) -> None:
         """Keep only what nobody else is likely to change. What did not exist may by now."""
         for id in (*self._absent, *self._fresh):
-            if not _is_kept(self._world.records.get(id)):
+            if not is_kept(self._world.records.get(id)):
                 self._world.records.pop(id, None)
                 self._stored.pop(id, None)
         self._absent.clear()
@@ -305,7 +309,7 @@ class Lane:
         forgotten, and the command is decided once more from what is stored.
         """
         record = self._world.records.get(id)
-        if _is_lone(record):
+        if is_lone(record):
             remembered = [id] if id not in self._fresh and id not in changed else []
         else:
             remembered = [each for each in self._stored if each not in self._fresh and each not in changed]
@@ -351,7 +355,8 @@ class Lane:
         while name not in self._pools:
             # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
             # what is found is nobody else's until the commit.
-            wanted = FindReady(claim.tenant, claim.labels, now, self._asked[name] + taken, claim.only)
+            limit, without = self._asked[name] + taken, self._groups.without(claim.tenant)
+            wanted = FindReady(claim.tenant, claim.labels, now, limit, claim.only, without)
             held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
             found = sum(not self._is_ready(each) for each in held)
             if found <= taken or len(held) < wanted.limit:
@@ -371,53 +376,79 @@ class Lane:
         if not limit:
             return Found([])
         pool = yield from self._pool(claim, now, ready)
-        actor = worker_actor(claim.worker_id)
         secret = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
         found: list[Claimed] = []
         refused: list[Held] = []
-        seen = 0
-        for each in pool:
-            if len(found) == limit:
-                break
+        seen, is_behind = 0, False
+        while len(found) < limit:
+            if seen == len(pool):
+                if not is_behind or claim.only:
+                    break
+                # What is behind those of a group was not asked for yet. Each time there is one group less to find.
+                pool, seen, is_behind = (yield from self._pool_behind(claim, now, refused)), 0, False
+                secret += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
+                continue
+            each = pool[seen]
             seen += 1
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or not self._is_ready(each):
                 continue
+            if current.group and not (yield from self._groups.may_give(current, now)):
+                is_behind = True
+                continue
             own = secret[len(found) * SECRET_BYTES * 2 : (len(found) + 1) * SECRET_BYTES * 2]
-            salt = ""
-            number = current.claims + 1
-            if self._mint is not None:
-                salt = own[:SALT_CHARS]
-                own = self._mint(current.id, number, salt)
-            token = ids.lease_id(current.id, number, own)
-            ref = ids.LeaseRef(current.id, number, ids.lease_fingerprint(token))
-            grant = attempt.Grant(
-                id=current.id,
-                actor=actor,
-                request_id=claim.request_id,
-                fingerprint=ref.fingerprint,
-                labels=claim.labels,
-                ttl_seconds=claim.ttl_seconds,
-                accept_seconds=claim.accept_seconds,
-                salt=salt,
-            )
-            decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
-            if decision is None:
-                decision = yield from self._decide(grant, now, changed, events)
-            if claim.starts and isinstance(decision, Decision):
-                start = attempt.Start(id=current.id, actor=actor, lease=ref)
-                decision = self._decide_at_once(start, now, changed, events)
-                if decision is None:
-                    decision = yield from self._decide(start, now, changed, events)
-            if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
-                found.append(Claimed(decision.record, token))
-                self._given += 1
-            else:
+            given = yield from self._give(current, claim, own, now, changed, events)
+            if given is None:
                 refused.append(each)
+                continue
+            found.append(given)
+            self._given += 1
+            if current.group:
+                self._groups.gave(current)
         if claim.tenant in self._held:
             self._held[claim.tenant] += len(found)
         self._pools[claim.name] = refused + pool[seen:]
         return Found(found, is_passed=bool(refused))
+
+    def _pool_behind(self, claim: Claim, now: int, refused: list[Held]) -> Transaction[list[Held]]:
+        """What else is ready, without the groups that are somebody's by now."""
+        del self._pools[claim.name]
+        known = {each.record.id for each in refused}
+        return [each for each in (yield from self._pool(claim, now, None)) if each.record.id not in known]
+
+    def _give(
+        self, what: Attempt, claim: Claim, own: str, now: int, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[Claimed | None]:
+        """Grant it under a lease with this secret of its own; None: this worker may not have it."""
+        actor = worker_actor(claim.worker_id)
+        salt = ""
+        number = what.claims + 1
+        if self._mint is not None:
+            salt = own[:SALT_CHARS]
+            own = self._mint(what.id, number, salt)
+        token = ids.lease_id(what.id, number, own)
+        ref = ids.LeaseRef(what.id, number, ids.lease_fingerprint(token))
+        grant = attempt.Grant(
+            id=what.id,
+            actor=actor,
+            request_id=claim.request_id,
+            fingerprint=ref.fingerprint,
+            labels=claim.labels,
+            ttl_seconds=claim.ttl_seconds,
+            accept_seconds=claim.accept_seconds,
+            salt=salt,
+        )
+        decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
+        if decision is None:
+            decision = yield from self._decide(grant, now, changed, events)
+        if claim.starts and isinstance(decision, Decision):
+            start = attempt.Start(id=what.id, actor=actor, lease=ref)
+            decision = self._decide_at_once(start, now, changed, events)
+            if decision is None:
+                decision = yield from self._decide(start, now, changed, events)
+        if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
+            return Claimed(decision.record, token)
+        return None
 
     def _tick(
         self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]
@@ -459,29 +490,8 @@ class Lane:
 
     def _written(self, put: Put) -> None:
         id = put.record.id
-        if put.is_over or not _is_kept(put.record):
+        if put.is_over or not is_kept(put.record):
             self._world.records.pop(id, None)
             self._stored.pop(id, None)
         else:
             self._stored[id] = (put.version + 1, put.due_at)
-
-
-def _related(command: Command) -> Iterable[str]:
-    """What a command will need, by its id alone: an attempt's job and run, and the worker that speaks."""
-    yield command.id
-    run_id, separator, rest = command.id.partition("/")
-    if separator:
-        yield run_id
-        yield f"{run_id}/{rest.rpartition('.')[0] or rest}"
-        kind, _, name = command.actor.partition(":")
-        if kind == RUNNER:
-            yield name
-
-
-def _is_lone(record: Record | None) -> bool:
-    return type(record) is Attempt and not record.job_id
-
-
-def _is_kept(record: Record | None) -> bool:
-    """Whether it is worth remembering: its worker will speak soon, and nobody else is likely to change it."""
-    return type(record) is Attempt and not record.job_id and record.lease is not None

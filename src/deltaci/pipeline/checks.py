@@ -11,9 +11,11 @@ from typing import Final
 
 from deltaci.core.graph import find_cycle
 from deltaci.core.nearest import nearest
+from deltaci.pipeline.builtins import check_with
 from deltaci.pipeline.foreign import FOREIGN
+from deltaci.pipeline.nodes import child, entry, items, pairs
 from deltaci.pipeline.problems import Place, Problems, listed, shown
-from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
+from deltaci.pipeline.yaml import OBJECT, TEXT, Node
 
 FOR_RUNNERS: Final = (
     *("steps", "strategy", "runs-on", "image", "services", "secrets", "defaults", "outputs", "output-path", "retry"),
@@ -36,6 +38,7 @@ def check(root: Node, problems: Problems) -> None:
     for key, job in jobs:
         _check_work(key, job, problems.add)
         _check_steps(job, problems.add)
+        check_with(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
         _check_rules(child(job, "validate"), problems.add)
         _check_retry(child(job, "retry"), problems.add)
@@ -46,32 +49,9 @@ def check(root: Node, problems: Problems) -> None:
     for name in ("push", "pull_request"):
         _check_both(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):
-        _check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
+        check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
     for key, one in pairs(child(child(on, "manual"), "inputs")):
         _check_input(key, one, problems.add)
-
-
-def pairs(node: Node | None) -> list[tuple[Node, Node]]:
-    """Keys and values of an object; of anything else none."""
-    return node.value if node is not None and node.kind == OBJECT else []
-
-
-def items(node: Node | None) -> list[Node]:
-    """The items of a list; something single is a list of one."""
-    if node is None or node.kind == NULL:
-        return []
-    return node.value if node.kind == LIST else [node]
-
-
-def entry(node: Node | None, name: str) -> tuple[Node, Node] | None:
-    """A key and its value."""
-    return next((pair for pair in pairs(node) if pair[0].written == name), None)
-
-
-def child(node: Node | None, name: str) -> Node | None:
-    """The value of a key."""
-    found = entry(node, name)
-    return found[1] if found else None
 
 
 # -- jobs
@@ -131,7 +111,8 @@ def _is_meant_as_run(key: str) -> bool:
     return "'run'" in FOREIGN.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
-def _needs(job: Node) -> Iterator[Node]:
+def needs_of(job: Node) -> Iterator[Node]:
+    """The names of the jobs that a job needs."""
     for need in items(child(job, "needs")):
         name = child(need, "job") if need.kind == OBJECT else need
         if name is not None and name.kind == TEXT:
@@ -142,7 +123,7 @@ def _check_needs(jobs: Node | None, problems: Problems) -> None:
     names = {key.written: job for key, job in pairs(jobs)}
     graph: dict[str, dict[str, Place]] = {name: {} for name in names}
     for name, job in names.items():
-        for need in _needs(job):
+        for need in needs_of(job):
             if need.value == name:
                 problems.add(need.at, f"the job {shown(name)} needs itself", "remove this need")
             elif need.value in graph[name]:
@@ -220,7 +201,8 @@ def _check_input(key: Node, one: Node, add: Add) -> None:
             )
 
 
-def _check_cron(cron: Node | None, add: Add) -> None:
+def check_cron(cron: Node | None, add: Add) -> None:
+    """The times of a schedule."""
     parts = cron.value.split() if cron is not None and cron.kind == TEXT else []
     if cron is None or len(parts) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The shape of the text is the model's.

@@ -31,6 +31,7 @@ HOMES: Final[dict[type[model.Part], str]] = {
     model.Defaults: "`defaults`",
     model.RunDefaults: "`defaults.run`",
     model.Concurrency: "`concurrency`",
+    model.Project: "`projects.<name>`",
     model.Job: "`jobs.<id>`",
     model.Need: "`jobs.<id>.needs[]`",
     model.Strategy: "`jobs.<id>.strategy`",

@@ -12,10 +12,12 @@ from msgspec import Meta, field
 
 from deltaci.core.failures import FLAKY, INFRA, MAX_RULES, RULES, USER, FailureRule
 from deltaci.pipeline import log_patterns
-from deltaci.pipeline.model import FailureClass, Part, says, text
+from deltaci.pipeline.model import Part, says, text
 from deltaci.pipeline.paths import BadPattern
 from deltaci.pipeline.problems import Place, Problem, Problems, inside, shown
+from deltaci.pipeline.reader import Part as ReadPart
 from deltaci.pipeline.reader import read_part
+from deltaci.pipeline.yaml import NotYaml, decoded, read_yaml
 
 DEFAULT_FILE: Final = "failure-rules.yml"
 MAX_WAYS: Final = 5 * log_patterns.MAX_WAYS  # Of all patterns of a file together: each line is held against each.
@@ -25,6 +27,7 @@ Name = Annotated[
 ]
 Code = Annotated[str, text("an error code, e.g. UPLOAD", "[A-Za-z0-9_.-]+", 100)]
 ExitCode = Annotated[int, Meta(ge=1, le=255)]
+Class = Literal["INFRA", "TOOLING", "FLAKY", "USER"]
 Signal = Annotated[int, Meta(ge=1, le=64)]
 LogPattern = Annotated[str, text("a regular expression for one line of the log", r"[^\x00-\x1f\x7f]+", 2000)]
 
@@ -35,7 +38,7 @@ class RuleText(Part, frozen=True, kw_only=True):
     noun: ClassVar[str] = "a rule"
 
     name: Annotated[Name, says("what it is called in events and explanations; no other rule has this name")]
-    failure_class: Annotated[FailureClass, says("whose fault such a failure is")] = field(name="class")
+    failure_class: Annotated[Class, says("whose fault such a failure is")] = field(name="class")
     retryable: Annotated[
         bool | None, says("whether another attempt may help; if not said: yes for INFRA and FLAKY; never for USER")
     ] = None
@@ -86,24 +89,33 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> FoundRules:
     if not content.strip():
         problems.add(Place(), "an empty file", "expected at least: 'rules: []'")
         return FoundRules(file=file, rules=None, problems=problems.in_order())
-    part = read_part(content, RuleFile, problems)
+    part = _part(content, problems)
     if part is None:
         return FoundRules(file=file, rules=None, problems=problems.in_order())
-    source, ways = content.decode() if isinstance(content, bytes) else content, 0
+    source, rules, ways = content.decode() if isinstance(content, bytes) else content, part.value.rules, 0
     names: dict[str, int] = {}
-    for index, rule in enumerate(part.value.rules):
-        at = part.place("rules", index)
+    for index, rule in enumerate(rules):
+        at = part.places["rules", index]
         names.setdefault(rule.name, index)
         if names[rule.name] != index:
-            problems.add(part.place("rules", index, "name"), f"the name {shown(rule.name)} a second time", "another")
+            problems.add(part.places["rules", index, "name"], f"the name {shown(rule.name)} a second time", "another")
         _check(rule, at, problems)
-        ways += _check_pattern(rule, part.place("rules", index, "log"), source, problems)
+        ways += _check_pattern(rule, part.places.get(("rules", index, "log"), at), source, problems)
         if ways > MAX_WAYS:
             problems.add(at, "more patterns with '*', '+' or choices than one file may have", "write letters")
             break
     if problems.is_bad:
         return FoundRules(file=file, rules=None, problems=problems.in_order())
-    return FoundRules(file=file, rules=tuple(map(_rule, part.value.rules)), problems=problems.in_order())
+    return FoundRules(file=file, rules=tuple(map(_rule, rules)), problems=problems.in_order())
+
+
+def _part(content: str | bytes, problems: Problems) -> ReadPart | None:
+    try:
+        root = read_yaml(decoded(content, problems) if isinstance(content, bytes) else content, problems)
+    except NotYaml:
+        return None
+    part = read_part(root, RuleFile, (), problems)
+    return None if problems.is_bad else part
 
 
 def _check(rule: RuleText, at: Place, problems: Problems) -> None:

@@ -401,3 +401,9 @@ def _sort(value: object) -> str:
 
 def _either(names: Mapping[str, object]) -> str:
     return " or ".join(names) or "an axis, and there is none"
+
+
+def split(message: str) -> tuple[str, str]:
+    """The message of a problem in two: what was found, and what is expected."""
+    found, _, expected = message.partition("; ")
+    return found.removeprefix("found ") if found.startswith("found ") else f"something that {found}", expected

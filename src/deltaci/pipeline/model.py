@@ -18,6 +18,7 @@ MAX_STEPS: Final = 1000
 MAX_ITEMS: Final = 100
 MAX_TEXT: Final = 100_000
 MAX_LINE: Final = 2000
+MAX_EXPRESSION: Final = 20_000  # A little less than one expression may have.
 MAX_MINUTES: Final = 60 * 24 * 365
 MAX_SECONDS: Final = 60 * MAX_MINUTES
 
@@ -43,7 +44,9 @@ Text = Annotated[str, text("a text", longest=MAX_TEXT, shortest=0, expressions=T
 Value = Annotated[str, text("a text that is not empty", longest=MAX_LINE, expressions=True)]
 Command = Annotated[str, text("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=MAX_TEXT, expressions=True)]
 Condition = Annotated[str, text("an expression", r"[\s\S]*\S[\s\S]*", longest=MAX_LINE * 4, condition=True)]
-Expression = Annotated[str, Meta(pattern=EXPRESSION, max_length=MAX_LINE * 4, extra={"what": "an expression ${{ … }}"})]
+Expression = Annotated[
+    str, Meta(pattern=EXPRESSION, max_length=MAX_EXPRESSION, extra={"what": "an expression ${{ … }}"})
+]
 Pattern = Annotated[str, text("a pattern of paths, e.g. 'src/**'", r"[^\x00-\x1f\x7f]+")]
 RefPattern = Annotated[str, text("a pattern of names, e.g. 'release/*'", r"[^\x00-\x1f\x7f]+")]
 Path = Annotated[str, text("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
@@ -51,15 +54,15 @@ JobId = Annotated[
     str,
     text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
 ]
-Word = Annotated[
-    str,
-    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
-]
+Word = JobId
 Variable = Annotated[
     str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
 ]
+EnvName = Annotated[
+    str, text("a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200)
+]
 SecretName = Annotated[str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
-Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", 200, expressions=True)]
+Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", expressions=True)]
 Role = Annotated[str, text("a role's name", r"[!-~]+", 100)]
 Cron = Annotated[
     str,
@@ -69,17 +72,22 @@ Cron = Annotated[
         200,
     ),
 ]
+TimeZone = Annotated[
+    str,
+    text("the name of a time zone, e.g. 'Europe/Berlin'", r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}", 64),
+]
+Folder = Annotated[str, text("a folder of the repository, e.g. 'libs/ui'", r"[^\x00-\x1f\x7f\\]+", 255)]
 Scalar = str | int | float | bool
+Nested = Annotated[Any, Meta(extra={"what": "a list or an object"})]  # as it is written: nothing in it is evaluated
+MatrixValue = Annotated[Scalar, Meta(extra={"expressions": True})] | Nested
 Truth = bool | Expression
 Minutes = Annotated[int, Meta(ge=1, le=MAX_MINUTES)] | Annotated[float, Meta(gt=0, le=MAX_MINUTES)] | Expression
-Env = Annotated[dict[Variable, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
+Env = Annotated[dict[EnvName, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
 RefPatterns = Annotated[tuple[RefPattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
-Row = Annotated[
-    dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(min_length=1, max_length=MAX_ITEMS)
-]
+Row = Annotated[dict[Word, MatrixValue], Meta(min_length=1, max_length=MAX_ITEMS)]
 
-FailureClass = Literal["INFRA", "TOOLING", "FLAKY", "USER"]
+FailureClass = Literal["INFRA", "TOOLING", "FLAKY"]  # `USER` is the author's own, and never tried again.
 With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
 BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"]
@@ -142,7 +150,8 @@ class Schedule(Part, frozen=True, kw_only=True):
 
     short: ClassVar[str] = "cron"
 
-    cron: Annotated[Cron, says("minute, hour, day, month and weekday, in UTC")]
+    cron: Annotated[Cron, says("minute, hour, day, month and weekday")]
+    timezone: Annotated[TimeZone, says("where these are meant, e.g. `Europe/Berlin`")] = "UTC"
     branches: Annotated[RefPatterns | None, says("on which branches; absent: the default branch")] = None
 
 
@@ -165,7 +174,7 @@ class Manual(Part, frozen=True, kw_only=True):
 
     may_be_empty: ClassVar[bool] = True
 
-    inputs: Annotated[Annotated[dict[Variable, Input], Meta(max_length=MAX_ITEMS)], says("what is asked then")] = {}
+    inputs: Annotated[Annotated[dict[Word, Input], Meta(max_length=MAX_ITEMS)], says("what is asked then")] = {}
 
 
 class On(Part, frozen=True, kw_only=True):
@@ -211,6 +220,18 @@ class Concurrency(Part, frozen=True, kw_only=True):
     )
 
 
+class Project(Part, frozen=True, kw_only=True):
+    """A folder that others depend on, or that depends on others. A text stands for the folder."""
+
+    short: ClassVar[str] = "folder"
+
+    folder: Annotated[Folder, says("where it is, from the root of the repository on")]
+    depends_on: Annotated[
+        Annotated[tuple[Folder, ...], Meta(max_length=MAX_ITEMS * 2, extra={"one": True})],
+        says("names of projects, or folders: a change there is one here"),
+    ] = field(name="depends-on", default=())
+
+
 # -- what a job has
 
 
@@ -232,7 +253,7 @@ class Matrix(Part, frozen=True, kw_only=True):
         dict[
             Word,
             Annotated[
-                tuple[Annotated[Scalar, Meta(extra={"expressions": True})], ...],
+                tuple[MatrixValue, ...],
                 Meta(min_length=1, max_length=MAX_ITEMS * 2),
             ]
             | Expression,
@@ -315,7 +336,7 @@ class Retry(Part, frozen=True, kw_only=True):
 
     max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], says("attempts in all")]
     on: Annotated[
-        Annotated[tuple[FailureClass, ...], Meta(min_length=1, max_length=4, extra={"one": True})],
+        Annotated[tuple[FailureClass, ...], Meta(min_length=1, max_length=3, extra={"one": True})],
         says("which failures are worth another attempt"),
     ] = ("INFRA", "TOOLING", "FLAKY")
     delay_seconds: Annotated[
@@ -450,6 +471,10 @@ class Job(Part, frozen=True, kw_only=True):
     approval: Annotated[Approval | None, says("it is for people, not for a runner: who must say yes")] = None
     concurrency: Annotated[Concurrency | None, says("one at a time")] = None
     paths: Annotated[Patterns | None, says("it runs only if one of these paths changed; absent: always")] = None
+    project: Annotated[
+        Annotated[tuple[Word, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
+        says("it runs if one of these projects changed, or what they depend on"),
+    ] = ()
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
     executor: Annotated[
         Literal["process", "sandbox", "container"] | None, says("how to isolate it; absent: as the runner does")
@@ -474,4 +499,7 @@ class Pipeline(Part, frozen=True, kw_only=True):
     timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], says("how long a run may take")] = field(
         name="timeout-minutes", default=360
     )
+    projects: Annotated[
+        Annotated[dict[Word, Project], Meta(max_length=MAX_JOBS)], says("folders, and what each depends on")
+    ] = {}
     jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], says("the jobs, by id")]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Container, Mapping
 
+import msgspec
+from msgspec import structs
+
+from deltaci.core import graph
 from deltaci.core.job import JobSpec
+from deltaci.core.plan import plan_hash
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,3 +45,64 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""  # of runs: of all with the same one, one goes on at a time
     cancels_in_progress: bool = False
     compared_with: str = ""  # the commit that the diff was taken against; empty: it is not known what changed
+
+
+def without(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
+    """The same plan without these jobs, each with a code and a reason.
+
+    What needs one of them goes on as if it were done, or is left out as well.
+    """
+    gone = dict(reasons)
+    if not are_done:
+        _take_along(plan, gone)
+    kept = [each for each in plan.kept if each.spec.name not in gone]
+    waits = {each.spec.name: (each.spec.needs, each.spec.after) for each in plan.kept}
+    changed = tuple(
+        structs.replace(
+            each,
+            spec=structs.replace(
+                each.spec,
+                needs=_contracted(each.spec.needs, waits, gone),
+                after=_contracted(each.spec.after, waits, gone),
+            ),
+        )
+        for each in kept
+    )
+    left = [
+        LeftOut(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
+        for each in plan.kept
+        if each.spec.name in gone
+    ]
+    hash = plan_hash(
+        [each.spec for each in changed], is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds
+    )
+    return structs.replace(plan, kept=changed, left_out=(*plan.left_out, *left), hash=hash)
+
+
+def _take_along(plan: Plan, gone: dict[str, tuple[str, str]]) -> None:
+    """Leave out whatever needs something that is left out, directly or not."""
+    waiting = graph.dependents({each.spec.name: each.spec.needs for each in plan.kept})
+    front = [name for name in gone if name in waiting]
+    for name in front:  # grows while it is read
+        for other in waiting[name]:
+            if other not in gone:
+                gone[other] = ("need_left_out", f"it needs {name}, which is left out")
+                front.append(other)
+
+
+def _contracted(
+    names: tuple[str, ...], waits: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], gone: Container[str]
+) -> tuple[str, ...]:
+    """In place of a job that is gone stands whatever that one waited for."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    stack = list(reversed(names))
+    while stack:
+        name = stack.pop()
+        if name not in gone:
+            found[name] = None
+        elif name not in seen:
+            seen.add(name)
+            needs, after = waits[name]
+            stack += reversed((*needs, *after))
+    return tuple(found)

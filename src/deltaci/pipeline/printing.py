@@ -10,13 +10,12 @@ import msgspec
 
 from deltaci.pipeline import model
 from deltaci.pipeline.shapes import default_of, shape
-from deltaci.pipeline.yaml import TEXT, resolved
+from deltaci.pipeline.yaml import TEXT, is_strange, resolved
 
 # Words that no reader of YAML takes for anything but a text.
 _BARE: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./ -]*[A-Za-z0-9_./]|[A-Za-z_]")
 _TRAPS: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false", "null"})
 ON: Final = "on"  # As a key it is always written so; YAML 1.2 has no other meaning for it.
-_LITERAL: Final = re.compile(r"(?:[!-~][ -~]*\n)+")
 
 
 def printed(pipeline: model.Pipeline) -> str:
@@ -57,11 +56,19 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
             else:
                 yield head
                 yield from inner
-        elif isinstance(each, str) and "\n" in each and _LITERAL.fullmatch(each):
-            yield f"{head} |"
-            yield from (f"{space}  {line}" for line in each.splitlines())
+        elif isinstance(each, str) and _is_block(each):
+            yield f"{head} |" if each.endswith("\n") else f"{head} |-"
+            yield from (f"{space}  {line}" if line else "" for line in each.removesuffix("\n").split("\n"))
         else:
             yield f"{head} {_one(each)}"
+
+
+def _is_block(text: str) -> bool:
+    """Whether a text of several lines can be written as a block, and reads back as it is."""
+    lines = text.removesuffix("\n").split("\n")
+    has_lines = len(lines) > 1 or text.endswith("\n")
+    is_plain = all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
+    return has_lines and is_plain and not lines[0].startswith((" ", "\t")) and not is_strange(text)
 
 
 def _is_short(value: Any) -> bool:
@@ -72,6 +79,8 @@ def _is_short(value: Any) -> bool:
 
 def _one(value: Any) -> str:
     match value:
+        case None:
+            return "null"
         case bool():
             return "true" if value else "false"
         case str():

@@ -60,6 +60,9 @@ class Problems:
         )
         self._found[problem] = None
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     @property
     def is_full(self) -> bool:
         """Whether no more are kept: then nothing more need be worked out for them."""

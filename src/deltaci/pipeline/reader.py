@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-import msgspec
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline import checks, model
+from deltaci.pipeline import checks, model, references
 from deltaci.pipeline.foreign import FOREIGN
-from deltaci.pipeline.problems import Place, Problem, Problems, listed, shown
+from deltaci.pipeline.found import Expression, Found, Path
+from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
+
+__all__ = ["DEFAULT_FILE", "Expression", "Found", "Part", "Path", "read", "read_part"]
 
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
@@ -22,33 +24,20 @@ TRUTHS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off":
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _BAD: Final = object()  # Something was wrong here, and was said.
 
-Path = tuple[str | int, ...]
-P = TypeVar("P", bound=model.Part)
+
+class Part(Struct, frozen=True):
+    """What a part of a file says; no value, if it has problems."""
+
+    value: Any
+    expressions: tuple[Expression, ...]
+    places: dict[Path, Place]
 
 
-class Expression(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is evaluated later: all of it (a condition), or what is inside `${{ … }}`."""
-
-    path: Path
-    text: str
-    at: Place
-    is_condition: bool = False
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says, unless it has problems; warnings alone do not stand in its way."""
-
-    file: str
-    pipeline: model.Pipeline | None
-    problems: tuple[Problem, ...] = ()
-    expressions: tuple[Expression, ...] = ()
-    places: dict[Path, Place] = {}
-
-    def place(self, *path: str | int) -> Place:
-        """Where something stands: `place("jobs", "test", "steps", 0)`. Of what was not written: what holds it."""
-        while path not in self.places and path:
-            path = path[:-1]
-        return self.places.get(path, Place())
+def read_part(node: Node, type: Any, path: Path, problems: Problems) -> Part:
+    """Read one part that is YAML already: for files that say the same in other words."""
+    reader = _Reader(problems)
+    value = reader.value(node, type, path, node.at)
+    return Part(None if value is _BAD else value, tuple(reader.expressions), reader.places)
 
 
 def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
@@ -62,38 +51,19 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     reader = _Reader(problems)
     pipeline = reader.value(root, model.Pipeline, (), root.at)
     checks.check(root, problems)
+    references.check_patterns(root, text, problems)
+    references.check_expressions(root, reader.expressions, text, problems)
     is_good = isinstance(pipeline, model.Pipeline) and not problems.is_bad
+    if is_good:
+        is_good = references.check_whole(pipeline, reader.places, problems)
     return Found(
         file=file,
         pipeline=pipeline if is_good else None,
         problems=problems.in_order(),
         expressions=tuple(reader.expressions),
         places=reader.places,
+        source=text,
     )
-
-
-class ReadPart(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
-    """A file of another kind than a pipeline, with the places of what it says."""
-
-    value: P
-    places: dict[Path, Place] = {}
-
-    def place(self, *path: str | int) -> Place:
-        """Where something stands, as `Found.place` says it."""
-        while path not in self.places and path:
-            path = path[:-1]
-        return self.places.get(path, Place())
-
-
-def read_part(content: str | bytes, cls: type[P], problems: Problems) -> ReadPart[P] | None:
-    """Read a file of this type; or nothing, and the problems say why."""
-    try:
-        root = read_yaml(decoded(content, problems) if isinstance(content, bytes) else content, problems)
-    except NotYaml:
-        return None
-    reader = _Reader(problems)
-    value = reader.value(root, cls, (), root.at)
-    return ReadPart(value=value, places=reader.places) if isinstance(value, cls) and not problems.is_bad else None
 
 
 class _Reader:
@@ -127,6 +97,8 @@ class _Reader:
                 return node.kind == NUMBER and isinstance(node.value, int)
             case inspect.FloatType():
                 return node.kind == NUMBER
+            case inspect.AnyType():
+                return node.kind in (LIST, OBJECT)
             case inspect.VarTupleType():
                 return node.kind == LIST or (bool(option.extra.get("one")) and node.kind != NULL)
             case inspect.StructType():
@@ -155,6 +127,8 @@ class _Reader:
                 return self._number(node, option, allowed)
             case inspect.BoolType():
                 return node.value
+            case inspect.AnyType():
+                return self._nested(node, path)
             case inspect.VarTupleType():
                 return self._list(node, option, path, owner)
             case inspect.StructType(cls=cls):
@@ -250,6 +224,20 @@ class _Reader:
             for position, item in enumerate(items)
         ]
         return _BAD if _BAD in read else tuple(read)
+
+    def _nested(self, node: Node, path: Path) -> Any:
+        """A list or an object, whatever is in it. Nothing there is evaluated, so that expressions are refused."""
+        self.places[path] = node.at
+        if node.kind == LIST:
+            read = [self._nested(each, (*path, position)) for position, each in enumerate(node.value)]
+            return _BAD if _BAD in read else read
+        if node.kind == OBJECT:
+            named = {key.written: self._nested(each, (*path, key.written)) for key, each in node.value}
+            return _BAD if any(each is _BAD for each in named.values()) else named
+        if node.kind == TEXT and "${{" in node.value:
+            told = "nothing is evaluated inside of a list or an object here: give the whole as an expression"
+            return self._wrong(node, f"an expression, {shown(node.value)}", told)
+        return node.value
 
     def _dict(self, node: Node, option: Option, path: Path) -> Any:
         type, read = option.type, {}

@@ -86,6 +86,8 @@ def _one(option: Option) -> dict[str, Any]:
         case inspect.StrType():
             pattern = kind.pattern and _plain(kind.pattern, is_filled_in=bool(option.extra.get("expressions")))
             return _with("string", minLength=kind.min_length, maxLength=kind.max_length, pattern=pattern)
+        case inspect.AnyType():
+            return {"type": ["array", "object"]}
         case inspect.BoolType():
             return {"type": "boolean"}
         case inspect.IntType():

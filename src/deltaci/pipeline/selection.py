@@ -30,7 +30,6 @@ MAX_LINKS: Final = 6  # of a chain in a sentence
 ALWAYS: Final = (
     ".deltaci/**",
     ".deltaci.yml",
-    ".deltaci.yaml",
     ".gitattributes",
     ".gitmodules",
     "*.lock",
@@ -66,6 +65,7 @@ class Job(Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] | None = None  # the needs whose outputs or artifacts it uses; nothing said: not known
     gives: bool = True  # whether it leaves outputs or artifacts behind
+    reaches: tuple[str, ...] = ()  # jobs behind its needs whose artifacts it takes as well
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -267,11 +267,13 @@ class _Plan:
         front = list(kept)
         for name in front:  # grows while it is read
             job = self._jobs[name]
-            for need in job.needs:
-                if need in job.takes if job.takes is not None else self._jobs[need].gives:
-                    if need not in kept and need not in takers:
-                        front.append(need)
-                    takers.setdefault(need, set()).add(name)
+            taken = [
+                need for need in job.needs if (need in job.takes if job.takes is not None else self._jobs[need].gives)
+            ]
+            for need in (*taken, *job.reaches):
+                if need not in kept and need not in takers:
+                    front.append(need)
+                takers.setdefault(need, set()).add(name)
         for need, by in takers.items():
             if need not in kept:
                 taker = min(by)

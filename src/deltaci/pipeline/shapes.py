@@ -24,6 +24,7 @@ NOUNS: Final[dict[type, str]] = {
     model.RunDefaults: "'defaults.run'",
     model.Defaults: "'defaults'",
     model.Concurrency: "'concurrency'",
+    model.Project: "a project",
     model.Need: "a need",
     model.Matrix: "a matrix",
     model.Strategy: "'strategy'",
@@ -94,6 +95,8 @@ def _kind(hint: Any, metas: tuple[Meta, ...]) -> Any:
         return {name: value for name, value in said if value is not None}
 
     arguments = get_args(hint)
+    if hint is Any:
+        return inspect.AnyType()
     if hint is str:
         return inspect.StrType(**limits("min_length", "max_length", "pattern"))
     if hint is bool:
@@ -119,7 +122,7 @@ def expected(found: list[Option]) -> str:
     kinds = {type(option.type) for option in found}
     words: list[str] = []
     if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= kinds:
-        return "a text, a number, true or false"
+        return "a text, a number, true or false" + (", a list or an object" if inspect.AnyType in kinds else "")
     for option in found:
         word = named(option)
         if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
@@ -132,6 +135,8 @@ def named(option: Option) -> str:
     match option.type:
         case inspect.StrType():
             return str(option.extra.get("what", "a text"))
+        case inspect.AnyType():
+            return str(option.extra["what"])
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType() | inspect.FloatType():

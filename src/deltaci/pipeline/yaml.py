@@ -46,6 +46,11 @@ _BOOLS: Final = {"true": True, "True": True, "TRUE": True, "false": False, "Fals
 _STRANGE: Final = re.compile(r"[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
+def is_strange(text: str) -> bool:
+    """Whether a text has characters that can only be written as escapes."""
+    return _STRANGE.search(text) is not None
+
+
 class NotYaml(Exception):
     """The text cannot be read at all; the problems say why."""
 

@@ -20,6 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.archive import inner_path, move, pack, unpack
 from deltaci.runner.client import Unreachable
 from deltaci.runner.joblog import JobLog
+from deltaci.runner.layout import Layout
 from deltaci.runner.lockfiles import cache_key
 from deltaci.runner.transfers import Transfers
 from deltaci.wire.messages import MAX_CACHE_BYTES, CacheRule
@@ -37,43 +38,83 @@ class _Missing(msgspec.Struct, frozen=True):
 class Caches:
     """One job's caches."""
 
-    def __init__(self, transfers: Transfers, workspace: Path, folder: Path, log: JobLog) -> None:
+    def __init__(self, transfers: Transfers, layout: Layout, folder: Path, log: JobLog) -> None:
         self._transfers = transfers
-        self._workspace = workspace
+        self._layout = layout
         self._folder = folder  # Beside the workspace: the job does not see it.
         self._log = log
         self._missing: list[_Missing] = []
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is to be kept when the job succeeded."""
+        return bool(self._missing)
 
     async def restore(self, rules: list[CacheRule]) -> None:
         """Bring along what there is."""
         for rule in rules:
             try:
-                found = await self._transfers.work(cache_key, self._workspace, rule)
+                found = await self._transfers.work(cache_key, self._layout.workspace, rule)
                 if found.note:
                     self._log.line(found.note)
-                await self._restore(found.key, [inner_path(path) for path in rule.paths])
+                await self._restore(found.key, [self._inner(path) for path in rule.paths])
             except (Refused, Unreachable, OSError) as error:
                 self._log.line(f"cache {rule.key!r}: {_why(error)}; going on without it")
 
-    async def _restore(self, key: str, paths: list[str]) -> None:
+    async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_kept: bool) -> str:
+        """Bring along the cache of this key, or the newest that begins with one of these; the key that was found.
+
+        What is not found under its own key is made when the job succeeds, if it is to be kept.
+        """
+        try:
+            inner = [self._inner(path) for path in paths]
+            if await self._restore(key, inner, is_kept=is_kept):
+                return key
+            for prefix in prefixes:
+                found = await self._newest(prefix)
+                if found and await self._restore(found, inner, is_kept=False):
+                    return found
+        except (Refused, Unreachable, OSError) as error:
+            self._log.line(f"cache {key!r}: {_why(error)}; going on without it")
+        return ""
+
+    async def _newest(self, prefix: str) -> str:
+        """The key of the newest cache that begins so; empty if there is none."""
+        try:
+            return await self._transfers.ask(
+                lambda client, lease_id: client.newest_cache(lease_id, prefix), PATIENCE_SECONDS
+            )
+        except Refused as refused:
+            if refused.code != "not_found":
+                raise
+            return ""
+
+    def _inner(self, path: str) -> str:
+        return inner_path(path) if self._layout.is_plain else self._layout.within(path)
+
+    async def _restore(self, key: str, paths: list[str], *, is_kept: bool = True) -> bool:
+        """Whether there was one."""
         with self._file() as file:
             try:
                 size = await self._transfers.download(_address(key), file, MAX_CACHE_BYTES, PATIENCE_SECONDS)
             except Refused as refused:
                 if refused.code != "not_found":
                     raise
-                self._missing.append(_Missing(key, paths))
-                self._log.line(f"cache {key!r}: not found; it is made when the job succeeds")
-                return
+                if is_kept:
+                    self._missing.append(_Missing(key, paths))
+                then = "it is made when the job succeeds" if is_kept else "going on without it"
+                self._log.line(f"cache {key!r}: not found; {then}")
+                return False
             moved = await self._transfers.work(self._unpack, file, paths)
         self._log.line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'nothing that the job asks for'}")
+        return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
         staged = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
         try:
             file.seek(0)
             unpack(staged, file)
-            return [path for path in paths if move(staged, self._workspace, path)]
+            return [path for path in paths if move(staged, self._layout.root, path)]
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
@@ -89,7 +130,7 @@ class Caches:
 
     async def _save(self, missing: _Missing) -> int:
         with self._file() as file:
-            packed = await self._transfers.work(pack, self._workspace, missing.paths, file)
+            packed = await self._transfers.work(pack, self._layout.root, missing.paths, file)
             size = file.tell()
             if not packed.entries:
                 self._log.line(f"cache {missing.key!r}: none of {', '.join(missing.paths)} is there; nothing to keep")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -16,7 +16,7 @@ from deltaci.core.errors import CODES, Refused
 from deltaci.runner.tls import BadFiles, Tls, explained
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
-from deltaci.wire.answers import Granted, Size, Wanted
+from deltaci.wire.answers import FoundCache, Granted, Need, SharedArtifact, Size, SourceCredential, Wanted
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 from deltaci.wire.texts import plain
 
@@ -62,6 +62,10 @@ _size = _reader(Size)
 _registered = _reader(Registered)
 _spec = _reader(wire.JobSpec)
 _secrets = _reader(dict[str, str])
+_needs = _reader(dict[str, Need])
+_shared = _reader(list[SharedArtifact])
+_found_cache = _reader(FoundCache)
+_source_credential = _reader(SourceCredential)
 _stale = _reader(wire.StaleLease)
 _raw = _reader(list[msgspec.Raw])
 _heard: Callable[[bytes], ServerMessage] = _reader(ServerMessage)  # type: ignore[arg-type]
@@ -136,6 +140,26 @@ class Client:
     def secrets(self, lease_id: str) -> dict[str, str]:
         """The secrets that the lease's job names."""
         return _secrets(self._under(lease_id, "GET", "secrets"))
+
+    def optional_secrets(self, lease_id: str) -> dict[str, str]:
+        """Those that the lease's job may have, and that there are."""
+        return _secrets(self._under(lease_id, "GET", "optional-secrets"))
+
+    def source_credential(self, lease_id: str) -> str:
+        """With what the sources of the lease's job are fetched."""
+        return _source_credential(self._under(lease_id, "GET", "source-credential")).value
+
+    def needs(self, lease_id: str) -> dict[str, Need]:
+        """How the jobs ended that the lease's job needs."""
+        return _needs(self._under(lease_id, "GET", "needs"))
+
+    def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
+        """Artifacts with a name, of jobs of the same run."""
+        return _shared(self._under(lease_id, "GET", "run-artifacts"))
+
+    def newest_cache(self, lease_id: str, prefix: str) -> str:
+        """The key of the newest cache that begins so."""
+        return _found_cache(self._under(lease_id, "GET", f"cache-keys/{quote(prefix, safe='')}")).key
 
     def upload(self, lease_id: str, path: str, parts: Iterable[bytes], size: int) -> Uploaded:
         """Send a body of so many bytes, part by part."""

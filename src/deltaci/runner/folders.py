@@ -13,12 +13,17 @@ FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A folder that is ours; a link to it will do."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """A folder by its whole path, no part of which may be a link: a job may have put one in place of its workspace."""
+    here = os.open("/", FOLDER)
     try:
-        yield descriptor
+        for name in os.path.abspath(path).split("/"):
+            if name:
+                inner = os.open(name, FOLDER, dir_fd=here)
+                os.close(here)
+                here = inner
+        yield here
     finally:
-        os.close(descriptor)
+        os.close(here)
 
 
 @contextmanager

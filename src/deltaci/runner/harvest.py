@@ -85,6 +85,19 @@ class Harvester:
             self._log.line(f"artifacts: no file matches {rule.path_glob!r}")
         return found
 
+    def add_outputs(self, outputs: dict[str, str]) -> None:
+        """What expressions say that the job's output is, beside what its file does."""
+        if not isinstance(self.brought.output, dict | None):
+            self._fail("OUTPUT", "output: the file has no object, so outputs cannot be put into it; write one")
+            return
+        try:
+            both = as_json("it", {**(self.brought.output or {}), **outputs})
+            if len(msgspec.json.encode(both)) > wire.MAX_OUTPUT_BYTES:
+                raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
+            self.brought.output = self._log.masked_json(both)
+        except Refused as refused:
+            self._fail("OUTPUT", f"output: {refused.message}")
+
     # -- test reports
 
     async def _read_reports(self, found: list[Found]) -> None:

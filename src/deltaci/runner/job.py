@@ -10,26 +10,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
-import msgspec
-from msgspec import structs
-
 from deltaci.core.errors import Refused
-from deltaci.runner.caches import Caches
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.executors import Cell, CellFailed, Exit
-from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.machine import Machine
 from deltaci.runner.pauses import Pauses
 from deltaci.runner.places import Place, Places
-from deltaci.runner.result import cost, fitting
-from deltaci.runner.sections import RESTORE_CACHES, UPLOAD_ARTIFACTS
+from deltaci.runner.result import Ended, cost, fitting
 from deltaci.runner.transfers import THREADS, Over, Transfers
+from deltaci.runner.work import Work
 from deltaci.wire import messages as wire
 from deltaci.wire.messages import (
     AckLease,
@@ -37,13 +31,10 @@ from deltaci.wire.messages import (
     CancelAck,
     Complete,
     HeartbeatAck,
-    JobSpec,
     LeaseGranted,
     Progress,
     RunnerMessage,
     ServerMessage,
-    Step,
-    StepResult,
     Timings,
 )
 from deltaci.wire.texts import plain
@@ -60,21 +51,6 @@ KEEPER_SECONDS: Final = 5.0  # For an answer of our own keeper.
 TIMED_OUT: Final = 124  # What `timeout` answers; people know it.
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps ended, before anybody was told."""
-
-    exit: Exit
-    steps: list[StepResult]
-    error_code: str = ""
-    summary: str = ""
-    brought: Harvest = msgspec.field(default_factory=Harvest)
-
-    @property
-    def is_success(self) -> bool:
-        """Whether nothing went wrong. A step that took too long may still have ended with 0."""
-        return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
-
-
 class Job:
     """One lease, from its grant to its end."""
 
@@ -85,6 +61,7 @@ class Job:
         self._places = places
         self._clock, self._now = machine.clock, machine.now
         self._nonce = machine.nonce
+        self._protocols = machine.git_protocols()
         self._granted_at = self._clock()
         self._said_at = self._proved_at = self._granted_at
         self._proved_until = 0.0
@@ -100,6 +77,7 @@ class Job:
         self._is_executing = False
         self._is_handed_back = False
         self._is_proved_gone = True
+        self._end_work: Callable[[], None] | None = None
         self._keep: Callable[[Order], None] = lambda _: None
 
     async def run(self, keep: Callable[[Order], None]) -> str:
@@ -174,6 +152,8 @@ class Job:
             self._stop(GRACE_SECONDS)
 
     def _stop(self, grace: float) -> None:
+        if self._end_work is not None:
+            self._end_work()
         if self._cell is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._cell.stop(grace))
 
@@ -185,20 +165,10 @@ class Job:
         told = JobLog(log, self._nonce())
         told.line(cell.describe)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
-        caches = Caches(transfers, place.workspace, place.folder, told)
         self._is_executing = True
+        work = Work(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
-            try:
-                secrets = await transfers.secrets() if spec.secrets else {}
-            except Refused as refused:
-                return self._failed("SECRETS", f"secrets: {refused.message}", told)
-            except Unreachable as error:
-                return self._failed("RUNNER_STARTUP", f"secrets: {error}", told)
-            told.hide(secrets.values())
-            if spec.caches:
-                with told.section(RESTORE_CACHES, "restore caches"):
-                    await caches.restore(spec.caches)
-            ended = await self._run_steps(spec, cell, place.workspace, log, told, secrets)
+            ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
         except Over:
             return self._failed("", "stopped", told)
         finally:
@@ -206,7 +176,12 @@ class Job:
             if self._stopping is not None:
                 self._is_proved_gone = await self._stopping
             self._is_proved_gone = await cell.close() and self._is_proved_gone
-        return await self._bring_back(spec, ended, Harvester(transfers, place.workspace, told), caches, told)
+            await work.close()
+        return ended if self._is_over() else await work.bring_back(ended)
+
+    def _working(self, stop: Callable[[], None] | None) -> None:
+        """How to end what the runner itself does for the job, while it does something."""
+        self._end_work = stop
 
     def _is_over(self) -> bool:
         return self._is_lost or self._is_handed_back or self._cancel is not None
@@ -216,65 +191,14 @@ class Job:
         told.line(why)
         return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=told.said(why))
 
-    async def _bring_back(
-        self, spec: JobSpec, ended: Ended, harvester: Harvester, caches: Caches, told: JobLog
-    ) -> Ended:
-        """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
-        if not (spec.artifacts or spec.output_path or spec.caches) or self._is_over():
-            return ended
-        brought = harvester.brought
-        try:
-            with told.section(UPLOAD_ARTIFACTS, "upload artifacts"):
-                await harvester.bring(spec)
-                if ended.is_success and not brought.error_code:
-                    await caches.save()
-        except Over:
-            pass  # What is kept by now is kept.
-        if ended.is_success and brought.error_code:
-            ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
-        return structs.replace(ended, brought=brought)
+    async def _go_on(self, index: int, name: str, log: LogStream) -> bool:
+        """A step is about to begin."""
+        self._hold(Progress(step_index=index, current_step=name), log)
+        return not self._is_over() and await self._is_proved(log)
 
-    async def _run_steps(
-        self, spec: JobSpec, cell: Cell, workspace: Path, log: LogStream, told: JobLog, secrets: dict[str, str]
-    ) -> Ended:
-        results: list[StepResult] = []
-        last = Exit(0, None, 0.0)
-        ends_at = self._granted_at + self._granted.max_runtime_seconds
-        for index, each in enumerate(spec.steps):
-            step = each if isinstance(each, Step) else Step(run=each)
-            name = told.said(step.name or step.run.strip().partition("\n")[0])
-            self._hold(Progress(step_index=index, current_step=name), log)
-            if self._is_over() or not await self._is_proved(log):
-                break
-            told.begin(index, name)
-            left = max(0.1, ends_at - self._clock())
-            try:
-                last = await cell.run(
-                    step.run,
-                    env={**spec.env, **step.env, **secrets},
-                    workdir=_inside(workspace, step.workdir or spec.workdir),
-                    timeout_seconds=min(left, step.timeout_seconds or left),
-                    on_output=told.output,
-                )
-            except (Refused, CellFailed, OSError) as error:
-                summary = told.said(f"{name}: {error}")
-                return Ended(exit=last, steps=results, error_code=_error_code(error), summary=summary)
-            told.end(index, last.exit_code, last.seconds)
-            results.append(
-                StepResult(
-                    index=index,
-                    name=name,
-                    exit_code=last.exit_code,
-                    seconds=round(last.seconds, 3),
-                    is_timed_out=last.is_timed_out,
-                )
-            )
-            if (last.exit_code != 0 or last.is_timed_out) and not step.continue_on_error:
-                code = "TIMED_OUT" if last.is_timed_out else ""
-                return Ended(exit=last, steps=results, error_code=code, summary=_why(name, last))
-        summary = f"{len(results)} steps succeeded"
-        well = structs.replace(last, exit_code=0, signal=None, is_timed_out=False)
-        return Ended(exit=well, steps=results, summary=summary)
+    def _left(self) -> float:
+        """How many seconds the job may still take."""
+        return self._granted_at + self._granted.max_runtime_seconds - self._clock()
 
     def _hold(self, progress: Progress | None, log: LogStream) -> None:
         assert self._cell is not None
@@ -366,6 +290,7 @@ class Job:
             steps=ended.steps,
             tests=brought.tests,
             output=brought.output,
+            is_skipped=ended.is_skipped and is_success,
             cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
         )
         return fitting(said)
@@ -405,27 +330,3 @@ def _outcome(answer: ServerMessage | Refused | None, said: RunnerMessage) -> str
     if isinstance(answer, wire.CompleteAck) and isinstance(said, Complete):
         return said.status.lower() if answer.accepted else "not accepted"
     return "stale"
-
-
-def _why(name: str, last: Exit) -> str:
-    if last.is_timed_out:
-        return f"{name}: took too long and was stopped after {last.seconds:.1f} s"
-    if last.signal is not None:
-        return f"{name}: killed by signal {last.signal}"
-    return f"{name}: exit code {last.exit_code}"
-
-
-def _inside(workspace: Path, workdir: str) -> Path:
-    """The folder in which a step runs; never one outside."""
-    if "\0" in workdir:
-        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")
-    try:
-        found = (workspace / workdir).resolve()
-        is_there = found.is_dir()
-    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle: no folder is called so.
-        found, is_there = workspace, False
-    if not found.is_relative_to(workspace.resolve()):
-        raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
-    if not is_there:
-        raise Refused("bad_spec", f"workdir {workdir!r} does not exist in the workspace")
-    return found

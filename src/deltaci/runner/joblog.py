@@ -37,6 +37,8 @@ class JobLog:
         """From now on these are masked."""
         more = list(secrets)
         if more:
+            # What is kept back may be the beginning of a secret that is known already; nobody else will show it.
+            self._stream.write(self._writer.output(self._mask.flush()))
             self._secrets += more
             self._mask = Mask(self._secrets)
             self._text_mask = self._mask.fresh()

@@ -15,6 +15,7 @@ import msgspec
 
 from deltaci.runner.client import Client
 from deltaci.runner.executors import Executors
+from deltaci.runner.git import allowed_protocols
 from deltaci.runner.keeper import News, Order, decode_news
 from deltaci.runner.sections import new_nonce
 from deltaci.runner.tls import Tls
@@ -55,6 +56,10 @@ class Machine:
     def pause(self, seconds: float) -> None:
         """Let so much time pass, in a thread that may wait."""
         time.sleep(seconds)
+
+    def git_protocols(self) -> tuple[str, ...]:
+        """By which protocols sources may be fetched."""
+        return allowed_protocols()
 
     def connect(self, token: str = "") -> Client:
         """A line to the server."""

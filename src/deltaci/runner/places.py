@@ -33,7 +33,8 @@ class Place:
     """A folder of its own, with a workspace and a cell around it."""
 
     def __init__(self, folder: Path, executor: Executor | None = None, wish: Wish | None = None) -> None:
-        self.folder = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        # Without any link in it: whoever finds one later on knows that the job made it.
+        self.folder = folder.resolve() / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
         self.cell: Cell | None = None
@@ -68,7 +69,8 @@ class Places:
 
     def take(self, spec: JobSpec) -> Place:
         """A place for this job. Raises `Refused` when there is none here."""
-        wish = Wish(spec.executor, spec.image, spec.network, spec.limits)
+        # Services are reached over the network of the machine.
+        wish = Wish(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
         spare, self._spare = self._spare, None
         if spare is not None and self._spare_for == wish:
             found = spare

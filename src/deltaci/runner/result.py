@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 from msgspec import structs
 
 from deltaci.runner.executors import Exit
+from deltaci.runner.harvest import Harvest
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import Complete
+from deltaci.wire.messages import Complete, StepResult
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How the steps ended, before anybody was told."""
+
+    exit: Exit
+    steps: list[StepResult]
+    error_code: str = ""
+    summary: str = ""
+    brought: Harvest = msgspec.field(default_factory=Harvest)
+    outputs: dict[str, str] = {}
+    is_skipped: bool = False
+
+    @property
+    def is_success(self) -> bool:
+        """Whether nothing went wrong. A step that took too long may still have ended with 0."""
+        return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
 
 
 def cost(wall_seconds: float, last: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:

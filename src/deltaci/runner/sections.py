@@ -31,6 +31,8 @@ MAX_SECONDS: Final = 10.0**11  # As many digits as a marker may have.
 # The runner's own sections. Steps count from 0, and are never so many.
 RESTORE_CACHES: Final = 900_000_000
 UPLOAD_ARTIFACTS: Final = 900_000_001
+VALIDATE: Final = 900_000_002
+START_SERVICES: Final = 900_000_003
 
 _HEADER: Final = re.compile(rb"::log 1 nonce=([0-9a-f]{32})\n")
 _MARKER: Final = re.compile(

@@ -49,6 +49,10 @@ class Transfers:
         """The job's secrets by name."""
         return await self._insist(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
 
+    async def ask(self, call: Callable[[Client, str], T], patience: float = PATIENCE_SECONDS) -> T:
+        """Ask something under the lease, of the client that is given."""
+        return await self._insist(lambda: call(self._client, self._lease_id), patience)
+
     async def upload(self, path: str, open_file: OpenFile, size: int, patience: float) -> Uploaded:
         """Send a file to an address; what the server then has is what was read here."""
         return await self._insist(lambda: self._upload(path, open_file, size), patience)

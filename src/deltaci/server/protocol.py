@@ -21,6 +21,7 @@ from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.flaky import failed_tests
 from deltaci.core.instants import SECOND
+from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import ready_at
@@ -29,7 +30,7 @@ from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
-from deltaci.store.port import Open, Store, Transaction
+from deltaci.store.port import Held, LoadJobs, Look, Open, Store, Transaction
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
 from deltaci.wire.messages import (
@@ -54,7 +55,7 @@ FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's atte
 RulesOf = Callable[
     [str], Awaitable[tuple[FailureRule, ...]]
 ]  # A tenant's rules for failures, before the built-in ones.
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost")
+REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
@@ -175,6 +176,15 @@ class Protocol:
             raise unread
         return record.origin if isinstance(record, Run) and record.tenant == held.tenant else Origin()
 
+    async def looked(self, ids: Sequence[str]) -> list[Record]:
+        """Those of these records that exist."""
+        return (await self._store.transact(lambda: look(ids)))[1]
+
+    async def jobs_of(self, run_id: str) -> list[Job]:
+        """All jobs of a run, finished ones too, in no order."""
+        held = await self._store.look(lambda: _jobs(run_id)) if run_id else []
+        return [each.record for each in held if isinstance(each.record, Job)]
+
     async def hand_back(self, who: Runner, lease_id: str) -> None:
         """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""
         while True:
@@ -253,6 +263,10 @@ class Protocol:
         """What time it is, and the record; nothing is written."""
         now, held = yield Open((id,))
         return self._applier.clock.read(now), held[0].record if held else None
+
+
+def _jobs(run_id: str) -> Look[list[Held]]:
+    return list((yield LoadJobs(run_id)))
 
 
 def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from deltaci.engine.items import Overloaded
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets, is_foreign, where
+from deltaci.server.shared import NAMES as SHARED
+from deltaci.server.shared import Shared, number_of
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import MAX_CACHE_KEY, SHA256_HEADER
 from deltaci.wire.answers import KeptArtifact, KeptCache
@@ -35,7 +37,7 @@ from deltaci.wire.answers import KeptArtifact, KeptCache
 if TYPE_CHECKING:
     from deltaci.server.http import Request
 
-NAMES: Final = frozenset({"artifacts", "caches", "secrets"})
+NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | SHARED
 AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its own.
 STALL_SECONDS: Final = 60.0
 BUFFER_BYTES: Final = 1024 * 1024
@@ -106,6 +108,7 @@ class Uploads:
         self._storage = storage
         # Threads of their own: a slow store of blobs must not hold up those who write logs.
         self._disk = Disk("blobs")
+        self._shared = Shared(protocol, blobs, secrets, self._disk)
         self._under_way = 0
 
     def close(self) -> None:
@@ -116,6 +119,8 @@ class Uploads:
         """One request to one of `NAMES`."""
         request.digest()  # What is no request is refused as that, whatever the lease is.
         held = await self._protocol.held(who, request.lease_id())
+        if name in SHARED:
+            return await self._share(held, name, rest, number_of(request.lease_id()))
         if name == "secrets":
             return await self._open_secrets(held)
         if name == "artifacts":
@@ -125,6 +130,22 @@ class Uploads:
         if request.method == "GET":
             return await self._read_cache(held, rest)
         return await self._keep_cache(who, held, rest, request)
+
+    async def _share(self, held: Attempt, name: str, rest: str, number: int) -> Any:
+        """What jobs of a run have of each other."""
+        match name:
+            case "needs":
+                return await self._shared.needs(held)
+            case "run-artifacts":
+                return await self._shared.artifacts(held, number)
+            case "run-artifact":
+                key, stored = await self._shared.artifact(held, number, rest)
+                return Streamed(stored, self._read(key))
+            case "cache-keys":
+                return await self._shared.cache_key(held, rest)
+            case "source-credential":
+                return await self._shared.source_credential(held)
+        return await self._shared.optional_secrets(held)
 
     async def forget_lost(self, who: Runner, lease_id: str) -> None:
         """The attempt has its result: what earlier leases of it left will never be referred to."""
@@ -195,6 +216,8 @@ class Uploads:
         if is_first:
             await self._check_still_held(who, request, key)
             self._keep_count(held.tenant, stored.bytes)
+            scope = job_spec(held).cache_scope
+            await self._disk.do(lambda: self._shared.remember_cache(held.tenant, scope, name))
         return KeptCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
 
     # -- what they share

@@ -25,6 +25,7 @@ from deltaci.store.port import (
     Request,
     Search,
     T,
+    TakeGroup,
     Transaction,
     Unavailable,
     Write,
@@ -33,7 +34,7 @@ from deltaci.store.port import (
 from deltaci.store.wake import Arrived, Wakers
 
 HINT_SECONDS: Final = 0.005
-Counted = list[tuple[CountHeld, int]]  # What a transaction counted, and what it was told.
+Counted = list[tuple[CountHeld | TakeGroup, Any]]  # What a transaction was told that must stay true until it commits.
 
 
 class Disk(MemoryStore):
@@ -110,7 +111,7 @@ class Connection:
                     answer = await self._commit(request, counted)
                 else:
                     answer = self._disk.read(request)
-                if isinstance(request, CountHeld):
+                if isinstance(request, CountHeld | TakeGroup):
                     counted.append((request, answer))
                 request = transaction.send(answer)
         except StopIteration as end:
@@ -130,8 +131,9 @@ class Connection:
             await asyncio.sleep(troubles.slow_seconds * self._random.random())
         await self._reach()
         await self._trouble("before")
-        if any(self._disk.read(request) > count for request, count in counted):
-            raise Conflict(())  # Nobody holds a lock here: whoever comes later counts anew.
+        # Nobody holds a lock here: whoever comes later counts anew. A group that nobody had may have been taken.
+        if any(self._disk.read(request) > answer for request, answer in counted):
+            raise Conflict(())
         seq = await self._disk.commit(write)
         self.commits += 1
         arrived = made_ready(write)
@@ -221,6 +223,11 @@ class Connection:
         """What is ready to be claimed."""
         await self._reach()
         return await self._disk.waiting(before, limit)
+
+    async def holder(self, tenant: str, group: str) -> str:
+        """Who has this group now."""
+        await self._reach()
+        return await self._disk.holder(tenant, group)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop what is old."""

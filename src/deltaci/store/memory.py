@@ -39,15 +39,18 @@ from deltaci.store.port import (
     Request,
     Search,
     T,
+    TakeGroup,
     Transaction,
     Write,
     fits,
     fitting,
     made_ready,
 )
+from deltaci.store.sql import group_name
 from deltaci.store.wake import Arrived, Wakers
 
 ReadyKey = tuple[int, int, str]
+FOREVER = 2**63 - 1  # For as long as the lease lives.
 QueueName = tuple[str, str]  # The tenant and the labels that it takes.
 
 
@@ -68,6 +71,14 @@ class _Row(msgspec.Struct, frozen=True):
     ready: tuple[QueueName, ReadyKey] | None
     ended_at: int
     body: bytes
+    group: str = ""
+
+    @property
+    def held_until(self) -> int | None:
+        """Until when it has its group; None: it has not and will not by itself."""
+        if not self.group:
+            return None
+        return FOREVER if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
 
 
 class MemoryStore:
@@ -85,6 +96,7 @@ class MemoryStore:
         self._ready: dict[QueueName, list[ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
         self._held: dict[str, int] = {}
+        self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # Of each, who has it for the longest is last.
         self._lists = MemoryLists(self.find_all)
         self._documents = MemoryDocuments()
         self._undo: list[tuple[str, _Row | None, _Row | None]] = []
@@ -134,6 +146,8 @@ class MemoryStore:
             return self._find_due(request)
         if isinstance(request, CountHeld):
             return min(request.limit, self._held.get(request.tenant, 0))
+        if isinstance(request, TakeGroup):
+            return self._holder(request.tenant, request.group, request.now)
         if isinstance(request, PutAside):
             return self._put_aside(request)
         return self._write(request)
@@ -150,13 +164,23 @@ class MemoryStore:
         for key in fitting(keys, request.labels):
             taken = 0
             for entry in self._ready[request.tenant, key]:
-                if entry[1] <= request.now:
+                if entry[1] <= request.now and (request.without is None or self._is_free(entry[2], request)):
                     best.append(entry)
                     taken += 1
                     if taken == request.limit:
                         break
         best.sort()
         return [_held(self._rows[entry[2]]) for entry in best[: request.limit]]
+
+    def _is_free(self, id: str, request: FindReady) -> bool:
+        row = self._rows[id]
+        return not row.group or (
+            row.group not in (request.without or ()) and not self._holder(row.tenant, row.group, request.now)
+        )
+
+    def _holder(self, tenant: str, group: str, now: int) -> str:
+        members = self._groups.get((tenant, group))
+        return members[-1][1] if members and members[-1][0] > now else ""
 
     def _find_only(self, request: FindReady) -> list[Held]:
         found: list[tuple[ReadyKey, Held]] = []
@@ -217,6 +241,11 @@ class MemoryStore:
         if old is not None and old.due_at is not None:
             del self._due[bisect_left(self._due, (old.due_at, id))]
             self._count_held(old, -1)
+        if old is not None and old.held_until is not None:
+            members = self._groups[old.tenant, old.group]
+            del members[bisect_left(members, (old.held_until, id))]
+            if not members:
+                del self._groups[old.tenant, old.group]
         if row is not None:
             self._rows[id] = row
             if row.ready is not None:
@@ -224,6 +253,8 @@ class MemoryStore:
             if row.due_at is not None:
                 insort(self._due, (row.due_at, id))
                 self._count_held(row, 1)
+            if row.held_until is not None:
+                insort(self._groups.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
             self._finished[id] = finished
         self._list_job(id, known, row or finished)
@@ -295,9 +326,14 @@ class MemoryStore:
         """What waits since before then."""
         found: list[Ready] = []
         for (tenant, key), entries in self._ready.items():
-            old = ((at, id) for _, at, id in entries if at <= before)
+            wanted = FindReady(tenant, (), before, limit)
+            old = ((at, id) for _, at, id in entries if at <= before and self._is_free(id, wanted))
             found += [Ready(tenant, key, id, at) for at, id in islice(old, limit)]
         return found
+
+    async def holder(self, tenant: str, group: str) -> str:
+        """Who has it."""
+        return self._holder(tenant, group, self._clock())
 
     async def last_seq(self) -> int:
         """The newest seq."""
@@ -332,6 +368,7 @@ def _row(put: Put) -> _Row:
         ready,
         record.updated_at,
         encode(record),
+        group_name(record) or "",
     )
 
 

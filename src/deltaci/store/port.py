@@ -25,6 +25,7 @@ Wakers = wake.Wakers
 ROOM: Final = wake.ROOM
 
 KEY: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
+DISPUTED: Final = "?"  # Somebody else takes the group right now, or leaves it.
 BUDGET: Final = 2000  # So many entries of a list are looked at for one page, at most.
 
 
@@ -80,7 +81,8 @@ class FindReady(msgspec.Struct, frozen=True):
     """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
 
     Only this tenant's: what another one has waiting is neither found nor walked past. With `only`, those among them
-    that have one of these ids.
+    that have one of these ids. `without` these groups, and without every other that somebody has; where it is None,
+    nobody looks after groups, which costs less.
     """
 
     tenant: str
@@ -88,6 +90,7 @@ class FindReady(msgspec.Struct, frozen=True):
     now: int
     limit: int
     only: tuple[str, ...] = ()
+    without: tuple[str, ...] | None = None
 
 
 def fitting(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
@@ -128,6 +131,18 @@ class CountHeld(msgspec.Struct, frozen=True):
 
     tenant: str
     limit: int
+
+
+class TakeGroup(msgspec.Struct, frozen=True):
+    """Who has this group of the tenant: the id of the attempt, "" if nobody has, `DISPUTED` if that is being decided.
+
+    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If
+    nobody has it, it is nobody else's until this transaction ends.
+    """
+
+    tenant: str
+    group: str
+    now: int
 
 
 class PutAside(msgspec.Struct, frozen=True):
@@ -186,7 +201,7 @@ def made_ready(write: Write) -> dict[tuple[str, str], int]:
     return found
 
 
-Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | PutAside | Write
+Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | TakeGroup | PutAside | Write
 Transaction = Generator[Request, Any, T]
 Look = Generator[Load | LoadJobs, list[Held], T]  # One that only reads.
 
@@ -327,6 +342,10 @@ class Store(Protocol):
 
     async def waiting(self, before: int, limit: int) -> list[Ready]:
         """What waits to be claimed since before then: of every queue of every tenant so many, best first."""
+        ...
+
+    async def holder(self, tenant: str, group: str) -> str:
+        """The id of the attempt that has this group now; "" if nobody has."""
         ...
 
     async def last_seq(self) -> int:

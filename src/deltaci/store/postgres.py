@@ -24,6 +24,7 @@ from deltaci.store.lists import SqlPages, dropped
 from deltaci.store.migrate import migrations, missing
 from deltaci.store.notify import Notifier
 from deltaci.store.port import (
+    DISPUTED,
     Conflict,
     CountHeld,
     Document,
@@ -41,6 +42,7 @@ from deltaci.store.port import (
     Request,
     Search,
     T,
+    TakeGroup,
     Transaction,
     Unavailable,
     Write,
@@ -49,7 +51,7 @@ from deltaci.store.port import (
     made_ready,
 )
 from deltaci.store.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
-from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
+from deltaci.store.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
 from deltaci.store.wake import Arrived, Wakers
 
 LANES: Final = 3
@@ -69,6 +71,7 @@ AWAY: Final = (
 )
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
 HELD_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
+GROUP_LOCK: Final = 0x0DE17AC2  # And of groups.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
 PLANS: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -100,9 +103,16 @@ _COUNT_HELD: Final = (
 )
 _KEYS: Final = QUEUE_KEYS.format("$1")
 _READY: Final = (
-    f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
+    f"SELECT {_COLUMNS} FROM records r WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
     "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
+# Groups that this transaction takes from are not held yet by what is stored.
+_READY_WITHOUT: Final = _READY.replace(
+    "ORDER BY", f"AND (group_name IS NULL OR group_name <> ALL($5)) AND {FREE.format('$3')} ORDER BY"
+)
+# Whoever would wait here for another one goes by: that one takes it, or leaves it to the next who looks.
+_LOCK_GROUP: Final = "SELECT pg_try_advisory_xact_lock($1, hashtext($2 || ' ' || $3))"
+_HOLDER: Final = HOLDER.format("$1", "$2", "$3")
 # The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
 _OPEN_READY: Final = (
     f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
@@ -237,12 +247,21 @@ class PostgresStore:
         if isinstance(request, CountHeld):
             await connection.execute(_LOCK_HELD, HELD_LOCK, request.tenant)
             return await connection.fetchval(_COUNT_HELD, request.tenant, request.limit)
+        if isinstance(request, TakeGroup):
+            return await self._take_group(connection, request)
         if isinstance(request, PutAside):
             return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
         if isinstance(request, OpenReady):
             return await self._open_ready(connection, request)
         assert isinstance(request, FindReady)
         return await self._find_ready(connection, request)
+
+    @staticmethod
+    async def _take_group(connection: Any, request: TakeGroup) -> str:
+        """First the lock, then the look: what the one before us wrote is seen by a statement that comes later."""
+        if not await connection.fetchval(_LOCK_GROUP, GROUP_LOCK, request.tenant, request.group):
+            return DISPUTED
+        return await connection.fetchval(_HOLDER, request.tenant, request.group, request.now) or ""
 
     async def _open_ready(self, connection: Any, request: OpenReady) -> tuple[int, list[Held]]:
         if request.labels or request.only:
@@ -265,7 +284,11 @@ class PostgresStore:
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         chosen = fitting(keys, request.labels)
         for key in chosen:
-            best += _held(await connection.fetch(_READY, request.tenant, key, request.now, request.limit))
+            values = (request.tenant, key, request.now, request.limit)
+            if request.without is not None:
+                best += _held(await connection.fetch(_READY_WITHOUT, *values, list(request.without)))
+            else:
+                best += _held(await connection.fetch(_READY, *values))
         if len(chosen) > 1:
             best.sort(key=_claim_order)
         return best[: request.limit]
@@ -347,6 +370,11 @@ class PostgresStore:
     async def waiting(self, before: int, limit: int) -> list[Ready]:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
+
+    async def holder(self, tenant: str, group: str) -> str:
+        """Who has it."""
+        found = await self._fetch(_HOLDER, tenant, group, await self.now())
+        return str(found[0][0]) if found else ""
 
     async def last_seq(self) -> int:
         """The newest seq."""

@@ -19,10 +19,10 @@ CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _STATEMENT: Final = """
     WITH new AS (
         INSERT INTO records
-        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant
+        SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant, u.group_name
         FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::int[], $6::bigint[], $7::bigint[],
-                    $8::bytea[], $9::text[])
-            AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant)
+                    $8::bytea[], $9::text[], ${groups}::text[])
+            AS u (id, kind, run_id, queue_key, priority, ready_at, due_at, body, tenant, group_name)
         WHERE NOT EXISTS (SELECT FROM history h WHERE h.id = u.id)
         ON CONFLICT DO NOTHING RETURNING 1
     ), old AS (
@@ -64,9 +64,9 @@ _LISTS: Final = f"""), joined AS (
     ), departed AS (
         {_LEAVE.format("$28", "$29", "$30", "$31")} RETURNING 1
     """
-_WRITE: Final = _STATEMENT.format(lists="", listed="")
+_WRITE: Final = _STATEMENT.format(lists="", listed="", groups=24)
 _WRITE_LISTED: Final = _STATEMENT.format(
-    lists=_LISTS, listed="+ 0 * ((SELECT count(*) FROM joined) + (SELECT count(*) FROM departed))"
+    lists=_LISTS, listed="+ 0 * ((SELECT count(*) FROM joined) + (SELECT count(*) FROM departed))", groups=32
 )
 _LEAVE_ALONE: Final = _LEAVE.format("$1", "$2", "$3", "$4")
 PUT_DOCUMENTS: Final = f"""
@@ -107,6 +107,7 @@ async def write_batch(connection: Any, write: Write) -> int:
     """Write it all; the seq of its last event."""
     puts = write.puts
     new = [new_row(put) for put in puts if put.version == 0 and not put.is_over]
+    *born, groups = _columns(new, 10)
     old = [
         (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
         for put in puts
@@ -124,7 +125,7 @@ async def write_batch(connection: Any, write: Write) -> int:
     try:
         last_seq = await connection.fetchval(
             _WRITE_LISTED if write.entries else _WRITE,
-            *_columns(new, 9),
+            *born,
             *_columns(old, 5),
             *_columns(over, 3),
             ended_at,
@@ -134,6 +135,7 @@ async def write_batch(connection: Any, write: Write) -> int:
             list(chunk.scopes),
             len(puts) - len(born_over),
             *_list_columns(write.entries),
+            groups,
         )
     except asyncpg.SerializationError as error:
         raise Conflict(tuple(put.record.id for put in puts)) from error

@@ -22,6 +22,15 @@ QUEUE_KEYS: Final = """
     SELECT key FROM keys WHERE key IS NOT NULL
 """
 
+# Who has a group: of this tenant, with this name, at this time. By a live lease, or after one that was lost.
+HOLDER: Final = (
+    "SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND due_at IS NOT NULL "
+    "UNION ALL SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND ready_at > {2} LIMIT 1"
+)
+# Whether nobody has the group of `r`. What has no group is not looked after any further. A database might gather all
+# groups at once for an EXISTS; this is two probes of small indexes.
+FREE: Final = f"(r.group_name IS NULL OR ({HOLDER.format('r.tenant', 'r.group_name', '{0}')}) IS NULL)"
+
 PUT_ASIDE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
     "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"
@@ -33,8 +42,8 @@ NEXT_QUEUE: Final = (
     "ORDER BY tenant, queue_key LIMIT 1"
 )
 FIRST_READY: Final = (
-    "SELECT id, ready_at FROM records WHERE tenant = {0} AND queue_key = {1} AND ready_at <= {2} "
-    "ORDER BY priority DESC, ready_at, id LIMIT {3}"
+    "SELECT id, ready_at FROM records r WHERE tenant = {0} AND queue_key = {1} AND ready_at <= {2} "
+    f"AND {FREE.format('{2}')} ORDER BY priority DESC, ready_at, id LIMIT {{3}}"
 )
 
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
@@ -99,11 +108,16 @@ class ReadyReader:
         return found
 
 
+def group_name(record: Record) -> str | None:
+    """The group that it is in, if any."""
+    return (record.group or None) if isinstance(record, Attempt) else None
+
+
 def new_row(put: Put) -> tuple[Any, ...]:
     """The columns of a record that is new."""
     record = put.record
     key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
     return (
         *(record.id, KIND_OF[type(record)], record.run_id, key, priority),
-        *(put.ready_at, put.due_at, encode(record), record.tenant),
+        *(put.ready_at, put.due_at, encode(record), record.tenant, group_name(record)),
     )

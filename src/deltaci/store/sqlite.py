@@ -41,13 +41,14 @@ from deltaci.store.port import (
     Request,
     Search,
     T,
+    TakeGroup,
     Transaction,
     Unavailable,
     Write,
     fits,
     fitting,
 )
-from deltaci.store.sql import PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
+from deltaci.store.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
 from deltaci.store.wake import Arrived, Wakers
 
 READERS: Final = 4
@@ -57,7 +58,7 @@ MAX_VARIABLES: Final = 500
 
 # An id is given once: what is over keeps its own.
 _INSERT: Final = (
-    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ?, ? "
+    "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ? "
     "WHERE NOT EXISTS (SELECT 1 FROM history WHERE id = ?) ON CONFLICT DO NOTHING"
 )
 _UPDATE: Final = (
@@ -102,7 +103,7 @@ class SqliteStore:
         self._pages = SqlPages(self._read, "?", self.find_all)
         self._documents = SqlDocuments(self._read, "?")
         self._log = LogReader(self._read, ("?", "?", "?"))
-        self._ready = ReadyReader(self._read, ("?", "?", "?", "?"))
+        self._ready = ReadyReader(self._read, ("?1", "?2", "?3", "?4"))
         self.wakers = Wakers()
 
     async def open(self) -> None:
@@ -225,6 +226,8 @@ class SqliteStore:
             return self._find_ready(request)
         if isinstance(request, CountHeld):
             return connection.execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
+        if isinstance(request, TakeGroup):
+            return _only(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
         if isinstance(request, PutAside):
             rows = [(request.until, request.until, id) for id in request.ids]
             connection.executemany(_PUT_ASIDE, rows)
@@ -253,10 +256,9 @@ class SqliteStore:
             return self._find_only(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in fitting(keys, request.labels):
-            rows = connection.execute(
-                _READY,
-                [request.tenant, key, request.now, request.limit],
-            )
+            without = _WITHOUT.format(", ".join("?" * len(request.without))) if request.without is not None else ""
+            values = [request.tenant, key, request.now, *(request.without or ()), request.limit]
+            rows = connection.execute(_READY.format(without), values)
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
         found.sort(key=lambda entry: entry[:3])
@@ -391,6 +393,10 @@ class SqliteStore:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
 
+    async def holder(self, tenant: str, group: str) -> str:
+        """Who has it."""
+        return _only(await self._read(_HOLDER, tenant, group, self._clock()))
+
     async def last_seq(self) -> int:
         """The newest seq."""
         return int((await self._read("SELECT seq FROM log_head"))[0][0])
@@ -409,9 +415,12 @@ class SqliteStore:
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
 _READY: Final = (
-    f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE tenant = ? AND queue_key = ? AND ready_at <= ? "
-    "ORDER BY priority DESC, ready_at, id LIMIT ?"
+    f"SELECT priority, ready_at, {_COLUMNS} FROM records r WHERE tenant = ?1 AND queue_key = ?2 AND ready_at <= ?3 "
+    "{} ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
+# Groups that this transaction takes from are not held yet by what is stored.
+_WITHOUT: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {FREE.format('?3')}"
+_HOLDER: Final = HOLDER.format("?1", "?2", "?3")
 # The ids lead to the rows: without the sign the way to what is ready, which begins with the tenant, might be taken.
 _ONLY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE id IN ({{}}) AND +tenant = ? AND +ready_at <= ?"
@@ -436,6 +445,10 @@ _DROP_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?) RETURNING id, kind, body"
 )
 _DROP_CHUNKS: Final = "DELETE FROM {} WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)"
+
+
+def _only(rows: Sequence[Any]) -> str:
+    return str(rows[0][0]) if rows else ""
 
 
 def _over_row(put: Put) -> tuple[Any, ...]:

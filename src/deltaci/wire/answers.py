@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -48,3 +48,34 @@ class KeptCache(msgspec.Struct, frozen=True, kw_only=True):
     stored: Annotated[bool, says("false when there was one already, which stays")]
     bytes: Annotated[int, says("its size")]
     sha256: Annotated[str, says("its digest, in hex")]
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a job ended that another one needs."""
+
+    result: Annotated[Literal["success", "failure", "cancelled", "skipped"], says("how it ended")]
+    outputs: Annotated[dict[str, Any], says("its output, if that is an object")] = {}
+    family: Annotated[str, says("what a pipeline calls all jobs of its matrix; empty: it is of none")] = ""
+    is_there: Annotated[bool, says("false when the run has no such job")] = True
+
+
+class SharedArtifact(msgspec.Struct, frozen=True, kw_only=True):
+    """An artifact of a job of the run: many files under a name, packed, or one file as it is."""
+
+    job: Annotated[str, says("whose it is")]
+    name: Annotated[str, says("its name; empty: it is one file")]
+    path: Annotated[str, says("of one file: its path in the workspace")]
+    uri: Annotated[str, says("where it is read, under the lease")]
+    bytes: Annotated[int, says("its size")]
+
+
+class FoundCache(msgspec.Struct, frozen=True, kw_only=True):
+    """A cache that there is."""
+
+    key: Annotated[str, says("its whole key")]
+
+
+class SourceCredential(msgspec.Struct, frozen=True, kw_only=True):
+    """With what a runner fetches the sources."""
+
+    value: Annotated[str, says("a token, or `user:password`: a secret, for the runner alone")]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
+
+from deltaci.wire import reading
 
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
@@ -29,7 +31,7 @@ MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024
 MAX_FAILED_TESTS: Final = 50
 
-T = TypeVar("T")
+decoder = reading.decoder
 
 
 def says(meaning: str) -> Meta:
@@ -159,6 +161,11 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
     output_path: Annotated[Line, says("ours: the JSON file in the workspace that becomes `output`")] = ""
     secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
+    optional_secrets: Annotated[
+        list[Name],
+        Meta(max_length=100),
+        says("ours: secrets that only expressions see; one that is not there, or not for this job, is empty"),
+    ] = []
     cache_scope: Annotated[
         Line,
         says(
@@ -347,6 +354,9 @@ class StepResult(Strict, frozen=True, kw_only=True):
     seconds: Annotated[Amount, says("how long it took")]
     name: Annotated[Line, says("what people call it")] = ""
     is_timed_out: Annotated[bool, says("whether it took too long")] = False
+    is_skipped: Annotated[bool, says("ours: whether it was left out; its exit code is null then")] = False
+    is_tolerated: Annotated[bool, says("ours: whether it failed and the job goes on as if it had not")] = False
+    why: Annotated[Line, says("ours: why it was left out, or failed beside its exit code")] = ""
 
 
 class FailedTest(Strict, frozen=True, kw_only=True):
@@ -385,6 +395,7 @@ class Complete(FromRunner, frozen=True, kw_only=True):
     tests: Annotated[Tests | None, says("ours: what the test reports say")] = None
     output: Annotated[Any, says("ours: the job's result, any JSON")] = None
     cost: Annotated[Any, says("ours: what it used, any JSON")] = None
+    is_skipped: Annotated[bool, says("ours: with a success: its condition did not hold, and nothing was done")] = False
 
 
 class CompleteAck(FromServer, frozen=True, kw_only=True):
@@ -446,53 +457,6 @@ class Problem(msgspec.Struct, frozen=True):
 
 RunnerMessage = AckLease | Heartbeat | Complete | CancelAck
 ServerMessage = LeaseGranted | HeartbeatAck | CompleteAck | CancelAcked | CancelRequested | StaleLease
-
-
-class _Nothing(msgspec.Struct, tag_field="type", tag=""):
-    """What nobody sends."""
-
-
-def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Reads one kind of thing, and raises nothing but msgspec's errors whatever it is given."""
-    # Of one kind alone msgspec does not ask for its `type`; of two it does.
-    is_tagged = getattr(getattr(kind, "__struct_config__", None), "tag", None) is not None
-    asked: Any = kind | _Nothing if is_tagged else kind
-    decode = msgspec.json.Decoder(asked).decode
-
-    def read(data: bytes | str) -> T:
-        try:
-            try:
-                found: T = decode(data)
-            except msgspec.ValidationError as error:
-                found = _with_whole_numbers(data, asked, error)
-            if isinstance(found, _Nothing):
-                raise msgspec.ValidationError("Invalid value - at `$.type`")
-            return found
-        except UnicodeDecodeError:
-            raise msgspec.DecodeError("it is not UTF-8") from None
-        except RecursionError:
-            raise msgspec.DecodeError("it is nested too deep") from None
-
-    return read
-
-
-def _with_whole_numbers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
-    """The same once more for those who write whole numbers as `2.0` or `2e3`: to JSON Schema these are integers."""
-    try:
-        return msgspec.convert(_whole(msgspec.json.decode(data)), kind)
-    except msgspec.ValidationError:
-        raise error from None
-
-
-def _whole(value: Any) -> Any:
-    match value:
-        case float() if value.is_integer() and abs(value) <= 2**53:
-            return int(value)
-        case list():
-            return [_whole(each) for each in value]
-        case dict():
-            return {name: _whole(each) for name, each in value.items()}
-    return value
 
 
 encode = msgspec.json.Encoder().encode

@@ -96,6 +96,12 @@ _BODIES: Final[dict[tuple[str, str], _Body]] = {
     ("GET", "caches"): _Body(id="readCache", gives=bytes),
     ("PUT", "caches"): _Body(id="keepCache", takes=bytes, is_optional=True, gives=answers.KeptCache),
     ("GET", "secrets"): _Body(id="readSecrets", gives=dict[str, str]),
+    ("GET", "optional-secrets"): _Body(id="readOptionalSecrets", gives=dict[str, str]),
+    ("GET", "source-credential"): _Body(id="readSourceCredential", gives=answers.SourceCredential),
+    ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, answers.Need]),
+    ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[answers.SharedArtifact]),
+    ("GET", "run-artifact"): _Body(id="readSharedArtifact", gives=bytes),
+    ("GET", "cache-keys"): _Body(id="findCache", gives=answers.FoundCache),
 }
 _LEASE: Final = {
     "name": LEASE_HEADER,
@@ -127,6 +133,11 @@ _REST: Final[dict[str, Json]] = {
         "description": "the cache's key",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_KEY},
     },
+    "cache-keys": {
+        "description": "what the key begins with",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_KEY},
+    },
+    "run-artifact": {"description": "as `run-artifacts` spells it", "schema": {"type": "string", "minLength": 1}},
 }
 _LEASE_ID: Final = "$response.body#/leases/0/lease_id"
 _UNDER_LEASE: Final = tuple(each for each in ADDRESSES if LEASE_HEADER in each.headers)

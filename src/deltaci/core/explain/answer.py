@@ -38,6 +38,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
 
+    `groups` says which attempt has a group; nobody has those that it does not name.
     `flaky` has the tests of a job, by its name, that are known to fail now and then.
     """
 
@@ -47,6 +48,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     ahead: Mapping[str, int] = {}
     flaky: Mapping[str, frozenset[str]] = {}
+    groups: Mapping[str, str] = {}
 
 
 class Clause(msgspec.Struct, frozen=True):

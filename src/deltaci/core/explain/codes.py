@@ -17,6 +17,7 @@ WAITS: Final[Mapping[str, str]] = {
     "waiting_for_acceptance": "a worker was given it and has not said yet that it takes it",
     "position": "others stand before it in the queue",
     "quota": "as many jobs run as may run at once",
+    "waiting_for_group": "another job of its group is under way; `about` is that job",
     "waiting_for_approval": "people must approve it",
     "waiting_for_validation": "its result is being validated",
     "retry_scheduled": "an attempt failed, and the next one has a time",

@@ -77,6 +77,9 @@ def _by(story: Story, id: str) -> str:
 
 def asked_by(story: Story, of: Attempt) -> str:
     """By whom and why the attempt is or was stopped."""
+    known = story.jobs.get(of.job_id)
+    if known is not None and (failed := _family_failure(story, known, of.cancel_reason)):
+        return failed
     by = "" if is_by_run(story, of.cancel_reason) else _by(story, of.id)
     return f"{by}{because(story, of.cancel_reason)}"
 
@@ -167,13 +170,29 @@ def not_retried(story: Story, of: Job, event: Event | None) -> Clause:
     exit_code = ended.metadata.get("exit_code") if ended is not None else None
     text = f"failed: {faults.what(failure, exit_code)}"
     known = faults.known_flaky(last.report if last is not None else None, story.around.flaky.get(of.spec.name))
-    why = faults.why_not_again(failure, of.attempts, of.spec.max_attempts)
+    why = faults.why_not_again(failure, of.attempts, of.spec.max_attempts, of.spec.retry_on)
     return Clause(
         "not_retried", text, of.id, event, " ".join((f"{faults.whose(failure)}.", *filter(None, (known, why))))
     )
 
 
+def _family_failure(story: Story, of: Job, reason: str) -> str:
+    """Which failure ended the job's family before its own end, if that is why it was not needed."""
+    if reason != job.NOT_NEEDED or not of.spec.family or (story.run is not None and story.run.is_fail_fast):
+        return ""
+    kin = (each for each in story.jobs.values() if each.spec.family == of.spec.family and job.ends_family(each))
+    earlier = [each for each in kin if not of.completed_at or each.completed_at <= of.completed_at]
+    first = min(earlier, key=lambda each: each.completed_at, default=None)
+    if first is None:
+        return ""
+    return (
+        f", because {shown(first.spec.name)} failed and the jobs of {shown(of.spec.family)} stop at the first failure"
+    )
+
+
 def _job_canceled(story: Story, of: Job, event: Event | None) -> Clause:
+    if failed := _family_failure(story, of, of.reason):
+        return Clause("not_needed", f"was not needed any more{failed}", of.id, event)
     if of.reason == job.NOT_NEEDED and is_by_run(story, of.reason):
         return Clause("not_needed", f"was not needed any more{because(story, of.reason)}", of.id, event)
     last = story.attempt_of(of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from deltaci.core.explain.words import listed, quoted, saying, shown
@@ -59,7 +59,7 @@ def whose(failure: Failure) -> str:
     )
 
 
-def why_not_again(failure: Failure, index: int, allowed: int) -> str:
+def why_not_again(failure: Failure, index: int, allowed: int, retry_on: Sequence[str] = ()) -> str:
     """Why there is no attempt after this one: a sentence of its own."""
     if failure.failure_class == USER and allowed == 1:
         return "Another attempt would end in the same way."
@@ -67,6 +67,9 @@ def why_not_again(failure: Failure, index: int, allowed: int) -> str:
         return f"Another attempt would end in the same way, so attempt {index} of {allowed} was the last one."
     if not failure.is_retryable:
         return f"The rule says that another attempt would not help, so attempt {index} of {allowed} was the last one."
+    if retry_on and failure.failure_class not in retry_on:
+        only = " and ".join(retry_on)
+        return f"The job is retried on {only} only, so attempt {index} of {allowed} was the last one."
     if allowed == 1:
         return "Such a failure may pass, but the job has only one attempt; give it more with max_attempts."
     return f"Such a failure may pass, but all {allowed} attempts are used up."

@@ -198,6 +198,8 @@ def _job_created(story: Story, event: Event) -> Told:
 def _scheduled(story: Story, event: Event) -> Told:
     known = story.jobs.get(event.entity_id)
     after = "what it needs was done" if known is not None and known.needs else "its run was planned"
+    if known is not None and known.after:
+        after = "what comes before it was over"
     return "ready", f"{_job_name(story, event)} was put into the queue, as {after}."
 
 
@@ -234,7 +236,10 @@ def _execution_failed(story: Story, event: Event) -> Told:
             f"{text} Such a failure may pass, so attempt {index + 1} was planned for {moment(int(due))}.",
         )
     text = f"Job {story.job_name(event.entity_id)} failed: {faults.what(failure, exit_code)}."
-    text += f" {faults.whose(failure)}.{_flaky(story, event, index)} {faults.why_not_again(failure, index, allowed)}"
+    known = story.jobs.get(event.entity_id)
+    retry_on = known.spec.retry_on if known is not None else ()
+    text += f" {faults.whose(failure)}.{_flaky(story, event, index)}"
+    text += f" {faults.why_not_again(failure, index, allowed, retry_on)}"
     return "not_retried", f"{text}{_allowed(story, event)}"
 
 

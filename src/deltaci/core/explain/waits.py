@@ -29,6 +29,7 @@ _WEIGHT: Final = {
     fleet.BUSY: 2,
     fleet.TURN: 2,
     "quota": 2,
+    "waiting_for_group": 2,
     **dict.fromkeys(fleet.TROUBLE, 3),
     "waiting_for_approval": 3,
     "stalled": 3,
@@ -58,6 +59,9 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
         text = f"is meant for {when(of.run_at, story.now)} and waits until then"
         found.append(Clause("not_before", text, of.id, event))
     around = story.around
+    holder = around.groups.get(of.group, "") if of.group else ""
+    if holder and holder != of.id and not found:
+        found.append(_group(story, of, holder))
     if around.running_quota and around.running >= around.running_quota and not found:
         text = f"waits for the quota: {around.running} of {around.running_quota} jobs that may run at once do run"
         advice = "It is taken when one of them ends, or when the quota is raised."
@@ -69,6 +73,17 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
         verb = "is" if ahead == 1 else "are"
         found.append(Clause(POSITION, f"has to let others go first: {ahead} {verb} before it in the queue", of.id))
     return found
+
+
+def _group(story: Story, of: Attempt, holder: str) -> Clause:
+    """Another one of the group has it. Attempts are named after their jobs, and these after their runs."""
+    id = holder.rpartition(".")[0] or holder
+    run_id, _, name = id.partition("/")
+    by = f"job {shown(name or id)}"
+    if name and run_id != of.run_id:
+        by += f" of run {shown(run_id)}"
+    text = f"waits for group {shown(of.group)}, which {by} holds"
+    return Clause("waiting_for_group", text, id, story.last(of.id), "It is taken when that one has ended.")
 
 
 def _leased(story: Story, of: Attempt) -> list[Clause]:
@@ -219,7 +234,12 @@ def _unmet(story: Story) -> dict[str, Job]:
 
 
 def _open_needs(unmet: dict[str, Job], of: Job) -> list[Job]:
-    return [unmet[id] for id in of.needs if id in unmet]
+    """What it needs and is not met; and what it only comes after, until that is over."""
+    found = [unmet[id] for id in of.needs if id in unmet]
+    if of.after:
+        later = (unmet[id] for id in of.after if id in unmet and id not in of.needs)
+        found += [each for each in later if each.state not in job.TERMINAL]
+    return found
 
 
 def _links(story: Story, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
@@ -258,7 +278,7 @@ def _needs(story: Story, of: Job) -> list[Clause]:
         clause, others = _chained(story, links, needs[0]), len(needs) - 1
         if others:
             verb = "waits" if others == 1 else "wait"
-            clause = clause.adding(f"{count(others, 'other job')} that it needs {verb} for the same.")
+            clause = clause.adding(f"{count(others, 'other job')} before it {verb} for the same.")
         clauses.append(clause)
     if clauses:
         return clauses

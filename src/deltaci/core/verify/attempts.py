@@ -206,6 +206,8 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
     of.expires_at, of.accept_by, of.ttl = change.expires_at, change.accept_by, change.expires_at - line.at
     if of.ttl <= timedelta() or change.accept_by <= line.at:
         log.bad("ORC-T1", f"lease {change.number} of {of.id} is over when it is granted", "a time in the future")
+    if of.job is not None and of.job.group:
+        _takes_group(log, of, line, of.job.group)
     known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
@@ -219,6 +221,16 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
             log.bad(
                 "WST-KG2", f"worker {known.id} lacks {', '.join(sorted(missing))} for {of.id}", "a worker that has them"
             )
+
+
+def _takes_group(log: Canonical, of: Attempt, line: Line, group: str) -> None:
+    """Nobody else of the group has a live lease, or had one that was lost and might not have heard of it yet."""
+    last = log.groups.get((of.tenant, group))
+    if last is not None and last is not of:
+        is_fenced = last.state == attempt.QUEUED and line.at < last.run_at
+        if last.lease in lease.LIVE or is_fenced:
+            log.bad("MOD-D3", f"attempt {of.id} is claimed while {last.id} has the group {group!r}", "one at a time")
+    log.groups[of.tenant, group] = of
 
 
 def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: LeaseTold) -> None:

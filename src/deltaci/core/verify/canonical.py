@@ -91,6 +91,7 @@ class Canonical:
     def __init__(self) -> None:
         self.report = Report("canonical events")
         self.live: dict[str, Any] = {}
+        self.groups: dict[tuple[str, str], Attempt] = {}  # Who had a group last.
         self.recent = Recent()
         self.number = 0
         self.seq = 0

@@ -27,6 +27,11 @@ def is_lost(of: Job) -> bool:
     return of.state in (job.FAILED, job.CANCELED) and not is_met(of)
 
 
+def ends_family(of: Job) -> bool:
+    """Whether its failure is the end of the rest of its family."""
+    return of.is_family_fail_fast and of.is_required and of.state == job.FAILED
+
+
 def count(of: Job, before: str | None) -> None:
     """Keep the run's counters and the counters of those who wait."""
     now, owner = of.state or "", of.run
@@ -40,6 +45,9 @@ def count(of: Job, before: str | None) -> None:
     if is_met(of):
         for waiting in owner.dependents.get(of.id, ()):
             waiting.unmet -= 1
+    if now in job.TERMINAL:
+        for waiting in owner.followers.get(of.id, ()):
+            waiting.unmet -= 1
 
 
 def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
@@ -52,7 +60,10 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
     if of.run.state != "PLANNING":
         log.bad("ORC-R2", f"job {of.id} is born while its run is {of.run.state}", "a run in PLANNING")
     of.is_task, of.is_required, of.needs = told.kind == job.TASK, told.is_required, told.needs
-    of.unmet = len(told.needs)
+    of.after = told.after or []
+    of.unmet = len({*told.needs, *of.after})
+    of.family, of.is_family_fail_fast = told.family or "", bool(told.is_family_fail_fast)
+    of.group, of.retry_on = told.group or "", list[str](told.retry_on or ())
     if of.is_task:
         if told.max_attempts is None or told.base_delay_seconds is None or told.max_delay_seconds is None:
             log.bad("MOD-E1", f"task {of.id} is born without max_attempts or its delays", "all of them")
@@ -67,6 +78,11 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
     of.run.jobs[of.id] = of
     for need in told.needs:
         of.run.dependents.setdefault(need, []).append(of)
+    for earlier in dict.fromkeys(of.after):
+        if earlier not in told.needs:
+            of.run.followers.setdefault(earlier, []).append(of)
+    if of.family:
+        of.run.families.setdefault(of.family, []).append(of)
 
 
 def opened(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
@@ -75,7 +91,11 @@ def opened(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         return
     if of.unmet:
         open_ = [need for need in of.needs if need not in of.run.jobs or not is_met(of.run.jobs[need])]
-        log.bad("WST-TI6", f"job {of.id} is {line.to} while it needs {', '.join(open_)}", "every need met")
+        if open_:
+            log.bad("WST-TI6", f"job {of.id} is {line.to} while it needs {', '.join(open_)}", "every need met")
+        else:
+            early = [each for each in of.after if each not in of.run.jobs or not _is_over(of.run.jobs[each])]
+            log.bad("MOD-D1", f"job {of.id} is {line.to}, but comes after {', '.join(early)}", "each of these over")
     if of.is_task != (line.to == job.QUEUED):
         log.bad(
             "STP-W1",
@@ -136,7 +156,8 @@ def attempt_failed(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad(
             "MOD-F3", f"job {of.id} gives another reason than its attempt", f"{error.failure_class} by {error.rule}"
         )
-    is_worth = error.is_retryable and of.attempts < of.max_attempts
+    is_named = not of.retry_on or error.failure_class in of.retry_on
+    is_worth = error.is_retryable and is_named and of.attempts < of.max_attempts
     if is_worth != (line.to == job.RETRYING):
         rule = "WST-TG5" if is_worth else "WST-TG4"
         found = (
@@ -186,7 +207,8 @@ def canceled(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("MOD-6", f"job {of.id} is BLOCKED, but nothing that it needs was lost", "a failed or cancelled need")
     if told.reason in _RUN_REASONS and line.from_ not in (job.QUEUED, job.RUNNING):
         wanted = _RUN_REASONS[told.reason]
-        if of.run.state not in wanted:
+        is_family = told.reason == job.NOT_NEEDED and any(map(ends_family, of.run.families.get(of.family, ())))
+        if of.run.state not in wanted and not is_family:
             log.bad("MOD-6", f"job {of.id} is {told.reason} while its run is {of.run.state}", " or ".join(wanted))
 
 
@@ -226,8 +248,22 @@ def settle(log: Canonical, of: Job) -> None:
     if state == job.PENDING:
         _settle_pending(log, of)
     if state in job.TERMINAL:
-        for waiting in of.run.dependents.get(of.id, ()):
+        for waiting in (*of.run.dependents.get(of.id, ()), *of.run.followers.get(of.id, ())):
             _settle_pending(log, waiting)
+    if ends_family(of):
+        _settle_family(log, of)
+
+
+def _settle_family(log: Canonical, of: Job) -> None:
+    for each in of.run.families.get(of.family, ()):
+        is_asked = each.attempt is not None and each.attempt.state == attempt.CANCEL_REQUESTED
+        if not _is_over(each) and not is_asked:
+            found = f"job {each.id} stays {each.state} although {of.id} of its family failed"
+            log.bad("MOD-D2", found, "CANCELED, or asked to stop")
+
+
+def _is_over(of: Job) -> bool:
+    return of.state in job.TERMINAL
 
 
 def _settle_pending(log: Canonical, of: Job) -> None:

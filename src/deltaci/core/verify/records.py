@@ -64,6 +64,11 @@ class JobTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     name: str | None = None
     kind: Literal["task", "approval"] | None = None
     needs: list[str] | None = None
+    after: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    family: Name | None = None
+    is_family_fail_fast: bool | None = None
+    group: Name | None = None
+    retry_on: Annotated[list[Literal["INFRA", "TOOLING", "FLAKY"]], msgspec.Meta(min_length=1)] | None = None
     is_required: bool | None = None
     max_attempts: Count | None = None
     base_delay_seconds: Count | None = None
@@ -227,6 +232,8 @@ class Run(Entity):
 
     jobs: dict[str, Job] = field(default_factory=dict)
     dependents: dict[str, list[Job]] = field(default_factory=dict)
+    followers: dict[str, list[Job]] = field(default_factory=dict)
+    families: dict[str, list[Job]] = field(default_factory=dict)
     open: int = 0
     active: int = 0
     waiting: int = 0
@@ -250,7 +257,12 @@ class Job(Entity):
 
     run: Run
     needs: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
     unmet: int = 0
+    family: str = ""
+    is_family_fail_fast: bool = False
+    group: str = ""
+    retry_on: list[str] = field(default_factory=list)
     is_task: bool = True
     is_required: bool = True
     has_validation: bool = False

@@ -59,9 +59,9 @@ def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
     if told.jobs != len(of.jobs):
         log.bad("WST-WG1", f"run {of.id} is planned with {told.jobs} jobs", f"{len(of.jobs)}, as many as were born")
     for each in of.jobs.values():
-        unknown = [need for need in each.needs if need not in of.jobs]
+        unknown = [need for need in (*each.needs, *each.after) if need not in of.jobs]
         if unknown:
-            log.bad("WST-TG1", f"job {each.id} needs {', '.join(unknown)}", "jobs of its run")
+            log.bad("WST-TG1", f"job {each.id} waits for {', '.join(unknown)}", "jobs of its run")
 
 
 def active(log: Canonical, of: Run, line: Line, told: RunTold) -> None:

@@ -173,17 +173,18 @@ def condition(written: str) -> Expression:
 
     This is for what people wrote. What remains of a condition is read with `parse`: it has its success() already.
     """
-    asked = _asked(written)
-    if asked is None:
+    found = asked(written)
+    if found is None:
         return Call("success")
-    if mentions_status(asked):
-        return asked
-    both = And((Call("success"), asked))
+    if mentions_status(found):
+        return found
+    both = And((Call("success"), found))
     check_depth(both)
     return both
 
 
-def _asked(written: str) -> Expression | None:
+def asked(written: str) -> Expression | None:
+    """Just what an `if:` says, without the success() that goes without saying; nothing if it is empty."""
     stripped = written.strip()
     if not stripped:
         return None

@@ -25,6 +25,9 @@ class Node(Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Node) and type(self) is type(other) and self._said() == other._said()
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # A struct brings one of its own, which compares by identity.
+
     def __hash__(self) -> int:
         return hash((type(self).__name__, self._said()))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from deltaci.core.errors import Refused
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.cell import SHELL, Cell, CellFailed, Executor, Exit
@@ -10,13 +13,16 @@ from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.executors.sandbox import SandboxExecutor
 
+USUAL: Final = ("sandbox", "process")
+
 __all__ = ["SHELL", "Cell", "CellFailed", "Executor", "Executors", "Exit"]
 
 
 class Executors:
     """Every executor that there is, and what they share. Close it in the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, usual: Sequence[str] = USUAL) -> None:
+        self._usual = list(usual)  # For a job that asks for none: the first that works here.
         self._nursery = Nursery()
         every: tuple[Executor, ...] = (ContainerExecutor(), SandboxExecutor(), ProcessExecutor(self._nursery))
         self._every = {executor.name: executor for executor in every}  # The strictest first.
@@ -35,7 +41,7 @@ class Executors:
             )
         if wanted == "container" and not image:
             raise Refused("no_executor", "the job asks for the executor 'container' but for no image; name one")
-        names = [wanted] if wanted else ["container"] if image else ["sandbox", "process"]
+        names = [wanted] if wanted else ["container"] if image else self._usual
         reasons = {name: every[name].why_not() for name in names}
         for name in names:
             if not reasons[name]:

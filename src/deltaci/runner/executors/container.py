@@ -68,6 +68,7 @@ class ContainerCell:
         self._handle = Handle(marker=self._marker)
         self._is_started = False
         self._is_running = False
+        self.network = ""  # One that it shares with others, if it has any.
         self._over = asyncio.Event()  # Nothing more is started.
         asked = [
             *([f"memory {limits.memory_bytes} bytes"] if limits.memory_bytes else []),
@@ -91,7 +92,7 @@ class ContainerCell:
         return [
             *(self._tool, "run", "--detach", "--rm", "--init", "--name", self._name),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *(() if self._has_network else ("--network", "none")),
+            *(("--network", self.network) if self.network else () if self._has_network else ("--network", "none")),
             *(("--memory", str(limits.memory_bytes)) if limits.memory_bytes else ()),
             *(("--pids-limit", str(limits.processes)) if limits.processes else ()),
             *(("--cpus", f"{limits.cpus:g}") if limits.cpus else ()),
@@ -168,7 +169,7 @@ class ContainerCell:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={name: value for name, value in env.items() if name not in TOOL_NEEDS} | _tool_environment(),
+            env={name: value for name, value in env.items() if name not in TOOL_NEEDS} | tool_environment(),
         )
         is_timed_out = False
         reading = asyncio.create_task(_pump(process, on_output))
@@ -217,7 +218,7 @@ class ContainerCell:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_tool_environment(),
+            env=tool_environment(),
         )
         try:
             out, error = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
@@ -235,7 +236,8 @@ async def _pump(process: asyncio.subprocess.Process, on_output: Callable[[bytes]
             on_output(data)
 
 
-def _tool_environment() -> dict[str, str]:
+def tool_environment() -> dict[str, str]:
+    """What the tool gets of the runner's own environment."""
     return {name: os.environ[name] for name in TOOL_NEEDS if name in os.environ}
 
 
@@ -260,7 +262,7 @@ def working_tool() -> tuple[str, str]:
             continue
         try:
             done = subprocess.run(
-                [path, "info"], capture_output=True, timeout=PROBE_SECONDS, env=_tool_environment(), check=False
+                [path, "info"], capture_output=True, timeout=PROBE_SECONDS, env=tool_environment(), check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons.append(f"{name} does not answer ({error})")

@@ -21,6 +21,7 @@ from deltaci.wire import api
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000
 MAX_FLAKY_JOBS: Final = 50
+MAX_GROUPS: Final = 100
 _PAGE: Final = 200
 
 
@@ -53,9 +54,10 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
 
 
 async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroundings:
-    """The fleet and the quota, as they are now."""
+    """The fleet, the quota, who has the attempts' groups, and what is known to be flaky, as all of it is now."""
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
+    groups = {each.group for each in tries if each.group}
     workers: list[Worker] = []
     before = None
     while len(workers) < MAX_WORKERS:
@@ -69,6 +71,7 @@ async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroun
         workers=tuple(workers),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
+        groups={group: await store.holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
         flaky=await _flaky(call, run, tries),
     )
 

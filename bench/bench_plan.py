@@ -1,0 +1,58 @@
+"""What a plan costs: a pipeline file of a large repository, from its text to the plan with its hash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bench.figures import Figure
+from deltaci.pipeline.compile import compile
+from deltaci.pipeline.found import Found
+from deltaci.pipeline.problems import Problems
+from deltaci.pipeline.reader import read
+from deltaci.pipeline.yaml import read_yaml
+from tests.pipeline.monorepo import files, pipeline
+from tests.pipeline.planned import PUSH, SOURCE
+
+PROJECTS = 60
+FILES = 2000
+ROUNDS = 5
+
+
+def run() -> list[Figure]:
+    """Reading, planning for a change of every file, of one file, and of nobody knows what."""
+    text, everything = pipeline(PROJECTS), files(FILES, PROJECTS)
+    found = read(text)
+    yaml = spent(lambda: read_yaml(text, Problems("")))
+    reading = spent(lambda: read(text))
+    all_of_it, one, unknown = (
+        spent(lambda changed=changed: plan(found, changed))  # type: ignore[misc]
+        for changed in (everything, everything[PROJECTS - 1 : PROJECTS], None)
+    )
+    made = compile(found, PUSH, changed=everything, source=SOURCE).plan
+    jobs = len(made.kept) if made is not None else 0
+    what = f"{FILES:,} files, {PROJECTS} projects, {jobs} jobs"
+    return [
+        Figure(
+            f"{what}: text to plan", (reading + all_of_it) * 1e3, "ms", {"YAML alone": (reading + all_of_it) / yaml}
+        ),
+        Figure("reading and checking the file", reading * 1e3, "ms", {"YAML alone": reading / yaml}),
+        Figure("planning, every file changed", all_of_it * 1e3, "ms", {"reading": all_of_it / reading}),
+        Figure("planning, one file changed", one * 1e3, "ms", {"every file": one / all_of_it}),
+        Figure("planning, the diff is not known", unknown * 1e3, "ms", {"every file": unknown / all_of_it}),
+    ]
+
+
+def plan(found: Found, changed: list[str] | None) -> None:
+    """One plan."""
+    compile(found, PUSH, changed=changed, source=SOURCE)
+
+
+def spent(work: Callable[[], object]) -> float:
+    """CPU seconds of the fastest of a few rounds."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return min(times)

@@ -1,0 +1,128 @@
+"""What `deltaci plan` and `deltaci run` share: how they are asked, and how they say what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, get_args
+
+import typer
+
+from deltaci.core.errors import Refused
+from deltaci.core.nearest import nearest
+from deltaci.local.plans import Planned, Seen, Wish, seen
+from deltaci.local.tree import Tree
+from deltaci.pipeline.change import EventName
+from deltaci.pipeline.problems import with_source
+
+STATE: Final = ".state"
+FOLDER: Final = "local"
+USAGE: Final = 2
+
+FolderOption = Annotated[
+    Path, typer.Argument(metavar="[FOLDER]", help="The repository, or a folder of it.", file_okay=False, exists=True)
+]
+FileOption = Annotated[
+    list[str] | None,
+    typer.Option("--file", help="Only this pipeline file, from the root on. May be given again."),
+]
+EventOption = Annotated[
+    str, typer.Option("--event", help="As if this had happened: push, pull_request, schedule or manual.")
+]
+InputOption = Annotated[
+    list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="What a start by hand is told.")
+]
+BaseOption = Annotated[
+    str, typer.Option("--base", help="What to compare with; by default where this branch left the default branch.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Leave nothing out because of what changed.")]
+JobOption = Annotated[
+    list[str] | None, typer.Option("--job", help="Only this job and what it needs. May be given again.")
+]
+MatrixOption = Annotated[
+    list[str] | None, typer.Option("--matrix", metavar="AXIS=VALUE", help="Only these of a matrix.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+@contextmanager
+def failing(command: str) -> Iterator[None]:
+    """Whatever cannot be done is one sentence on stderr."""
+    try:
+        yield
+    except Refused as refused:
+        print(f"deltaci {command}: {refused.message}", file=sys.stderr)
+        raise typer.Exit(USAGE) from None
+    except OSError as error:
+        print(f"deltaci {command}: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        raise typer.Exit(USAGE) from None
+
+
+def state_folder(tree_root: Path) -> Path:
+    """Where all is kept that is made here; git never looks into it."""
+    state = tree_root / STATE
+    state.mkdir(exist_ok=True)
+    ignore = state / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", "utf-8")
+    return state / FOLDER
+
+
+def opened(folder: Path) -> Tree:
+    """This folder as a repository."""
+    tree = Tree(folder)
+    tree.keep_in(state_folder(tree.root) / "here.git")
+    return tree
+
+
+def looked_at(
+    tree: Tree,
+    *,
+    files: Sequence[str] | None,
+    event: str,
+    inputs: Sequence[str] | None,
+    base: str,
+    is_all: bool,
+    jobs: Sequence[str] | None,
+    matrix: Sequence[str] | None,
+) -> Seen:
+    """The plans of what is here, as it was asked for."""
+    wish = Wish(
+        event=_event(event),
+        inputs=_pairs("--input", inputs),
+        base=base,
+        is_all=is_all,
+        files=files or (),
+        jobs=jobs or (),
+        matrix=_pairs("--matrix", matrix),
+    )
+    return seen(tree, wish)
+
+
+def tell_problems(each: Planned) -> None:
+    """Every problem with its line."""
+    for problem in each.problems:
+        print(with_source(problem, each.text))
+
+
+def _event(word: str) -> EventName:
+    for known in get_args(EventName):
+        if word == known:
+            return known  # type: ignore[no-any-return]
+    near = nearest(word, get_args(EventName))
+    hint = f"; did you mean {near!r}?" if near else ""
+    raise Refused("bad_request", f"there is no event {word!r}; expected {', '.join(get_args(EventName))}{hint}")
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, is_pair, value = each.partition("=")
+        if not is_pair or not name:
+            raise Refused("bad_request", f"{option} {each!r}: expected NAME=VALUE")
+        if name in found:
+            raise Refused("bad_request", f"{option} {name!r} was given twice; give it once")
+        found[name] = value
+    return found

@@ -1,0 +1,52 @@
+"""Workflow files of a repository on disk: which there are, and the actions beside them that they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from deltaci.pipeline.github import FOLDER, Workflow, read
+from deltaci.pipeline.yaml import MAX_BYTES
+
+SUFFIXES: Final = (".yml", ".yaml")
+
+
+class Files(Mapping[str, str]):
+    """Files of a repository as texts by their paths, each read only when it is asked for. None outside of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+
+    def __getitem__(self, path: str) -> str:
+        try:
+            found = (self._root / path).resolve()
+            if not found.is_relative_to(self._root) or found.stat().st_size > MAX_BYTES:
+                raise KeyError(path)
+            return found.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise KeyError(path) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())  # Nobody needs them all.
+
+    def __len__(self) -> int:
+        return 0
+
+
+def repository_of(path: Path) -> Path:
+    """The repository that a workflow is in: what holds `.github`; of any other file, its own folder."""
+    folder = path.resolve().parent
+    return folder.parent.parent if folder.as_posix().endswith(f"/{FOLDER}") else folder
+
+
+def read_workflow(content: bytes, name: str) -> Workflow:
+    """What a workflow says, with the actions that are beside it on disk."""
+    return read(content, name, Files(repository_of(Path(name))))
+
+
+def workflows_in(folder: Path) -> list[Path]:
+    """The workflows of a repository, or of a folder with nothing but workflows, in order."""
+    inside = folder / FOLDER
+    where = inside if inside.is_dir() else folder
+    return sorted(path for path in where.iterdir() if path.suffix in SUFFIXES and path.is_file())

@@ -1,0 +1,66 @@
+"""The files of a folder on disk: those that git knows where it is git's, else all but what tools install. Bounded."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from deltaci.pipeline.discovery.tree import FOREIGN, MAX_PATHS, MAX_READ_CHARS, joined
+
+GIT_SECONDS: Final = 30
+MAX_READ_BYTES: Final = 2 * MAX_READ_CHARS
+MAX_WALKED_FOLDERS: Final = 50_000
+
+
+def files_of(folder: Path) -> list[str]:
+    """The paths of all files, from the folder on."""
+    listed = _known_to_git(folder)
+    return _walked(folder) if listed is None else listed
+
+
+def _known_to_git(folder: Path) -> list[str] | None:
+    """What git tracks, and what it would if it were added; nothing, if this is not git's or there is no git."""
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, timeout=GIT_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    names = done.stdout.decode("utf-8", "surrogateescape").split("\0")
+    return [name for name in names[: MAX_PATHS * 2] if name and not _is_broken(name)]
+
+
+def _walked(folder: Path) -> list[str]:
+    found: list[str] = []
+    for number, (where, folders, names) in enumerate(os.walk(folder)):
+        inner = Path(where).relative_to(folder).as_posix()
+        inner = "" if inner == "." else inner
+        folders[:] = sorted(name for name in folders if name not in FOREIGN)
+        found += [path for name in sorted(names) if not _is_broken(path := joined(inner, name))]
+        if len(found) > MAX_PATHS or number > MAX_WALKED_FOLDERS:
+            break
+    return found[:MAX_PATHS]
+
+
+def _is_broken(name: str) -> bool:
+    """Whether a name is not UTF-8: nothing can be said about such a file."""
+    return any("\udc80" <= char <= "\udcff" for char in name)
+
+
+def text_of(folder: Path, path: str) -> str | None:
+    """What a file says, if it is a plain file inside the folder, is text, and is not too large."""
+    whole = folder / path
+    try:
+        if not whole.resolve().is_relative_to(folder.resolve()) or not stat.S_ISREG(whole.stat().st_mode):
+            return None
+        with whole.open("rb") as file:
+            content = file.read(MAX_READ_BYTES + 1)
+        return content.decode("utf-8") if len(content) <= MAX_READ_BYTES else None
+    except (OSError, ValueError, RuntimeError):  # It is gone, not ours to read, not text, or links in a circle.
+        return None

@@ -1,0 +1,113 @@
+"""Texts with `${{ … }}` that must be known when a run is planned; what cannot be is a problem at its very place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from deltaci.pipeline.expressions import (
+    Contexts,
+    ExpressionRefused,
+    Known,
+    Mistake,
+    RemainingText,
+    Value,
+    interpolate,
+    read,
+    reduce_text,
+)
+from deltaci.pipeline.expressions.mentions import Mention, mentions
+from deltaci.pipeline.expressions.texts import OPEN
+from deltaci.pipeline.expressions.values import number as as_number
+from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.found import Found, Path, told
+from deltaci.pipeline.problems import Problems, inside, shown
+
+MAX_NAMED: Final = 3  # of what is not known, in one message
+LATER: Final = "what is known when planning: github, inputs, vars, strategy or matrix"
+
+
+class Filling:
+    """Fills in the texts of one file, and keeps what is wrong with them."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self.problems = Problems(found.file)
+
+    def refuse(
+        self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
+    ) -> None:
+        """Something is wrong with what stands there."""
+        self.problems.add(self._found.place(*path), found, expected, nearest, is_warning=is_warning)
+
+    def refuse_expression(self, path: Path, text: str, mistake: Mistake) -> None:
+        """The same, of a part of a text."""
+        self.problems.add(*told(self._found.source, self._found.place(*path), text, mistake))
+
+    def known(self, path: Path, written: object, known: Contexts) -> Known | None:
+        """What a value will be; nothing, after it was told why that cannot be known."""
+        if not isinstance(written, str) or OPEN not in written:
+            return Known(written)  # type: ignore[arg-type]  # A scalar of the model.
+        try:
+            reduced = reduce_text(written, known)
+            if isinstance(reduced, Known):
+                return reduced
+            unknown = self._unknown(reduced, known)
+            if not unknown:
+                return Known(interpolate(written, known))  # It fails; this says why.
+        except ExpressionRefused as refused:
+            self.refuse_expression(path, written, refused.mistake)
+            return None
+        self.problems.add(
+            inside(self._found.source, self._found.place(*path), written, written.index(OPEN)),
+            f"{', '.join(unknown[:MAX_NAMED])}, which cannot be known when planning",
+            f"expected {LATER}",
+        )
+        return None
+
+    def value(self, path: Path, written: object, known: Contexts) -> Value:
+        """The same; what cannot be known counts as nothing."""
+        found = self.known(path, written, known)
+        return found.value if found is not None else None
+
+    def _unknown(self, remaining: RemainingText, known: Contexts) -> list[str]:
+        found = (mention for expression in read(remaining.text).expressions for mention in mentions(expression))
+        return list(dict.fromkeys(".".join((each.context, *each.keys)) for each in found if each.context not in known))
+
+    def text(self, path: Path, written: object, known: Contexts) -> str:
+        """The same as a text."""
+        return as_text(self.value(path, written, known))
+
+    def truth(self, path: Path, written: object, known: Contexts) -> bool:
+        """The same as true or false."""
+        found = self.known(path, written, known)
+        if found is None or isinstance(found.value, bool):
+            return bool(found and found.value)
+        text = as_text(found.value)
+        if text not in ("", "false", "true"):
+            self.refuse(path, f"{shown(text)} as {shown(str(path[-1]))}", "expected true or false")
+        return text == "true"
+
+    def number(self, path: Path, written: object, known: Contexts, *, most: float) -> float:
+        """The same as a number above 0."""
+        found = self.known(path, written, known)
+        if found is None:
+            return 1
+        number = as_number(found.value)
+        if 0 < number <= most and not isinstance(found.value, bool):
+            return number
+        wanted = f"expected a number above 0 and up to {most:,}"
+        self.refuse(path, f"{shown(as_text(found.value))} as {shown(str(path[-1]))}", wanted)
+        return 1
+
+
+@lru_cache(maxsize=8192)
+def mentioned(text: str) -> tuple[Mention, ...]:
+    """Everything that the expressions of a text mention. Refuses what is no expression."""
+    return tuple(_mentioned(text)) if OPEN in text else ()
+
+
+def _mentioned(text: str) -> Iterator[Mention]:
+    for expression in read(text).expressions:
+        yield from mentions(expression)

@@ -1,0 +1,72 @@
+"""Writes the tables of docs/github-workflows.md, from what the code takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from deltaci.core.draw import write_or_compare
+from deltaci.pipeline.github.actions import ACTIONS, DROPPED, HARMLESS
+from deltaci.pipeline.github.commands import TOOLCHAIN, TOOLCHAIN_INPUTS
+from deltaci.pipeline.github.events import INSIDE, NEVER, UNSAFE, UNSAFE_WHY
+from deltaci.pipeline.github.keys import KEYS, Rule
+
+BEGIN: Final = (
+    "<!-- Everything below is written by: python -m deltaci.pipeline.github.draw docs/github-workflows.md -->"
+)
+MODULE: Final = "deltaci.pipeline.github.draw"
+WORDS: Final = {"inside": "yes", "note": "no effect", "outside": "**outside**"}
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be; what stands before the mark is written by hand."""
+    head, mark, _ = text.partition(BEGIN)
+    if not mark:
+        raise ValueError(f"the page has no line {BEGIN!r}")
+    return head + BEGIN + "\n\n" + "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "## Events\n"
+    yield "| event |  |\n|---|---|"
+    for event in INSIDE:
+        yield f"| `{event}` | yes{', as a start by hand' if event == 'workflow_dispatch' else ''} |"
+    yield f"| `{UNSAFE}` | starts nothing: {UNSAFE_WHY} |"
+    yield f"| {', '.join(f'`{event}`' for event in NEVER)} | never happen here; they start nothing |"
+    yield "\n## Keys"
+    for part, rules in KEYS.items():
+        yield f"\n### {part[0].upper()}{part[1:]}\n".replace("'", "`")
+        yield from _table("key", rules)
+    yield "\n## Actions\n"
+    yield "At any version or commit. Any other action of GitHub or of anybody else is outside, but for two kinds:\n"
+    yield f"- `{TOOLCHAIN}` becomes the commands that it is made of, with {_listed(TOOLCHAIN_INPUTS)};"
+    yield "  `rustup` must be installed where the job runs, and the action's outputs are empty."
+    for name, why in DROPPED.items():
+        yield f"- `{name}` has no effect: {why}."
+    for name, action in ACTIONS.items():
+        yield f"\n### {name}\n"
+        yield from _table("input", action.inputs)
+    yield "\nWithout a word, because they ask for what happens anyway: "
+    yield ", ".join(f"`{name}: {value}`" for name, value in sorted(HARMLESS)) + "."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(what: str, rules: dict[str, Rule]) -> Iterator[str]:
+    yield f"| {what} |  |  |\n|---|---|---|"
+    for name, rule in rules.items():
+        yield f"| `{name}` | {WORDS[rule.kind]} | {rule.why} |"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with --check say whether it is as it should be."""
+    path = next((each for each in arguments if not each.startswith("--")), "docs/github-workflows.md")
+    return write_or_compare(arguments, MODULE, "tables", page(Path(path).read_text("utf-8")))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

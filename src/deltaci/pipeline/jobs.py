@@ -1,0 +1,268 @@
+"""One job of a pipeline file as what a runner is told.
+
+Texts of steps, variables and outputs stay as they are written: the runner fills them in. What else has `${{ … }}` is
+filled in here. `contexts` has as much of what is known as the texts and conditions of the job mention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from deltaci.pipeline import conditions, model
+from deltaci.pipeline.expressions import Expression, ExpressionRefused
+from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
+from deltaci.pipeline.expressions.texts import OPEN
+from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.filling import Filling, mentioned
+from deltaci.pipeline.found import Path
+from deltaci.wire import messages as wire
+
+UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+SHIPPED: Final = ("github", "inputs", "vars", "matrix", "strategy", "needs")
+# There is no such token here: what asks for it gets an empty text.
+NO_SECRETS: Final = frozenset({"GITHUB_TOKEN"})
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """What holds for all jobs of a plan."""
+
+    pipeline: model.Pipeline
+    source: wire.Source | None = None
+    cache_scope: str = ""  # not empty: the change is not trusted
+    adds_secrets: bool = False  # whether a secret need only be mentioned, as on GitHub
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """One job of the run: where it stands in the file, and what is known of it."""
+
+    path: Path
+    job: model.Job
+    known: Mapping[str, Any]  # github, inputs, vars, matrix, strategy
+    told_needs: Mapping[str, Any] = {}  # of needs: what the names of jobs do not say
+    condition: Expression | None = None
+    needs: tuple[str, ...] = ()  # names of jobs whose results it can read
+    title: str = ""
+
+
+def work(setting: Setting, member: Member, filling: Filling) -> wire.JobSpec:
+    """What the runner is told; what is wrong with it is in `filling.problems`."""
+    return _Work(setting, member, filling).spec()
+
+
+def seconds(minutes: float) -> int:
+    """Minutes as whole seconds, at least one."""
+    return max(1, ceil(minutes * 60))
+
+
+class _Work:
+    def __init__(self, setting: Setting, member: Member, filling: Filling) -> None:
+        self._setting = setting
+        self._member = member
+        self._job = member.job
+        self._filling = filling
+        self._mentions: list[Mention] = []
+        self._has_expressions = False
+
+    def spec(self) -> wire.JobSpec:
+        job, is_trusted = self._job, not self._setting.cache_scope
+        env = {name: as_text(value) for name, value in {**self._setting.pipeline.env, **job.env}.items()}
+        condition = self._condition(self._member.condition, job.if_, ("if",))
+        steps = list(self._steps())
+        services = list(self._services())
+        self._look_at(("env",), env.values())
+        self._look_at(("outputs",), job.outputs.values())
+        has_checkout = any(step.uses == "checkout" for step in steps)
+        return wire.JobSpec(
+            name=self._member.title,
+            image=self._text("image", job.image or ""),
+            steps=steps,  # type: ignore[arg-type]  # A list of steps is one of texts or steps.
+            env=env,
+            artifacts=list(self._artifacts()),
+            caches=list(self._caches()),
+            executor=job.executor if is_trusted or job.executor != "process" else None,
+            network=job.network,
+            limits=_limits(job.limits),
+            output_path=self._text("output-path", job.output_path or ""),
+            secrets=self._secrets() if is_trusted else [],
+            cache_scope=self._setting.cache_scope,
+            source=self._source() if has_checkout else None,
+            services=services,
+            rules=list(self._rules()),
+            needs=list(self._member.needs),
+            contexts=self._contexts(),
+            condition=condition,
+            outputs=dict(job.outputs),
+        )
+
+    # -- texts
+
+    def _text(self, *path: str | int) -> str:
+        *inner, written = path
+        return self._filling.text((*self._member.path, *inner), written, self._member.known)
+
+    def _look_at(self, path: Path, texts: Iterable[str]) -> None:
+        """Remember what the runner will have to know for these."""
+        for text in texts:
+            if OPEN in text:
+                self._has_expressions = True
+                try:
+                    self._mentions += mentioned(text)
+                except ExpressionRefused as refused:
+                    self._filling.refuse_expression((*self._member.path, *path), text, refused.mistake)
+
+    def _condition(self, expression: Expression | None, written: str | None, path: Path) -> str:
+        if expression is None:
+            return ""
+        found = conditions.as_line(expression, written)
+        if found is None:
+            wanted = f"expected at most {conditions.MAX_CONDITION:,} characters: set an output before, and ask for that"
+            self._filling.refuse((*self._member.path, *path), "a condition that is too long", wanted)
+            return ""
+        line, said = found
+        self._has_expressions = True
+        self._mentions += mentions(said)
+        return line
+
+    def _contexts(self) -> dict[str, Any] | None:
+        if not self._has_expressions:
+            return None
+        known = {**self._member.known, "needs": self._member.told_needs}
+        shipped = {}
+        for name in SHIPPED:
+            keys = [each.keys for each in self._mentions if each.context == name]
+            if keys and (name != "needs" or known[name]):
+                shipped[name] = cut(known[name], keys)
+        return shipped
+
+    # -- steps
+
+    def _steps(self) -> Iterator[wire.Step]:
+        steps = self._job.steps or ()
+        depth = self._job.checkout
+        has_own = any(step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps)
+        if depth is not False and self._setting.source is not None and not has_own:
+            yield wire.Step(uses="checkout", name="checkout")
+        for position, step in enumerate(steps):
+            yield self._step(step, ("steps", position))
+
+    def _step(self, step: model.Step, path: Path) -> wire.Step:
+        known, whole = self._member.known, (*self._member.path, *path)
+        defaults = (self._job.defaults.run, self._setting.pipeline.defaults.run)
+        env = {name: as_text(value) for name, value in step.env.items()}
+        inputs = {name: as_text(value) for name, value in step.with_.items()}
+        shell = workdir = ""
+        if step.run is not None:
+            shell = step.shell or next((each.shell for each in defaults if each.shell), None) or ""
+            folders = (step.working_directory, *(each.working_directory for each in defaults))
+            workdir = next((each for each in folders if each), "")
+        self._look_at(path, (step.name, step.run or "", shell, workdir, *env.values(), *inputs.values()))
+        minutes = step.timeout_minutes
+        limit = (*whole, "timeout-minutes")
+        return wire.Step(
+            run=step.run or "",
+            name=step.name,
+            env=env,
+            workdir=workdir,
+            timeout_seconds=0
+            if minutes is None
+            else seconds(self._filling.number(limit, minutes, known, most=model.MAX_MINUTES)),
+            continue_on_error=self._filling.truth((*whole, "continue-on-error"), step.continue_on_error, known),
+            uses=step.uses,
+            inputs=inputs,
+            id=step.id or "",
+            condition=self._step_condition(step.if_, (*path, "if")),
+            shell=shell,
+        )
+
+    def _step_condition(self, written: str | None, path: Path) -> str:
+        try:
+            expression = conditions.as_step(written, self._member.known)
+        except ExpressionRefused as refused:
+            self._filling.refuse_expression((*self._member.path, *path), written or "", refused.mistake)
+            return ""
+        return self._condition(expression, written, path)
+
+    # -- what else it has
+
+    def _source(self) -> wire.Source | None:
+        depth, source = self._job.checkout, self._setting.source
+        if source is None or isinstance(depth, bool):
+            return source
+        return replace(source, depth=depth)
+
+    def _services(self) -> Iterator[wire.Service]:
+        for name, service in self._job.services.items():
+            env = {key: as_text(value) for key, value in service.env.items()}
+            self._look_at(("services", name, "env"), env.values())
+            yield wire.Service(
+                name=name,
+                image=self._text("services", name, "image", service.image),
+                env=env,
+                ports=[str(port) for port in service.ports],
+                command=self._text("services", name, "command", service.command or ""),
+                health=self._text("services", name, "health", service.health or ""),
+            )
+
+    def _artifacts(self) -> Iterator[wire.ArtifactRule]:
+        for position, each in enumerate(self._job.artifacts):
+            yield wire.ArtifactRule(path_glob=self._text("artifacts", position, "path", each.path), type=each.type)
+
+    def _caches(self) -> Iterator[wire.CacheRule]:
+        for position, each in enumerate(self._job.caches):
+            at = ("caches", position)
+            yield wire.CacheRule(
+                key=self._text(*at, "key", each.key),
+                paths=[self._text(*at, "paths", number, path) for number, path in enumerate(each.paths)],
+                type=each.type,
+                lock_files=[
+                    self._text(*at, "lock-files", number, path) for number, path in enumerate(each.lock_files or ())
+                ],
+            )
+
+    def _rules(self) -> Iterator[wire.Rule]:
+        for position, rule in enumerate(self._job.validate):
+            at = ("validate", position)
+            yield wire.Rule(
+                name=self._text(*at, "name", rule.name),
+                run=self._text(*at, "run", rule.run or ""),
+                files=[self._text(*at, "files", number, path) for number, path in enumerate(rule.files or ())],
+                junit=self._text(*at, "junit", rule.junit or ""),
+                min_tests=rule.min_tests or 0,
+            )
+
+    def _secrets(self) -> list[str]:
+        names = list(self._job.secrets)
+        if self._setting.adds_secrets:
+            told = {each.keys[0] for each in self._mentions if each.context == "secrets" and each.keys}
+            names += sorted(told - set(names) - NO_SECRETS - {EVERY})
+        return names
+
+
+def cut(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
+    """Only what is mentioned of a value. Names are the same in capitals and in small letters."""
+    if not isinstance(value, Mapping) or any(not each or each[0] == EVERY for each in keys):
+        return value
+    wanted: dict[str, list[tuple[str, ...]]] = {}
+    for first, *rest in keys:
+        wanted.setdefault(first.lower(), []).append(tuple(rest))
+    return {name: cut(inner, wanted[name.lower()]) for name, inner in value.items() if name.lower() in wanted}
+
+
+def _limits(limits: model.Limits) -> wire.Limits:
+    memory = limits.memory or 0
+    if isinstance(memory, str):
+        memory = int(memory.rstrip("KMGT")) * UNITS.get(memory[-1], 1)
+    return wire.Limits(memory_bytes=memory, processes=limits.processes or 0, cpus=limits.cpus or 0.0)
+
+
+def checked(spec: wire.JobSpec) -> dict[str, Any]:
+    """The specification as plain values; raises msgspec.ValidationError for what no runner would take."""
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
+    msgspec.convert(plain, wire.JobSpec)
+    return plain

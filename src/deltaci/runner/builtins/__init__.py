@@ -1,0 +1,1 @@
+"""What a runner does itself, where a step says `uses`."""

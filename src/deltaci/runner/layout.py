@@ -1,0 +1,101 @@
+"""Where a job's things are, inside of what its cell shows it.
+
+A job of a pipeline has four folders: its workspace, a home of its own, so that what tools keep there is not between
+the sources, a folder for what only lives as long as the job, and one for tools. Any other job has one, for everything.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core.errors import Refused
+from deltaci.wire.messages import JobSpec
+
+OWN: Final = ".deltaci"
+MAX_NAME: Final = 100
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Folders of one job, all below `root`."""
+
+    root: Path
+    workspace: Path
+    home: Path
+    temp: Path
+    tools: Path
+
+    def inner(self, path: Path) -> str:
+        """A path of ours, from the root on."""
+        return path.relative_to(self.root).as_posix()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything is in one folder."""
+        return self.workspace == self.root
+
+    def make(self) -> None:
+        """Make those that are not there."""
+        for folder in (self.workspace, self.home, self.temp, self.tools):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def within(self, path: str) -> str:
+        """Where a path leads that somebody wrote, from the root on: `~` is the home, anything else the workspace's."""
+        if path == "~" or path.startswith("~/"):
+            start, rest = self.home, path[2:]
+        elif path.startswith("/"):
+            found = Path(path)
+            start = next((each for each in (self.workspace, self.root) if found.is_relative_to(each)), Path("/"))
+            rest = str(found.relative_to(start))
+        else:
+            start, rest = self.workspace, path
+        names = [name for name in rest.split("/") if name not in ("", ".")]
+        if ".." in names or "\0" in path or start == Path("/") or not (names or start != self.root):
+            raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
+        return "/".join((*start.relative_to(self.root).parts, *names))
+
+
+def is_of_pipeline(spec: JobSpec) -> bool:
+    """Whether a job belongs to a pipeline: it has sources, expressions, or to do with other jobs."""
+    return bool(spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs)
+
+
+def layout_of(spec: JobSpec, root: Path) -> Layout:
+    """The folders of this job; nothing is made yet."""
+    if not is_of_pipeline(spec):
+        return Layout(root=root, workspace=root, home=root, temp=root / OWN / "temp", tools=root / OWN / "tools")
+    return Layout(
+        root=root,
+        workspace=root / "work" / _name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
+        home=root / "home",
+        temp=root / "temp",
+        tools=root / "tools",
+    )
+
+
+def _name(contexts: dict[str, Any], url: str) -> str:
+    """What the repository is called: some tools name things after the folder that they are in."""
+    github = contexts.get("github")
+    told = github.get("repository") if isinstance(github, dict) else None
+    last = re.split(r"[/:]", (told if isinstance(told, str) and told else url).rstrip("/"))[-1]
+    return _ODD.sub("-", last.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
+
+
+def inside(workspace: Path, workdir: str) -> Path:
+    """The folder in which a step runs; never one outside."""
+    if "\0" in workdir:
+        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")
+    try:
+        found = (workspace / workdir).resolve()
+        is_there = found.is_dir()
+    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle: no folder is called so.
+        found, is_there = workspace, False
+    if not found.is_relative_to(workspace.resolve()):
+        raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
+    if not is_there:
+        raise Refused("bad_spec", f"workdir {workdir!r} does not exist in the workspace")
+    return found

@@ -1,0 +1,184 @@
+"""What is done for one job between its lease and its result: conditions, secrets, services, steps, rules, harvest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from deltaci.core.errors import Refused
+from deltaci.runner.builtins.stage import Stage, StepFailed
+from deltaci.runner.caches import Caches
+from deltaci.runner.client import Unreachable
+from deltaci.runner.contexts import Scene
+from deltaci.runner.executors import Cell, CellFailed, Exit
+from deltaci.runner.harvest import Harvester
+from deltaci.runner.joblog import JobLog
+from deltaci.runner.layout import layout_of
+from deltaci.runner.places import Place
+from deltaci.runner.result import Ended
+from deltaci.runner.rules import Rules
+from deltaci.runner.sections import UPLOAD_ARTIFACTS
+from deltaci.runner.services import Services
+from deltaci.runner.steps import GoOn, Steps
+from deltaci.runner.transfers import Over, Transfers
+from deltaci.wire.answers import Need
+from deltaci.wire.messages import ArtifactRule, JobSpec
+
+
+class Work:
+    """One job's work. Close it when its cell is closed."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        place: Place,
+        cell: Cell,
+        log: JobLog,
+        transfers: Transfers,
+        runner_id: str,
+        protocols: tuple[str, ...],
+    ) -> None:
+        self._spec = spec
+        self._log = log
+        self._transfers = transfers
+        self._runner_id = runner_id
+        self._protocols = protocols
+        self._layout = layout_of(spec, place.workspace)
+        self._caches = Caches(transfers, self._layout, place.folder, log)
+        self._harvester = Harvester(transfers, self._layout.workspace, log)
+        self._services = Services(spec, cell, log)
+        self._cell = cell
+        self._mirrors = place.folder.parent / "mirrors"
+        self._scene = Scene(spec, self._layout, runner=runner_id)
+        self._is_failed = False
+
+    async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> Ended:
+        """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
+        spec = self._spec
+        try:
+            needs = await self._needs()
+            self._scene = Scene(spec, self._layout, runner=self._runner_id, needs=needs)
+            if self._scene.is_live and not self._scene.job_holds(spec.condition):
+                return self._skipped()
+            secrets, optional = await self._secrets()
+        except Refused as refused:
+            code = "BAD_SPEC" if refused.code == "bad_spec" else "SECRETS"
+            return self._failed(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
+        except Unreachable as error:
+            return self._failed("RUNNER_STARTUP", f"the job cannot begin: {error}")
+        self._log.hide([*secrets.values(), *optional.values()])
+        if self._scene.is_live:
+            await asyncio.to_thread(self._layout.make)
+            self._scene = Scene(
+                spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional, **secrets}
+            )
+        stage = self._stage()
+        steps = Steps(stage, secrets, go_on, left)
+        working(steps.stop)
+        try:
+            if spec.services:
+                self._scene.job["services"] = await self._services.start(self._scene, left())
+            ended = await steps.run()
+            self._is_failed = not ended.is_success
+            if spec.rules and ended.is_success:
+                ended = await Rules(stage, steps, left).check(ended)
+        except (StepFailed, CellFailed) as failed:
+            return self._failed(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
+        finally:
+            working(None)
+        return await self._with_outputs(ended)
+
+    def _stage(self) -> Stage:
+        return Stage(
+            spec=self._spec,
+            layout=self._layout,
+            cell=self._cell,
+            log=self._log,
+            transfers=self._transfers,
+            caches=self._caches,
+            harvester=self._harvester,
+            scene=self._scene,
+            mirrors=self._mirrors,
+            protocols=self._protocols,
+        )
+
+    async def _needs(self) -> dict[str, Need]:
+        """How the jobs ended that this one needs; asked only where an expression can."""
+        if not self._spec.needs:
+            return {}
+        return await self._transfers.ask(lambda client, lease_id: client.needs(lease_id))
+
+    async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Those that the job must have, and those that it may."""
+        spec = self._spec
+        optional: dict[str, str] = {}
+        if spec.optional_secrets:
+            optional = await self._transfers.ask(lambda client, lease_id: client.optional_secrets(lease_id))
+        try:
+            return (await self._transfers.secrets() if spec.secrets else {}), optional
+        except Refused as refused:
+            if refused.code != "untrusted" or not self._scene.is_live:
+                raise
+            self._log.line("this run is not trusted: the job goes on without its secrets")
+            return {}, optional
+
+    def _skipped(self) -> Ended:
+        why = self._spec.condition or "success()"
+        self._log.line(f"the job is skipped: {why}")
+        summary = self._log.said(f"skipped: {why}")
+        return Ended(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
+
+    def _failed(self, code: str, why: str) -> Ended:
+        self._log.line(why)
+        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.said(why))
+
+    async def _with_outputs(self, ended: Ended) -> Ended:
+        """The job's outputs, also of one that failed: they say what was known by then."""
+        if not self._spec.outputs:
+            return ended
+        try:
+            outputs = await asyncio.to_thread(self._scene.texts, self._spec.outputs)
+        except Refused as refused:
+            why = f"outputs: {refused.message}"
+            self._log.line(why)
+            if not ended.is_success:
+                return ended
+            return structs.replace(ended, error_code="BAD_SPEC", summary=self._log.said(why))
+        return structs.replace(ended, outputs=outputs)
+
+    async def bring_back(self, ended: Ended) -> Ended:
+        """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
+        spec, brought = self._spec, self._harvester.brought
+        if ended.is_skipped:
+            return ended
+        has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_more)
+        try:
+            if has_more:
+                with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
+                    await self._harvester.bring(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
+                    if ended.is_success and not brought.error_code:
+                        await self._caches.save()
+            if ended.outputs and not brought.error_code:
+                self._harvester.add_outputs(ended.outputs)
+        except Over:
+            pass  # What is kept by now is kept.
+        if ended.is_success and brought.error_code:
+            ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
+        return structs.replace(ended, brought=brought)
+
+    def _filled(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
+        """Rules with the values of their expressions."""
+        found: list[ArtifactRule] = []
+        for rule in rules:
+            try:
+                found.append(structs.replace(rule, path_glob=self._scene.text(rule.path_glob)))
+            except Refused as refused:
+                self._harvester.brought.fail("ARTIFACTS", self._log.said(f"artifacts: {refused.message}"))
+        return found
+
+    async def close(self) -> None:
+        """Take the services away."""
+        await self._services.close(is_failed=self._is_failed)

@@ -1,0 +1,267 @@
+"""One of a group at a time: strict, whoever claims wherever, in order, and nobody waits for long once it is free."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from deltaci.core import attempt, run, worker
+from deltaci.core.attempt import Attempt
+from deltaci.core.decide import StartRun
+from deltaci.core.events import Event
+from deltaci.core.failures import Facts
+from deltaci.core.job import JobSpec
+from deltaci.core.run import Run
+from deltaci.store.port import CountHeld, FindReady, Held, Store, TakeGroup
+from tests.contract.places import Place, Server, ask, on_loop, put, write
+from tests.contract.test_line import Hall, ids
+from tests.contract.test_quota import end
+from tests.lab import START, TENANT, task
+
+RUNS: Final = 40
+
+
+def grouped(id: str, at: int = 0, *, group: str = "deploy", tenant: str = TENANT, **fields: Any) -> Any:
+    """An attempt of a group that waits to be claimed."""
+    record = Attempt(id=id, tenant=tenant, state=attempt.QUEUED, run_at=at, group=group)
+    return put(record, **{"ready_at": at, **fields})
+
+
+async def found(store: Store, *without: str, now: int = START, limit: int = 100) -> list[str]:
+    """What a worker finds."""
+    [held] = await ask(store, FindReady(TENANT, (), now, limit, (), without))
+    return [each.record.id for each in held]
+
+
+async def plainly(store: Store) -> list[str]:
+    """What is found by whoever does not look after groups."""
+    [held] = await ask(store, FindReady(TENANT, (), START, 100))
+    return [each.record.id for each in held]
+
+
+def most_at_once(events: list[Event]) -> int:
+    """How many attempts of the log had a live lease at the same time."""
+    held: set[str] = set()
+    most = 0
+    for event in events:
+        change = event.metadata.get("lease") or {}
+        if change.get("to") == "GRANTED":
+            held.add(event.entity_id)
+        elif change.get("to") in ("COMPLETED", "CANCELED", "EXPIRED", "REVOKED"):
+            held.discard(event.entity_id)
+        most = max(most, len(held))
+    return most
+
+
+# -- the store
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(place: Place) -> None:
+    """Another group is free, and so is the same name at another tenant's."""
+    async with place.opened() as store:
+        await write(
+            store,
+            grouped("a", 1),
+            grouped("b", 2),
+            grouped("c", 3, group="lab"),
+            grouped("d", 4, group=""),
+            grouped("their", 1, tenant="other", ready_at=None, due_at=9),
+        )
+        assert await found(store) == await plainly(store) == ["a", "b", "c", "d"]
+        assert await found(store, "lab", "none") == ["a", "b", "d"]
+        assert await store.holder(TENANT, "deploy") == ""
+
+        await write(store, grouped("holder", 0, ready_at=None, due_at=9))
+
+        assert await found(store) == ["c", "d"]
+        assert await plainly(store) == ["a", "b", "c", "d"]
+        assert await found(store, limit=1) == ["c"]
+        assert await ask(store, TakeGroup(TENANT, "deploy", START), TakeGroup(TENANT, "lab", START)) == ["holder", ""]
+        assert [await store.holder(*name) for name in ((TENANT, "deploy"), ("other", "deploy"))] == ["holder", "their"]
+        assert [each.id for each in await store.waiting(START, 10)] == ["c", "d"]
+        assert await ask(store, CountHeld(TENANT, 9)) == [1]
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(place: Place) -> None:
+    """Its last worker may be at work until then."""
+    async with place.opened() as store:
+        await write(store, grouped("lost", START + 60), grouped("next", 1))
+
+        assert await found(store, now=START + 59) == []
+        assert await ask(store, TakeGroup(TENANT, "deploy", START + 59)) == ["lost"]
+        assert await found(store, now=START + 60) == ["next", "lost"]
+        assert await ask(store, TakeGroup(TENANT, "deploy", START + 60)) == [""]
+
+
+@on_loop
+async def test_a_record_that_leaves_frees_its_group(place: Place) -> None:
+    """Whether it is over, or lost its lease."""
+    async with place.opened() as store:
+        holder = grouped("holder", 0, ready_at=None, due_at=9)
+        await write(store, holder, grouped("next", 1))
+        assert await found(store) == []
+        await write(store, put(holder.record, 1, is_over=True))
+
+        assert await found(store) == ["next"]
+
+        [[held]] = await ask(store, FindReady(TENANT, (), START, 1))
+        assert isinstance(held, Held)
+        await write(store, put(held.record, held.version, due_at=9))
+        assert await store.holder(TENANT, "deploy") == "next"
+
+
+# -- claims
+
+
+def start(*jobs: JobSpec, id: str) -> StartRun:
+    """A run of these jobs."""
+    return StartRun(id=id, record=Run(id=id, run_id=id, tenant=TENANT), jobs=jobs, plan_hash="hash")
+
+
+def deploys(count: int, **fields: Any) -> list[StartRun]:
+    """So many runs that want to deploy."""
+    return [start(task("deploy", group="prod", **fields), id=f"r{n:02}") for n in range(count)]
+
+
+async def begun(server: Server, count: int, **fields: Any) -> None:
+    for each in deploys(count, **fields):
+        await server.do(each)
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(place: Place) -> None:
+    """However much is asked for at once; what is behind them is handed out all the same."""
+    async with place.server() as server:
+        await begun(server, 3)
+        place.after(1)
+        await server.do(start(task("a"), task("b"), id="other"))
+
+        first = await server.claim("w1", 9)
+        assert [each.attempt.id for each in first] == ["r00/deploy.1", "other/a.1", "other/b.1"]
+        assert await server.claim("w2", 9) == []
+        for name in ("r01", "r02"):
+            await end(server, first[0])
+            first = await server.claim("w1")
+            assert [each.attempt.id for each in first] == [f"{name}/deploy.1"]
+        assert await server.claim("w1") == []
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_claims_of_one_batch_know_of_each_other(place: Place) -> None:
+    """What the batch gave already counts, though it is not written yet."""
+    async with place.server() as server:
+        await begun(server, 5)
+        place.after(1)
+        await server.do(start(*(task(f"j{n}") for n in range(3)), id="other"))
+
+        claims = await asyncio.gather(*(server.claim(f"w{n}", 1) for n in range(8)))
+
+        got = sorted(each.attempt.id for some in claims for each in some)
+        # Lanes of one server may dispute the group: then somebody finds it the next time.
+        if place.name != "postgres":
+            assert got == ["other/j0.1", "other/j1.1", "other/j2.1", "r00/deploy.1"]
+        assert len([id for id in got if "deploy" in id]) <= 1
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(place: Place) -> None:
+    """Also by name."""
+    async with place.server() as server:
+        await begun(server, 2)
+        held = await server.take("w1")
+
+        assert await server.claim("w2", only=("r01/deploy.1",)) == []
+        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
+
+        assert len(await server.claim("w2", only=("r01/deploy.1",))) == 1
+
+
+@pytest.mark.proves("MOD-D3", "MOD-5")
+@on_loop
+async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(place: Place) -> None:
+    """A slot follows from a live lease: a runner that died holds nothing for ever, and one that is silent not less."""
+    async with place.server() as server:
+        await server.register("w1")
+        await begun(server, 2)
+        held = await server.take("w1")
+        await server.say(attempt.Start, held)
+        place.after(10)
+        await server.do(worker.MissHealthChecks(id="w1"))
+        assert await server.state("r00/deploy.1") == attempt.QUEUED
+        assert await server.claim("w2") == []
+
+        place.after(111)
+
+        assert len(await server.claim("w2")) == 1
+        assert await server.claim("w3") == []
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_a_job_that_is_retried_lets_others_go_meanwhile(place: Place) -> None:
+    """Nobody has a lease while it waits."""
+    async with place.server() as server:
+        await begun(server, 2, max_attempts=2)
+        held = await server.take("w1")
+        await server.say(attempt.Complete, held, is_success=False, facts=Facts(error_code="RUNNER_STARTUP"))
+        assert await server.state("r00/deploy") == "RETRYING"
+
+        other = await server.take("w2")
+        await server.say(attempt.Start, other)
+        place.after(100)
+        await server.tick()
+        assert await server.state("r00/deploy.2") == attempt.QUEUED
+        assert await server.claim("w1") == []
+        await server.say(attempt.Complete, other, is_success=True, exit_code=0)
+
+        assert len(await server.claim("w1")) == 1
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_two_servers_never_hand_out_two_of_a_group(place: Place) -> None:
+    """Each has lanes of its own, and none of them knows what another is about to write."""
+    async with place.server() as one, place.server() as two:
+        await begun(one, RUNS)
+        done: list[str] = []
+
+        async def work(server: Server, by: str) -> None:
+            while len(done) < RUNS:
+                for each in await server.claim(by, 2):
+                    await end(server, each, by)
+                    done.append(each.attempt.id)
+
+        servers = (one, two, one, two)
+        await asyncio.gather(*(work(server, f"w{n}") for n, server in enumerate(servers)))
+
+        events = await two.verified()
+        assert most_at_once(events) == 1
+        assert sorted(done) == [f"r{n:02}/deploy.1" for n in range(RUNS)]
+        assert {(await one.find(f"r{n:02}", Run)).state for n in range(RUNS)} == {run.SUCCESS}
+
+
+@on_loop
+async def test_who_waits_is_told_when_the_group_is_free(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a poll."""
+    async with place.server() as server:
+        await begun(server, 2)
+        held = await server.claim("w1")
+        hall = Hall(server, monkeypatch)
+        waiting = await hall.joined("w2")
+
+        await end(server, held[0])
+
+        assert ids(await waiting) == ["r01/deploy.1"]

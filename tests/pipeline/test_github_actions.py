@@ -1,0 +1,175 @@
+"""Actions: those that a runner does itself, and those of the same repository."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.pipeline import model
+from deltaci.pipeline.github.actions import ACTIONS
+from tests.pipeline.workflows import first_step, found, job, only_job, told
+
+PATH = ".github/actions/go/action.yml"
+
+
+@pytest.mark.parametrize(
+    ("uses", "built_in", "given"),
+    [
+        ("actions/checkout@v4", "checkout", "{fetch-depth: 0, submodules: recursive, path: a}"),
+        ("actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683", "checkout", "{ref: v1}"),
+        ("actions/cache@v3", "cache", "{path: a, key: 'k-${{ hashFiles(''a'') }}', restore-keys: k-}"),
+        ("actions/upload-artifact@v4", "upload-artifact", "{name: a, path: b, if-no-files-found: error}"),
+        ("actions/download-artifact@v4", "download-artifact", "{pattern: a-*, merge-multiple: true, path: x}"),
+        ("Actions/Setup-Python@main", "setup-python", "{python-version: '3.12', allow-prereleases: true}"),
+        ("actions/setup-node@v1", "setup-node", "{node-version: 20}"),
+    ],
+)
+def test_built_in_steps_keep_what_they_are_told(uses: str, built_in: str, given: str) -> None:
+    """At any version."""
+    step = first_step(f"- uses: {uses}\n  with: {given}\n  if: always()")
+    words = {pair.split(": ", 1)[0] for pair in given[1:-1].split(", ")}
+
+    assert (step.uses, step.if_, step.run) == (built_in, "always()", None)
+    assert set(step.with_) == words
+
+
+def test_every_built_in_of_the_model_is_an_action() -> None:
+    """And the other way round."""
+    assert {action.uses for action in ACTIONS.values()} == set(model.BuiltIn.__args__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "ref", ["github.sha", "github.head_ref || github.ref", "github.event.pull_request.head.sha", "github.ref"]
+)
+def test_the_commit_of_the_change_is_checked_out_anyway(ref: str) -> None:
+    """However GitHub calls it."""
+    text = (
+        f"- uses: actions/checkout@v4\n  with: {{ref: '${{{{ {ref} }}}}', repository: '${{{{ github.repository }}}}'}}"
+    )
+
+    assert first_step(text) == model.Step(uses="checkout")
+    assert len(told(job(steps=text), notes=True)) == 2
+
+
+def test_what_asks_for_what_happens_anyway_needs_no_word() -> None:
+    """As most of today's workflows say it."""
+    text = job(steps="- uses: actions/checkout@v4\n  with: {persist-credentials: false, lfs: false}")
+
+    assert found(text).problems == ()
+
+
+def test_rust_is_set_up_by_commands() -> None:
+    """The version of the action is the toolchain."""
+    step = first_step("- uses: dtolnay/rust-toolchain@1.80\n  with: {components: 'clippy, rustfmt'}\n  env: {A: 1}")
+
+    assert step.run is not None and 'rustup default "$TOOLCHAIN"' in step.run
+    assert step.env == {"A": 1, "COMPONENTS": "clippy, rustfmt", "TARGETS": "", "TOOLCHAIN": "1.80"}
+    assert step.shell == "bash"
+
+
+def test_what_only_makes_things_faster_is_left_out() -> None:
+    """With a note."""
+    text = job(steps="- uses: Swatinem/rust-cache@v2\n- run: make")
+
+    assert only_job(text).steps == (model.Step(run="make"),)
+    assert told(text, notes=True) == [
+        "6:15: the action 'Swatinem/rust-cache' has no effect here; it only keeps what was built, to be faster the next time"
+    ]
+
+
+# -- actions of the repository
+
+
+def steps_of(action: str, uses: str = "- uses: ./.github/actions/go", keys: str = "") -> tuple[model.Step, ...]:
+    """The steps of a job that uses an action."""
+    steps = only_job(job(keys, uses), {PATH: action}).steps
+    assert steps is not None
+    return steps
+
+
+def composite(steps: str, more: str = "") -> str:
+    """An action that is made of steps."""
+    return f"name: x\n{more}runs:\n  using: composite\n  steps: {steps}\n"
+
+
+def test_the_steps_of_an_action_take_its_place() -> None:
+    """Its inputs are what was given, or their defaults; all are texts, as on GitHub."""
+    action = composite(
+        "[{run: 'echo ${{ inputs.a }} ${{ inputs.B }}', shell: bash, env: {T: '${{ inputs.c }}'}},"
+        " {uses: actions/setup-node@v4, with: {node-version: '${{ inputs.c }}'}}]",
+        "inputs: {a: {default: x}, b: {default: true}, c: {required: true}}\n",
+    )
+
+    steps = steps_of(action, "- uses: ./.github/actions/go\n  with: {c: '${{ matrix.c }}', A: y}")
+
+    assert steps == (
+        model.Step(run="echo y true", shell="bash", id="_step0___0", env={"T": "${{ format('{0}', matrix.c) }}"}),
+        model.Step(uses="setup-node", id="_step0___1", with_={"node-version": "${{ format('{0}', matrix.c) }}"}),
+    )
+
+
+def test_outputs_of_an_action_are_set_under_its_id() -> None:
+    """By a last step; its own steps have other ids."""
+    action = composite(
+        "[{id: v, run: a, shell: sh}, {run: 'b ${{ steps.v.outputs.x }}', shell: sh}]",
+        "outputs: {version: {value: '${{ steps.v.outputs.x }}'}}\n",
+    )
+
+    steps = steps_of(action, "- uses: ./.github/actions/go\n  id: go")
+
+    assert [step.id for step in steps] == ["go__v", "go___1", "go"]
+    assert steps[1].run == "b ${{ steps.go__v.outputs.x }}"
+    assert steps[2].env == {"OUTPUT_0": "${{ steps.go__v.outputs.x }}"}
+    assert steps[2].run is not None and "'version'" in steps[2].run
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "conditions"),
+    [
+        ("", "", [None, None]),
+        ("github.ref", "", ["github.ref", "github.ref"]),
+        ("", "inputs.a", [None, "'1'"]),
+        ("github.ref", "inputs.a", ["github.ref", "github.ref && '1'"]),
+        ("", "always()", [None, "steps._step0___0.conclusion != 'skipped' && always()"]),
+        ("github.ref", "always()", ["github.ref", "steps._step0___0.conclusion != 'skipped' && always()"]),
+        ("always()", "", ["always()", "always() && steps._step0___0.conclusion != 'failure'"]),
+    ],
+)
+def test_conditions_of_an_action_and_of_its_steps(outer: str, inner: str, conditions: list[str | None]) -> None:
+    """A step runs if the action does, and nothing in it failed, unless it says otherwise."""
+    action = composite(f'[{{run: a, shell: sh}}, {{run: b, shell: sh, if: "{inner}"}}]', "inputs: {a: {default: 1}}\n")
+
+    steps = steps_of(action, f"- uses: ./.github/actions/go\n  if: {outer}")
+
+    assert [step.if_ for step in steps] == conditions
+
+
+def test_an_action_knows_where_it_is() -> None:
+    """By its variable and by its context; and its commands run at the root, wherever the job's do."""
+    action = composite("[{run: '$GITHUB_ACTION_PATH/a ${{ github.action_path }}', shell: sh}]")
+    where = "${{ format('{0}/.github/actions/go', github.workspace) }}"
+
+    [step] = steps_of(action, keys="defaults: {run: {working-directory: sub}}")
+
+    assert step.env == {"GITHUB_ACTION_PATH": where}
+    assert step.run == f"$GITHUB_ACTION_PATH/a {where}"
+    assert step.working_directory == "."
+
+
+@pytest.mark.parametrize(
+    ("action", "step", "why"),
+    [
+        ("runs: {using: node20, main: a.js}", "", ":1:15: an action that is made with 'node20'; only actions that are made of steps can be read: 'using: composite'"),
+        (composite("[{uses: a/b@v1}]"), "", ":4:18: the action 'a/b'; only some of GitHub's own actions are built in: write it as a command"),
+        (composite("[{uses: ./.github/actions/go}]"), "", "expected at most 10 actions that use each other"),
+        (composite("[{run: a, shell: sh}, {run: b, shell: sh}]"), "continue-on-error: true", ":4:11: 'continue-on-error' of an action with several steps; give it to a command"),
+        (composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"), "if: always()", ":4:11: steps that ask how things went, in an action whose own 'if' asks for it as well; ask in one of both"),
+        ("a: [", "", ":1:5: a sign that closes what was not opened; remove it, or quote the text"),
+    ],
+)  # fmt: skip
+def test_actions_that_are_outside(action: str, step: str, why: str) -> None:
+    """It is told at the step that uses it, with the place in the action."""
+    workflow = found(job(steps=f"- uses: ./.github/actions/go\n  {step}"), {PATH: action})
+
+    [first, *_] = [problem for problem in workflow.problems if not problem.is_warning]
+    assert (first.line, first.column) == (6, 15)
+    assert str(first).endswith(why)

@@ -1,0 +1,137 @@
+"""Whatever a file says, the reader of workflows answers; what it takes can be written and read again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltaci.pipeline import model, reader
+from deltaci.pipeline.github import read
+from deltaci.pipeline.github.actions import ACTIONS
+from deltaci.pipeline.github.draw import page
+from deltaci.pipeline.github.keys import KEYS
+from deltaci.pipeline.printing import printed
+from tests.pipeline.workflows import FILE, job
+
+PAGE = Path(__file__).parents[2] / "docs" / "github-workflows.md"
+WORKFLOW = (
+    "name: CI\non:\n  push: {branches: [main]}\n  schedule: [{cron: '0 3 * * *'}]\n  workflow_dispatch:\n    inputs: {a: {}}\n"
+    "env: {A: '${{ secrets.X }}'}\njobs:\n  a:\n    runs-on: ${{ matrix.os }}\n    strategy:\n      matrix:\n"
+    "        os: [ubuntu-latest, windows-latest]\n        include: [{os: macos-13, x: {y: 1}}]\n"
+    "    services: {db: {image: a, options: --health-cmd 'b c'}}\n    steps:\n      - uses: actions/checkout@v4\n"
+    "      - {run: 'make ${{ matrix.x.y }}', if: always(), shell: bash}\n      - uses: ./act\n        with: {a: b}\n"
+)
+ACTION = (
+    "inputs: {a: {default: 1}}\noutputs: {o: {value: '${{ steps.x.outputs.o }}'}}\n"
+    "runs:\n  using: composite\n  steps:\n    - {id: x, run: 'echo ${{ inputs.a }}', shell: bash}\n"
+)
+WORDS = [*{word for table in KEYS.values() for word in table}, *ACTIONS, "on", "true", "~", "3.10", "${{ matrix.os }}"]
+PIECES = st.sampled_from(
+    [*WORDS, "${{", "}}", "'", '"', "[", "]", "{", "}", ":", "- ", "\n", "  ", "&a", "*a", "|", "!", "#"]
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from(WORDS) | st.none() | st.booleans() | st.integers(-9, 9999) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def dumped(value: Any) -> str:
+    """A value as flow YAML."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{dumped(key)}: {dumped(each)}" for key, each in value.items()) + "}"
+        case list():
+            return f"[{', '.join(map(dumped, value))}]"
+        case str():
+            return "'" + value.replace("'", "''") + "'"
+        case bool() | None:
+            return {True: "true", False: "false", None: "~"}[value]
+        case _:
+            return repr(value)
+
+
+def looked_at(text: str) -> None:
+    """Nothing is raised; all places are in the file; what is inside can be written down and read again."""
+    workflow = read(text, FILE, {"act/action.yml": ACTION})
+
+    lines = text.removeprefix("\ufeff").split("\n")
+    for problem in workflow.problems:
+        assert 1 <= problem.line <= len(lines)
+        assert problem.found
+    if workflow.pipeline is not None:
+        assert not workflow.outside
+        assert not [problem for problem in workflow.problems if not problem.is_warning]
+    if workflow.inside is not None:
+        again = reader.read(printed(workflow.inside))
+        wrong = [str(problem) for problem in again.problems if not problem.is_warning]
+        assert wrong == [] or workflow.inside.on == model.On()
+        assert again.pipeline in (workflow.inside, None)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join))
+def test_any_text(text: str) -> None:
+    """As a file of its own."""
+    looked_at(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, len(WORKFLOW)), st.integers(0, 12), st.lists(PIECES, max_size=3).map("".join))
+def test_any_change_of_a_good_workflow(at: int, removed: int, added: str) -> None:
+    """Something removed, something put in its place."""
+    looked_at(WORKFLOW[:at] + added + WORKFLOW[at + removed :])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([*KEYS["a job"]]), VALUES)
+def test_any_value_of_a_key_of_a_job(key: str, value: Any) -> None:
+    """Of every kind, where another was expected."""
+    looked_at(job(f"{key}: {dumped(value)}") if key != "steps" else job(steps=dumped(value)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([*KEYS["the workflow"]]), VALUES)
+def test_any_value_of_a_key_of_a_workflow(key: str, value: Any) -> None:
+    """Of every kind, where another was expected."""
+    rest = re.sub(rf"(?ms)^{key}:.*?(?=^\w|\Z)", "", WORKFLOW)
+    looked_at(f"{key}: {dumped(value)}\n{rest}")
+
+
+@settings(max_examples=80, deadline=None)
+@given(VALUES)
+def test_any_action_of_the_repository(value: Any) -> None:
+    """Whatever it is made of."""
+    for part in ("inputs", "outputs", "runs"):
+        action = re.sub(rf"(?ms)^{part}:.*?(?=^\w|\Z)", "", ACTION) + f"{part}: {dumped(value)}\n"
+        read(WORKFLOW, FILE, {"act/action.yml": action})
+
+
+def test_the_good_one_is_good() -> None:
+    """Or the tests above would show nothing."""
+    assert read(WORKFLOW, FILE, {"act/action.yml": ACTION}).pipeline is not None
+    looked_at(WORKFLOW)
+
+
+def test_a_large_workflow_is_read_quickly_enough() -> None:
+    """As many jobs as there may be; more are refused by their number of values, not by time."""
+    steps = "".join(f"      - {{run: 'echo {number} ${{{{ matrix.a }}}}'}}\n" for number in range(8))
+    text = "on: push\njobs:\n" + "".join(
+        f"  j{number}:\n    runs-on: ubuntu-latest\n    needs: [j0]\n    strategy: {{matrix: {{a: [1, 2, 3]}}}}\n    steps:\n{steps}"
+        for number in range(200)
+    )
+
+    workflow = read(text, FILE)
+
+    assert len(workflow.jobs) == 200
+
+
+def test_the_page_shows_what_the_code_takes() -> None:
+    """`python -m deltaci.pipeline.github.draw docs/github-workflows.md` writes it anew."""
+    text = PAGE.read_text("utf-8")
+
+    assert page(text) == text

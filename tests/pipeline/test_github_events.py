@@ -1,0 +1,105 @@
+"""`on` of a workflow."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.pipeline import model
+from tests.pipeline.workflows import found, told
+
+JOBS = "jobs: {a: {runs-on: x, steps: [{run: make}]}}\n"
+
+
+def on(text: str) -> model.On:
+    """The events of a workflow."""
+    pipeline = found(f"on: {text}\n{JOBS}").pipeline
+    assert pipeline is not None, told(f"on: {text}\n{JOBS}")
+    return pipeline.on
+
+
+@pytest.mark.parametrize(
+    ("text", "read_as"),
+    [
+        ("push", model.On(push=model.Push())),
+        ("[push, pull_request]", model.On(push=model.Push(), pull_request=model.PullRequest())),
+        ("{push: , workflow_dispatch: }", model.On(push=model.Push(), manual=model.Manual())),
+        (
+            "{push: {branches: [main, 'r/**'], tags: 'v*', paths-ignore: [docs/**]}}",
+            model.On(push=model.Push(branches=("main", "r/**"), tags=("v*",), paths_ignore=("docs/**",))),
+        ),
+        ("{push: {branches: [3.10]}}", model.On(push=model.Push(branches=("3.1",)))),
+        (
+            "{pull_request: {types: [opened, assigned, labeled], branches-ignore: [old]}}",
+            model.On(pull_request=model.PullRequest(types=("opened", "labeled"), branches_ignore=("old",))),
+        ),
+        ("{pull_request: {types: [assigned]}}", model.On()),
+        ("{schedule: [cron: '0  3 * * 1-5']}", model.On(schedule=(model.Schedule(cron="0 3 * * 1-5"),))),
+        ("[release, issues, workflow_call]", model.On()),
+        ("{pull_request_target: {types: [opened]}, push: }", model.On(push=model.Push())),
+    ],
+)
+def test_events(text: str, read_as: model.On) -> None:
+    """Those that can happen here."""
+    assert on(text) == read_as
+
+
+def test_on_in_quotes_is_the_same() -> None:
+    """Some write it so, for readers of YAML that take it for a truth."""
+    assert found(f'"on": push\n{JOBS}').pipeline is not None
+
+
+def test_what_a_start_by_hand_asks_for() -> None:
+    """With names that have dashes; an environment is a text."""
+    read = on(
+        "{workflow_dispatch: {inputs: {dry-run: {type: boolean, default: 'true', required: true}, "
+        "level: {type: choice, options: [low, 2], default: low, description: 'a\n\n  b'}, "
+        "where: {type: environment}, n: {type: number, default: 3}, plain: }}}"
+    )
+
+    assert read.manual == model.Manual(
+        inputs={
+            "dry-run": model.Input(type="boolean", default=True, required=True),
+            "level": model.Input(type="choice", options=("low", "2"), default="low", description="a b"),
+            "where": model.Input(),
+            "n": model.Input(type="number", default=3),
+            "plain": model.Input(),
+        }
+    )
+
+
+def test_what_starts_nothing_is_told() -> None:
+    """Nobody should wait for it."""
+    assert told(f"on: [release, pull_request_target]\n{JOBS}", notes=True) == [
+        "1:1: nothing starts this here; it can only be run by name",
+        "1:6: 'release' never happens here; it does not start this",
+        "1:15: 'pull_request_target' does not start this here; it gives the secrets to what a stranger wrote, which "
+        "never happens here: use pull_request, or start it by hand",
+        "2:21: 'x', a label that is not one of GitHub's; it waits for a runner that has it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("pusch", "1:5: the event 'pusch'; did you mean 'push'?"),
+        ("{push: {branch: main}}", "1:13: the key 'branch', which 'push' does not have; did you mean 'branches'?"),
+        ("{schedule: [{cron: '0 25 * * *'}]}", "1:24: '25' as the hour; expected 0 to 23, '*', 'a-b' or '*/n'"),
+        ("{schedule: [{}]}", "1:17: a schedule without 'cron'; expected five fields, e.g. '0 3 * * 1-5'"),
+        ("{pull_request: {types: [openned]}}", "1:29: 'openned' as a type; did you mean 'opened'?"),
+        (
+            "{push: {paths: [a], paths-ignore: [b]}}",
+            "1:13: 'paths' and 'paths-ignore' together; GitHub takes one of them",
+        ),
+        (
+            "{workflow_dispatch: {inputs: {a: {type: text}}}}",
+            "1:45: the text 'text'; expected one of: string, number, boolean, choice, environment",
+        ),
+        ("4", "1:1: the number 4 as 'on'; expected events, e.g. push"),
+    ],
+)
+def test_events_that_github_refuses(text: str, first: str) -> None:
+    """The whole workflow is wrong then, and none of its jobs can be run."""
+    workflow = found(f"on: {text}\n{JOBS}")
+
+    assert told(f"on: {text}\n{JOBS}")[0] == first
+    assert (workflow.pipeline, workflow.inside) == (None, None)

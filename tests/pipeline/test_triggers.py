@@ -1,0 +1,102 @@
+"""Which changes start a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from msgspec.structs import replace
+
+from deltaci.pipeline import model
+from deltaci.pipeline.change import Change
+from deltaci.pipeline.compile import triggered
+from deltaci.pipeline.reader import read
+from tests.pipeline.planned import PULL, PUSH
+
+TAG = replace(PUSH, branch="", tag="v1", ref="refs/tags/v1")
+TOPIC = replace(PUSH, branch="topic", ref="refs/heads/topic")
+NIGHT = Change(event="schedule", commit="a" * 40, branch="main", default_branch="main", cron="0 3 * * *")
+HAND = Change(event="manual", commit="a" * 40, branch="main")
+SOURCES = frozenset({"src/a.py"})
+DOCS = frozenset({"docs/a.md"})
+
+
+def asked(on: str, change: Change, changed: Collection[str] | None = SOURCES) -> tuple[bool, str]:
+    """Whether such an `on` wants this change, and why."""
+    found = read(f"on: {on}\njobs: {{a: {{steps: [x]}}}}\n")
+    assert found.pipeline is not None, found.problems
+    return triggered(found.pipeline, change, changed)
+
+
+@pytest.mark.parametrize(
+    ("on", "change", "changed", "is_wanted"),
+    [
+        ("push", PUSH, SOURCES, True),
+        ("push", TAG, SOURCES, True),
+        ("push", PULL, SOURCES, False),
+        ("pull_request", PUSH, SOURCES, False),
+        ("{push: {branches: [main, 'release/*']}}", PUSH, SOURCES, True),
+        ("{push: {branches: [main]}}", TOPIC, SOURCES, False),
+        ("{push: {branches: ['**', '!topic']}}", TOPIC, SOURCES, False),
+        ("{push: {branches: [main]}}", TAG, SOURCES, False),
+        ("{push: {branches-ignore: [main]}}", TAG, SOURCES, False),
+        ("{push: {branches-ignore: [main]}}", PUSH, SOURCES, False),
+        ("{push: {branches-ignore: [main]}}", TOPIC, SOURCES, True),
+        ("{push: {tags: 'v*'}}", TAG, SOURCES, True),
+        ("{push: {tags: 'v*'}}", PUSH, SOURCES, False),
+        ("{push: {tags-ignore: 'v*'}}", TAG, SOURCES, False),
+        ("{push: {tags: 'v*', branches: main}}", PUSH, SOURCES, True),
+        ("{push: {tags: 'v*', branches: main}}", TAG, SOURCES, True),
+        ("{push: {paths: 'src/**'}}", PUSH, SOURCES, True),
+        ("{push: {paths: 'src/**'}}", PUSH, DOCS, False),
+        ("{push: {paths: ['src/**', '!**/*.py']}}", PUSH, SOURCES, False),
+        ("{push: {paths: 'src/**'}}", PUSH, None, True),
+        ("{push: {paths: 'src/**'}}", PUSH, frozenset(), False),
+        ("{push: {paths: 'src/**'}}", TAG, DOCS, True),
+        ("{push: {paths-ignore: 'docs/**'}}", PUSH, DOCS, False),
+        ("{push: {paths-ignore: 'docs/**'}}", PUSH, DOCS | SOURCES, True),
+        ("{push: {paths-ignore: ['docs/**', '!docs/a.md']}}", PUSH, DOCS, True),
+        ("{push: {paths: 'sub/x.c'}}", PUSH, frozenset({"sub/"}), True),
+        ("pull_request", PULL, SOURCES, True),
+        ("pull_request", replace(PULL, action="closed"), SOURCES, False),
+        ("pull_request", replace(PULL, action=""), SOURCES, True),
+        ("{pull_request: {types: closed}}", replace(PULL, action="closed"), SOURCES, True),
+        ("{pull_request: {branches: old}}", PULL, SOURCES, False),
+        ("{pull_request: {branches-ignore: main}}", PULL, SOURCES, False),
+        ("{pull_request: {paths: 'docs/**'}}", PULL, SOURCES, False),
+        ("{schedule: '0 3 * * *'}", NIGHT, None, True),
+        ("{schedule: '0 4 * * *'}", NIGHT, None, False),
+        ("{schedule: '0 3 * * *'}", replace(NIGHT, branch="topic"), None, False),
+        ("{schedule: {cron: '0 3 * * *', branches: 't*'}}", replace(NIGHT, branch="topic"), None, True),
+        ("{schedule: {cron: '0 3 * * *', branches: 't*'}}", NIGHT, None, False),
+        ("manual", HAND, None, True),
+        ("push", HAND, None, False),
+    ],
+)
+def test_on_says_which_changes(on: str, change: Change, changed: Collection[str] | None, is_wanted: bool) -> None:
+    """As on GitHub; what is not known counts as if it mattered."""
+    assert asked(on, change, changed)[0] is is_wanted
+
+
+@pytest.mark.parametrize(
+    ("on", "change", "changed", "reason"),
+    [
+        ("{push: {branches: main}}", PUSH, SOURCES, "somebody pushed the branch main, which matches main"),
+        ("{push: {tags: 'v*'}}", PUSH, SOURCES, "the branch main was pushed, and it runs on tags only"),
+        ("{push: {branches: ['**', '!topic']}}", TOPIC, SOURCES, "the branch topic is taken away by !topic"),
+        ("{push: {paths: 'src/**'}}", PUSH, DOCS, "no changed file matches its paths: src/**"),
+        ("{push: {paths-ignore: a}}", PUSH, DOCS, "docs/a.md changed, which is not in what it leaves out"),
+        ("manual", PUSH, SOURCES, "it does not run on pushes"),
+        ("pull_request", PULL, SOURCES, "the pull request goes into the branch main"),
+    ],
+)
+def test_the_reason_is_told(on: str, change: Change, changed: Collection[str] | None, reason: str) -> None:
+    """Whoever wonders why nothing runs reads it."""
+    assert reason in asked(on, change, changed)[1]
+
+
+def test_patterns_that_nobody_checked_start_it() -> None:
+    """The reader refuses them; whoever made a pipeline in another way is told when it is planned."""
+    pipeline = model.Pipeline(on=model.On(push=model.Push(branches=("a[",))), jobs={})
+
+    assert triggered(pipeline, PUSH, None)[0]

@@ -1,0 +1,53 @@
+"""One job's stage without a runner: real folders, a real cell, a real server behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from deltaci.runner.builtins.stage import Stage
+from deltaci.runner.caches import Caches
+from deltaci.runner.contexts import Scene
+from deltaci.runner.executors.nursery import Nursery
+from deltaci.runner.git import KNOWN_PROTOCOLS
+from deltaci.runner.harvest import Harvester
+from deltaci.runner.layout import layout_of
+from deltaci.wire.messages import Limits
+from tests.runner.cells import executor_of
+from tests.runner.desk import Desk, Office, opened
+
+Story = Callable[[Stage, Desk], Coroutine[Any, Any, None]]
+
+
+async def staged(office: Office, story: Story, kind: str = "process", **spec: Any) -> None:
+    """Tell a story about one job of a pipeline."""
+    desk = await office.desk(**{"contexts": {"github": {"repository": "acme/shop"}}, **spec})
+    nursery = Nursery()
+    layout = layout_of(desk.spec, desk.workspace)
+    layout.make()
+    cell = executor_of(kind, nursery).cell(workspace=desk.workspace, limits=Limits(), network=False, image="")
+    stage = Stage(
+        spec=desk.spec,
+        layout=layout,
+        cell=cell,
+        log=desk.log,
+        transfers=desk.transfers,
+        caches=Caches(desk.transfers, layout, desk.folder, desk.log),
+        harvester=Harvester(desk.transfers, layout.workspace, desk.log),
+        scene=Scene(desk.spec, layout, runner="r1"),
+        mirrors=office.folder / "mirrors",
+        protocols=KNOWN_PROTOCOLS,
+        timeout_seconds=60.0,
+    )
+    try:
+        await story(stage, desk)
+    finally:
+        assert await cell.close()
+        await nursery.close()
+
+
+async def on_stage(folder: Path, story: Story, kind: str = "process", **spec: Any) -> None:
+    """The same, with a server of its own."""
+    async with opened(folder) as office:
+        await staged(office, story, kind, **spec)

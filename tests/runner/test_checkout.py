@@ -1,0 +1,376 @@
+"""Sources come from real repositories, at exactly one commit; a repository and a job can plant what they like."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.runner.builtins.checkout import check_out
+from deltaci.runner.builtins.stage import Stage, StepFailed
+from deltaci.runner.checkout import Wanted, bring, remote_of
+from deltaci.runner.git import (
+    KNOWN_PROTOCOLS,
+    PROTOCOLS,
+    GitFailed,
+    Remote,
+    allowed_protocols,
+    checked_commit,
+    checked_ref,
+    checked_url,
+    environment,
+    git,
+)
+from deltaci.runner.mirrors import USED, prune
+from deltaci.server.secrets import Secrets
+from tests.contract.places import on_loop
+from tests.runner.desk import TENANT, Desk
+from tests.runner.repositories import ENV, Repository
+from tests.runner.stages import on_stage
+
+MAIN = "refs/heads/main"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Three commits on main."""
+    made = Repository(tmp_path / "origin")
+    for number in range(3):
+        made.commit(a_txt=f"{number}\n")
+    return made
+
+
+def checked_out(repository: Repository, tmp_path: Path, ref: str = "", **wanted: Any) -> Path:
+    """A work tree of the repository's last commit."""
+    root = tmp_path / "job" / "workspace"
+    root.mkdir(parents=True, exist_ok=True)
+    remote = remote_of(str(repository.path), KNOWN_PROTOCOLS)
+    what = Wanted(**{"commit": repository.git("rev-parse", "HEAD"), "ref": MAIN, **wanted})
+    asyncio.run(bring(remote, what, ref, tmp_path / "mirrors", root, print))
+    assert sorted(path.name for path in root.parent.iterdir()) == ["workspace"]
+    return root / what.path
+
+
+def asked(tree: Path, *words: str) -> str:
+    """What git says in a work tree."""
+    done = subprocess.run(("git", *words), cwd=tree, env=ENV, capture_output=True, check=False, timeout=60)
+    return (done.stdout + done.stderr).decode().strip()
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ext::sh -c 'touch /tmp/x'", "--upload-pack=x", "-x", "https://", "https://user:pw@host/x", "https://-x/y"),
+        *("ssh://-oProxyCommand=x/y", "-oProxyCommand=x:y", "host:-x", "ftp://host/x", "a\nb", "a\0b", "fd::3", "ext::x", ""),
+        "ssh://-x@host/y",
+    ],
+)
+def test_an_address_that_git_would_misunderstand_is_refused(url: str) -> None:
+    with pytest.raises(Refused, match="repository") as refused:
+        checked_url(url, KNOWN_PROTOCOLS)
+
+    assert refused.value.code == "bad_spec"
+    assert "pw" not in refused.value.message
+
+
+def test_folders_are_only_for_those_who_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may start jobs must not read every repository of the machine."""
+    assert allowed_protocols() == PROTOCOLS
+    for url in ("/srv/x.git", "file:///srv/x.git"):
+        with pytest.raises(Refused, match="DELTACI_GIT_PROTOCOLS=file"):
+            checked_url(url, allowed_protocols())
+
+    monkeypatch.setenv("DELTACI_GIT_PROTOCOLS", "https, file,ext")
+
+    assert allowed_protocols() == ("https", "file")
+    assert checked_url("/srv/x.git", allowed_protocols()) == "/srv/x.git"
+
+
+@pytest.mark.parametrize("ref", ["-x", "main", "refs/heads/-x", "refs/heads/a..b", "refs/heads/a b", "refs/heads/a\0b"])
+def test_a_name_that_is_none_of_a_branch_is_refused(ref: str) -> None:
+    with pytest.raises(Refused, match="no name of a branch"):
+        checked_ref(ref)
+
+
+@pytest.mark.parametrize("commit", ["HEAD", "-x", "abc", "A" * 40, "0" * 41, "0" * 39 + "\n"])
+def test_a_commit_has_its_full_name(commit: str) -> None:
+    with pytest.raises(Refused, match="no full name"):
+        checked_commit(commit)
+
+
+def test_a_commit_that_is_not_there_says_so(repository: Repository, tmp_path: Path) -> None:
+    for ref in ("", MAIN):
+        with pytest.raises(GitFailed, match=r"not our ref|does not have the commit"):
+            checked_out(repository, tmp_path, commit="0" * 39 + "1", ref="", depth=1 if ref else 0)
+
+
+def test_a_branch_that_is_not_there_says_so(repository: Repository, tmp_path: Path) -> None:
+    with pytest.raises(GitFailed, match="has no refs/heads/other and no refs/tags/other"):
+        checked_out(repository, tmp_path, ref="other")
+
+
+@on_loop
+async def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """A server that never answers must not keep a job for ever, nor a process behind it."""
+    repository = Repository(tmp_path / "r")
+    config = repository.path / ".git" / "config"
+    config.write_text(config.read_text() + '[alias]\n\twait = "!echo $$ > ../pid; sleep 1000"\n')
+
+    with pytest.raises(GitFailed, match="took more than"):
+        await git("wait", folder=repository.path, timeout_seconds=0.5)
+
+    pid = int((tmp_path / "pid").read_text())
+    assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+# -- what is brought
+
+
+def test_exactly_the_commit_is_there_with_a_repository_of_its_own(repository: Repository, tmp_path: Path) -> None:
+    commit = repository.git("rev-parse", "HEAD~1")
+    tree = checked_out(repository, tmp_path, commit=commit)
+
+    assert (tree / "a.txt").read_text() == "1\n"
+    assert asked(tree, "rev-parse", "HEAD") == commit
+    assert asked(tree, "status", "--porcelain", "--branch") == "## main"
+    assert asked(tree, "remote", "get-url", "origin") == str(repository.path)
+    assert asked(tree, "rev-list", "--count", "HEAD") == "1"
+    assert not (tree / ".git" / "hooks").exists()
+    assert not (tree / ".git" / "objects" / "info" / "alternates").exists()
+
+
+def test_as_much_history_as_is_wanted(repository: Repository, tmp_path: Path) -> None:
+    """Also when another job wanted less before, or the same commit again later."""
+    repository.git("tag", "v1")
+    repository.git("branch", "side", "HEAD~1")
+    first = repository.git("rev-parse", "HEAD~1")
+
+    counts = [
+        asked(checked_out(repository, tmp_path, depth=depth, **more), "rev-list", "--count", "HEAD")
+        for depth, more in [(1, {}), (2, {}), (1, {}), (2, {"commit": first}), (0, {}), (2, {}), (0, {"commit": first})]
+    ]
+
+    assert counts == ["1", "2", "1", "2", "3", "2", "2"]
+    tree = checked_out(repository, tmp_path, depth=0)
+    assert asked(tree, "tag") == "v1"
+    assert asked(tree, "branch", "--remotes") == "origin/main\n  origin/side"
+
+
+def test_another_branch_or_tag_by_its_name(repository: Repository, tmp_path: Path) -> None:
+    repository.git("tag", "--annotate", "--message", "x", "v1", "HEAD~1")
+    repository.git("branch", "side", "HEAD~2")
+
+    assert (checked_out(repository, tmp_path, ref="side") / "a.txt").read_text() == "0\n"
+    assert (checked_out(repository, tmp_path, ref="v1") / "a.txt").read_text() == "1\n"
+    assert (checked_out(repository, tmp_path, ref="refs/tags/v1", depth=0) / "a.txt").read_text() == "1\n"
+
+
+def test_a_new_commit_needs_only_what_is_new(repository: Repository, tmp_path: Path) -> None:
+    """And nothing at all is asked for a commit that is there: the repository may be away."""
+    checked_out(repository, tmp_path)
+    repository.commit(b_txt="new")
+    checked_out(repository, tmp_path)
+    repository.path.rename(tmp_path / "away")
+    here = Repository.__new__(Repository)
+    here.path = tmp_path / "away"
+    commit = here.git("rev-parse", "HEAD")
+    root = tmp_path / "second" / "workspace"
+    root.mkdir(parents=True)
+
+    remote = remote_of(str(repository.path), KNOWN_PROTOCOLS)
+    asyncio.run(bring(remote, Wanted(commit=commit), "", tmp_path / "mirrors", root, print))
+
+    assert (root / "b.txt").read_text() == "new"
+
+
+def test_what_was_there_is_replaced_or_left(repository: Repository, tmp_path: Path) -> None:
+    tree = checked_out(repository, tmp_path)
+    (tree / "left").write_text("x")
+    (tree / "a.txt").write_text("changed")
+
+    assert (checked_out(repository, tmp_path, is_clean=False) / "left").exists()
+    assert (tree / "a.txt").read_text() == "2\n"
+    assert not (checked_out(repository, tmp_path) / "left").exists()
+
+
+def test_submodules_of_the_same_place(repository: Repository, tmp_path: Path) -> None:
+    inner = Repository(tmp_path / "inner")
+    inner.commit(deep_txt="deep")
+    repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", "../inner", "sub")
+    repository.commit()
+
+    assert not (checked_out(repository, tmp_path) / "sub" / "deep.txt").exists()
+    assert (checked_out(repository, tmp_path, submodules="recursive") / "sub" / "deep.txt").read_text() == "deep"
+
+
+def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, tmp_path: Path) -> None:
+    checked_out(repository, tmp_path)
+    folder = tmp_path / "mirrors"
+    [kept] = folder.glob("*.git")
+    for name in ("old.git", "young.git"):
+        (folder / name).mkdir()
+        (folder / name / USED).touch()
+        (folder / name / "pack").write_bytes(b"x" * 1000)
+    os.utime(folder / "old.git" / USED, (0, 0))
+
+    assert prune(folder, kept) == [folder / "old.git"]
+    assert prune(folder, kept, max_bytes=0) == [folder / "young.git"]
+    assert kept.exists()
+
+
+# -- hostile
+
+
+def test_what_a_repository_plants_is_never_run(repository: Repository, tmp_path: Path) -> None:
+    """Filters, hooks and modules are only ever run by who configures them."""
+    mark = tmp_path / "ran"
+    repository.commit(
+        _gitattributes="* filter=evil diff=evil\n",
+        _gitmodules=f'[submodule "x"]\n\tpath = x\n\turl = ../inner\n\tupdate = "!touch {mark}"\n',
+        _gitconfig=f'[core]\n\tfsmonitor = "touch {mark}"\n[filter "evil"]\n\tsmudge = touch {mark}\n',
+    )
+    (repository.path / ".git" / "hooks").mkdir(exist_ok=True)
+    for hook in ("post-checkout", "post-update", "reference-transaction", "post-receive"):
+        path = repository.path / ".git" / "hooks" / hook
+        path.write_text(f"#!/bin/sh\ntouch {mark}\n")
+        path.chmod(0o755)
+
+    tree = checked_out(repository, tmp_path, depth=0)
+
+    assert (tree / ".gitconfig").exists()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("url", ["ext::sh -c touch% MARK", "--upload-pack=touch MARK", "fd::17"])
+def test_a_submodule_that_is_a_command_is_refused(url: str, repository: Repository, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (repository.path / ".gitmodules").write_text(
+        f'[submodule "x"]\n\tpath = x\n\turl = "{url.replace("MARK", str(mark))}"\n'
+    )
+    head = repository.git("rev-parse", "HEAD")
+    (repository.path / "x").mkdir()
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{head},x")
+    repository.commit()
+
+    with pytest.raises(GitFailed):
+        checked_out(repository, tmp_path, submodules="true")
+
+    assert not mark.exists()
+
+
+def test_what_the_job_planted_in_its_workspace_is_replaced_and_never_followed(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """A link, a hook, a configuration: git outside of the cell must see none of them."""
+    root, precious, mark = tmp_path / "job" / "workspace", tmp_path / "precious", tmp_path / "ran"
+    precious.mkdir()
+    (precious / "a.txt").write_text("precious")
+    root.mkdir(parents=True)
+    for plant in (".git", "sub", "a.txt"):
+        (root / plant).unlink(missing_ok=True)
+        (root / plant).symlink_to(precious)
+        checked_out(repository, tmp_path, path="sub" if plant == "sub" else ".")
+    tree = root
+    (tree / ".git" / "hooks").mkdir()
+    hook = tree / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    hook.chmod(0o755)
+    with (tree / ".git" / "config").open("a") as config:
+        config.write(f'[core]\n\tfsmonitor = "touch {mark}"\n\tsshCommand = "touch {mark}"\n')
+    checked_out(repository, tmp_path)
+
+    assert (tree / "a.txt").read_text() == "2\n"
+    assert [path.name for path in precious.iterdir()] == ["a.txt"]
+    assert (precious / "a.txt").read_text() == "precious"
+    assert not mark.exists()
+
+
+# -- credentials
+
+
+def test_a_credential_is_for_its_host_alone_and_in_no_command_line(tmp_path: Path) -> None:
+    remote = Remote(url="https://host.example:8443/a/b.git", protocols=("https",), credential="tok-123456")
+    env = environment(remote, tmp_path)
+
+    config = {env[f"GIT_CONFIG_KEY_{n}"]: env[f"GIT_CONFIG_VALUE_{n}"] for n in range(int(env["GIT_CONFIG_COUNT"]))}
+    assert config["http.https://host.example:8443/.extraHeader"].startswith("Authorization: Basic ")
+    assert [key for key in config if "extraHeader" in key] == ["http.https://host.example:8443/.extraHeader"]
+    assert (env["GIT_TERMINAL_PROMPT"], env["GIT_ALLOW_PROTOCOL"]) == ("0", "https")
+    assert config["credential.helper"] == ""
+    assert "extraHeader" not in str(environment(Remote(url="/x", protocols=("file",), credential="t"), tmp_path))
+
+
+# -- as a step
+
+
+def source(repository: Repository, **more: Any) -> dict[str, Any]:
+    """What a job is told of its sources."""
+    return {"url": str(repository.path), "commit": repository.git("rev-parse", "HEAD"), "ref": MAIN, **more}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ({"repository": "other/thing"}, "another repository"),
+        ({"lfs": "true"}, "lfs"),
+        ({"submodules": "maybe"}, "submodules"),
+        ({"fetch-depth": "-1"}, "whole number"),
+        ({"path": "../x"}, "not in the job's"),
+        ({"clean": "perhaps"}, "true or false"),
+        ({"ssh-key": "x"}, "not known here"),
+        ({"ref": "-x"}, "no name of a branch"),
+    ],
+)
+@on_loop
+async def test_an_input_that_cannot_be_is_the_authors_mistake(
+    inputs: dict[str, str], why: str, repository: Repository, tmp_path: Path
+) -> None:
+    async def story(stage: Stage, _desk: Desk) -> None:
+        with pytest.raises(Refused, match=why) as refused:
+            await check_out(stage, inputs)
+        assert refused.value.code == "bad_spec"
+
+    await on_stage(tmp_path, story, source=source(repository))
+
+
+@on_loop
+async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another runner, or the same one later, may have more luck."""
+    monkeypatch.setattr("deltaci.runner.mirrors.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("deltaci.runner.mirrors.MAX_PAUSE_SECONDS", 0.001)
+
+    async def story(stage: Stage, desk: Desk) -> None:
+        with pytest.raises(StepFailed, match="does not appear to be a git repository") as failed:
+            await check_out(stage, {})
+        assert failed.value.code == "CHECKOUT"
+        assert sum("trying again" in line for line in desk.said) == 3
+
+    await on_stage(tmp_path, story, source={"url": str(tmp_path / "none"), "commit": "0" * 40})
+
+
+@on_loop
+async def test_a_credential_is_fetched_by_the_runner_also_for_forks_and_never_shown(
+    repository: Repository, tmp_path: Path
+) -> None:
+    async def story(stage: Stage, desk: Desk) -> None:
+        Secrets(desk.service.blobs, (tmp_path / "data" / "server.key").read_bytes()).set(
+            TENANT, "READ", "hunter2-token"
+        )
+        outputs = await check_out(stage, {"repository": "Acme/Shop", "ref": "main", "fetch-depth": "0"})
+        stage.log.line("it was hunter2-token")
+
+        assert outputs["commit"] == stage.spec.source.commit  # type: ignore[union-attr]
+        assert (stage.layout.workspace / "a.txt").exists()
+        assert (stage.layout.home / ".gitconfig").exists()
+        assert "it was ***" in desk.said
+        assert "hunter2" not in (stage.layout.workspace / ".git" / "config").read_text()
+
+    await on_stage(tmp_path, story, source=source(repository, credential="READ"), cache_scope="fork")

@@ -1,0 +1,61 @@
+"""Shells by name and as commands; what is none is refused with the names of those that are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.runner.executors.cell import SHELL
+from deltaci.runner.layout import layout_of
+from deltaci.runner.shells import MAX_ARGUMENT_BYTES, start
+from deltaci.wire.messages import JobSpec
+from tests.runner.cells import Bench, in_cell
+
+
+@pytest.mark.parametrize("shell", ["cmd", "powershell", "fish", "bash -e", "sh 'x {0}", "x\0{0}"])
+def test_one_that_is_not_known_is_refused(shell: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="the shell") as refused:
+        start(shell, "true", layout_of(JobSpec(contexts={}), tmp_path), 0)
+
+    assert refused.value.code == "bad_spec"
+
+
+def test_without_a_wish_it_is_as_ever(tmp_path: Path) -> None:
+    """Jobs of the plain queue must not notice anything."""
+    begun = start("", "echo $0", layout_of(JobSpec(), tmp_path), 0)
+
+    assert (begun.script, begun.shell) == ("echo $0", SHELL)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "wanted"),
+    [
+        ("bash", "false | true; echo no", (1, b"")),
+        ("bash", 'echo "it\'s {0} $-"', (0, b"it's {0} ehB\n")),
+        ("sh", "false; echo no", (1, b"")),
+        ("python3 {0}", "import sys; print(len(sys.argv)); sys.exit(4)", (4, b"1\n")),
+        ("python3 -u {0} 'a b'", "import sys; print(sys.argv[1])", (0, b"a b\n")),
+        ("cat {0}", "just text", (0, b"just text")),
+        ("", "# " + "x" * MAX_ARGUMENT_BYTES + "\necho large", (0, b"large\n")),
+    ],
+)
+def test_a_script_runs_in_its_shell(shell: str, script: str, wanted: tuple[int, bytes], tmp_path: Path) -> None:
+    layout = layout_of(JobSpec(contexts={}), tmp_path)
+    layout.make()
+
+    async def story(bench: Bench) -> None:
+        begun = start(shell, script, layout, 3)
+        ended = await bench.cell.run(
+            begun.script,
+            env={},
+            workdir=tmp_path,
+            timeout_seconds=30,
+            on_output=bench.hear,
+            shell=begun.shell,
+        )
+        assert (ended.exit_code, bytes(bench.output)) == wanted
+
+    in_cell("process", tmp_path, story)
