@@ -22,6 +22,23 @@ def told(explanation: Explanation, code: str) -> Reason:
     return found
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("", "The outcome was published."),
+        ("success", "The outcome was published. What its forge was told: “success”."),
+        ("exhausted: 401", "The outcome was published. What its forge was told: “exhausted: 401”."),
+    ],
+)
+def test_a_run_that_is_over_says_what_its_forge_was_told(said: str, text: str) -> None:
+    """A forge that was given up must be visible somewhere."""
+    lab = Lab().plan(task("build"))
+    lab.work("build")
+    lab.do(run.Report(id="r1", actor="reporter", told=said))
+
+    assert told(why(lab, lab.run()), "reported").text == text
+
+
 # -- retried or not
 
 

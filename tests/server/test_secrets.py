@@ -205,20 +205,13 @@ def test_the_branch_of_a_pull_request_is_where_it_is_not_yet() -> None:
     assert not is_foreign(pushed)
 
 
-class Told(Origin, frozen=True, kw_only=True):
-    """An origin that says more."""
-
-    event: str = ""
-    is_fork: bool = False
-
-
 def test_what_the_forge_told_of_a_run_is_believed_before_its_labels() -> None:
     """The server writes down what kind of event it was, and whether it came from a fork."""
-    proposed = Told(project="shop", branch="main", event="pull_request")
+    proposed = Origin(project="shop", branch="main", event="pull_request")
 
     assert where(proposed) == Where("shop", "")
-    assert where(Told(project="shop", branch="main", event="push")) == Where("shop", "main")
-    assert (is_foreign(proposed), is_foreign(Told(is_fork=True))) == (False, True)
+    assert where(Origin(project="shop", branch="main", event="push")) == Where("shop", "main")
+    assert (is_foreign(proposed), is_foreign(Origin(is_fork=True))) == (False, True)
 
 
 def test_a_seal_opens_only_in_its_own_scope() -> None:

@@ -14,7 +14,7 @@ from deltaci.cli.shown import Rows, ago, safe
 from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, finds
 from deltaci.pipeline.failure_rules import DEFAULT_FILE, read
 from deltaci.pipeline.problems import with_source
-from deltaci.wire import api
+from deltaci.wire import api_failures
 
 MAX_RULES_BYTES: Final = 64 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024  # The end of it: only the last lines are looked at.
@@ -71,7 +71,7 @@ def show_command(
         print(f"\nthe tenant's own are version {found.version}, set {ago(found.set_at)} by {safe(found.set_by)}")
 
 
-def fits(rule: api.FailureRule) -> str:
+def fits(rule: api_failures.FailureRule) -> str:
     """What a rule asks for, in a few words."""
     told = [
         ("error code", ", ".join(rule.error_codes)),
@@ -150,7 +150,7 @@ def try_command(
     rows.print(f"no rule finds a line of its own in the last {len(tail)} lines")
 
 
-def _rule(rule: api.FailureRule) -> FailureRule:
+def _rule(rule: api_failures.FailureRule) -> FailureRule:
     told = msgspec.to_builtins(rule)
     del told["of"]
     return msgspec.convert(told, FailureRule)

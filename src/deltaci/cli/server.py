@@ -7,13 +7,14 @@ import logging
 import signal
 import ssl
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from deltaci.blobs import open_blobs
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -30,6 +31,31 @@ DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs an
 BlobsOption = Annotated[
     str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
 ]
+ClientCertOption = Annotated[
+    bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+]
+OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
+PublicUrlOption = Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")]
+AllowForgeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
+]
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        autocompletion=lambda: list(ALLOWABLE),
+    ),
+]
+FailureRulesOption = Annotated[
+    Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
+]
 
 
 @app.command("server")
@@ -42,22 +68,14 @@ def server_command(
     lease_ttl: Annotated[
         int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
     ] = lease.TTL_SECONDS,
-    failure_rules: Annotated[
-        Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
-    ] = None,
+    failure_rules: FailureRulesOption = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
     tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."
-        ),
-    ] = None,
-    require_client_cert: Annotated[
-        bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
-    ] = False,
+    client_ca: ClientCaOption = None,
+    require_client_cert: ClientCertOption = False,
+    allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",
@@ -68,9 +86,9 @@ def server_command(
     oidc_runner_claim: Annotated[
         str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
     ] = "sub",
-    oidc_ca: Annotated[
-        Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")
-    ] = None,
+    oidc_ca: OidcCaOption = None,
+    public_url: PublicUrlOption = "",
+    allow_forge: AllowForgeOption = None,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
 
@@ -83,13 +101,28 @@ def server_command(
         kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        rules = rules_in(failure_rules) if failure_rules is not None else ()
-        options: dict[str, Any] = {"blobs": kept, "nats": bus, "issuer": issuer, "rules": rules}
-        service = Service(open_store(store), data, ttl_seconds=lease_ttl, **options)
+        service = Service(
+            open_store(store),
+            data,
+            ttl_seconds=lease_ttl,
+            blobs=kept,
+            nats=bus,
+            issuer=issuer,
+            allowed_forges=allow_forge or (),
+            public_url=public_url,
+            failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
+            rules=_rules(allow_repositories or []),
+        )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _rules(allowed: list[str]) -> Rules:
+    if unknown := sorted(set(allowed) - set(ALLOWABLE)):
+        raise ValueError(f"--allow-repositories takes {', '.join(ALLOWABLE)}, not {unknown[0]!r}")
+    return Rules(frozenset(allowed))
 
 
 def _tls(

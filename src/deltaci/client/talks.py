@@ -17,7 +17,7 @@ from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
-from deltaci.wire import api
+from deltaci.wire import api, api_failures, api_projects
 from deltaci.wire.api_input import MAX_EVENTS, MAX_PAGE
 
 T = TypeVar("T")
@@ -123,6 +123,18 @@ def iter_versions(name: str) -> Stream[api.TemplateLine]:
     yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
+def iter_projects() -> Stream[api_projects.Project]:
+    """All repositories that the server knows, by name."""
+    yield from _pages(lambda cursor: calls.projects(limit=MAX_PAGE, cursor=cursor), lambda page: page.projects)
+
+
+def iter_changes(*, project: str | None = None) -> Stream[api_projects.Change]:
+    """All that happened in repositories, the newest first."""
+    yield from _pages(
+        lambda cursor: calls.changes(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.changes
+    )
+
+
 def iter_workers(*, gone: bool = False) -> Stream[api.Worker]:
     """All workers, the newest first."""
     yield from _pages(lambda cursor: calls.workers(gone=gone, limit=MAX_PAGE, cursor=cursor), lambda page: page.workers)
@@ -138,7 +150,7 @@ def iter_secrets() -> Stream[api.Secret]:
     yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
 
 
-def iter_flaky(*, project: str | None = None) -> Stream[api.FlakyJob]:
+def iter_flaky(*, project: str | None = None) -> Stream[api_failures.FlakyJob]:
     """All jobs and tests that are known to fail now and then."""
     yield from _pages(
         lambda cursor: calls.flaky(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs

@@ -1,7 +1,8 @@
 """Whoever is over is reported: the last step of every run, once whoever must know its outcome knows it.
 
-A run that no forge waits for is reported as soon as it is over. Hints come from the log; the list of what is over and
-not reported is the truth behind them, so a server that was away finds what nobody told it.
+A run that no forge waits for is reported as soon as it is over; any other once its forge has the outcome, or was tried
+for long enough: the event then says so. Hints come from the log; the list of what is over and not reported is the truth
+behind them, so a server that was away finds what nobody told it. Of what is not over, the last part of the log tells.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from deltaci.control.telling import Forges, Teller
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import REPORTER, RUN, Event
 from deltaci.core.listing import EVERYBODY, UNREPORTED
 from deltaci.core.machine import Command
+from deltaci.core.views.steps import RUN_VIEW
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
@@ -25,6 +28,7 @@ SWEEP_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
 MAX_HINTS: Final = 10_000
 PAGE: Final = 200
+BACK: Final = 20_000  # So many events of the log are read again by a server that starts.
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -32,9 +36,10 @@ LOGGER: Final = logging.getLogger(__name__)
 class Reporter:
     """Takes runs from their outcome to REPORTED. Servers side by side may both try; the second one changes nothing."""
 
-    def __init__(self, store: Store, applier: Applier) -> None:
+    def __init__(self, store: Store, applier: Applier, forges: Forges | None = None) -> None:
         self._store = store
         self._applier = applier
+        self._teller = Teller(store, forges, self._finish) if forges is not None else None
         self._hints: dict[str, None] = {}
         self._is_told = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -42,9 +47,17 @@ class Reporter:
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
         for event in events:
-            if event.entity == RUN and run.MACHINE.changes(event.to, run.Report) and len(self._hints) < MAX_HINTS:
+            if event.entity == RUN and self._concerns(event) and len(self._hints) < MAX_HINTS:
                 self._hints[event.entity_id] = None
                 self._is_told.set()
+
+    def _concerns(self, event: Event) -> bool:
+        """Whether it is over now, or a forge may want to know how it goes on."""
+        if run.MACHINE.changes(event.to, run.Report):
+            return True
+        return self._teller is not None and (
+            event.from_ is None or RUN_VIEW.shows[event.from_] != RUN_VIEW.shows[event.to]
+        )
 
     def start(self) -> None:
         """Begin with what was left over."""
@@ -54,10 +67,16 @@ class Reporter:
         """Report no more."""
         if self._task is not None:
             await ended(self._task)
+        if self._teller is not None:
+            await self._teller.stop()
 
     async def _run(self) -> None:
+        is_caught_up = self._teller is None
         while True:
             try:
+                if not is_caught_up:
+                    await self._catch_up()
+                    is_caught_up = True
                 await self._sweep()
                 await self._listen()
             except (Unavailable, Conflict, Overloaded) as error:
@@ -87,8 +106,34 @@ class Reporter:
             if before is None:
                 return
 
+    async def _catch_up(self) -> None:
+        """Hear what happened while nobody listened. What is longer ago is told when it is over."""
+        last = await self._store.last_seq()
+        seen = max(0, last - BACK)
+        while page := await self._store.events(seen, PAGE):
+            self.hear(page)
+            seen = page[-1].seq
+            if seen >= last:
+                return
+
     async def _report(self, ids: Sequence[str]) -> None:
-        orders: list[Command] = [run.Report(id=id, actor=REPORTER) for id in ids]
+        if self._teller is None:
+            await self._publish([run.Report(id=id, actor=REPORTER) for id in ids])
+            return
+        for start in range(0, len(ids), PAGE):
+            found = await self._store.find_all(ids[start : start + PAGE])
+            alone: list[Command] = []
+            for each in found:
+                # One that cannot be read has no forge that we know: whoever keeps it answers for it.
+                is_told = isinstance(each, run.Run) and await self._teller.take(each)
+                if not is_told and run.MACHINE.changes(each.state, run.Report):
+                    alone.append(run.Report(id=each.id, actor=REPORTER))
+            await self._publish(alone)
+
+    async def _finish(self, record: run.Run, told: str) -> None:
+        await self._publish([run.Report(id=record.id, actor=REPORTER, told=told)])
+
+    async def _publish(self, orders: Sequence[Command]) -> None:
         for answer in await self._applier.do_all(orders):
             if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
                 LOGGER.warning("a run cannot be reported: %s", answer.message)

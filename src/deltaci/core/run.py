@@ -31,6 +31,7 @@ CANCELED: Final = "CANCELED"
 REPORTED: Final = "REPORTED"
 
 LIVE: Final = (RUNNING, WAITING_APPROVAL, VALIDATING)
+UNPLANNED: Final = (CREATED, PLANNING)
 OVER: Final = (SUCCESS, FAILED, CANCELED, TIMEOUT)
 
 PLANNING_SECONDS: Final = 60
@@ -52,7 +53,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a run comes from, for people: it is looked up by this, and nothing is decided by it.
+    """Where a run comes from: people find it by this, and which secrets its jobs may have follows from it.
 
     A run keeps the version of the template that it started with.
     """
@@ -66,6 +67,13 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str = ""
     template_version: int = 0
     inputs: dict[str, str] = {}
+    # Of a run that is planned from the files of a repository:
+    event: str = ""  # what happened there; not empty: the planner plans it
+    file: str = ""  # the pipeline file; empty: the planner finds it
+    ref: str = ""
+    number: int = 0  # of the pull request
+    change: str = ""  # the id of the change that it was made for
+    is_fork: bool = False  # whether somebody wrote the commit who may not write to the repository
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -104,10 +112,12 @@ class BeginPlanning(Command, frozen=True, kw_only=True):
 
 
 class PlanReady(Command, frozen=True, kw_only=True):
-    """The planner answered; the jobs exist."""
+    """The planner answered; the jobs exist. What only the plan says of the run holds from now on."""
 
     jobs: int
     plan_hash: str = ""
+    is_fail_fast: bool | None = None
+    timeout_seconds: int | None = None
 
 
 class PlanFailed(Command, frozen=True, kw_only=True):
@@ -166,9 +176,11 @@ class FinishCancel(Command, frozen=True, kw_only=True):
 
 
 class Report(Command, frozen=True, kw_only=True):
-    """The outcome is published."""
+    """The outcome is published. `told` says how its forge was told, where there is one."""
 
     by: ClassVar[frozenset[str]] = frozenset({REPORTER})
+
+    told: str = ""
 
 
 def _create(run: Run, _command: Create, at: int) -> Move:
@@ -195,7 +207,9 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Move:
         raise Refused(
             "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"
         )
-    return QUEUED, {"plan_hash": command.plan_hash}, {"jobs": command.jobs, "plan_hash": command.plan_hash}
+    said = {"is_fail_fast": command.is_fail_fast, "timeout_seconds": command.timeout_seconds}
+    known = {"plan_hash": command.plan_hash, **{name: value for name, value in said.items() if value is not None}}
+    return QUEUED, known, {"jobs": command.jobs, **known}
 
 
 def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Move:
@@ -281,8 +295,9 @@ def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Move:
     return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
 
 
-def _report(run: Run, _command: Report, _at: int) -> Move:
-    return REPORTED, {}, {"conclusion": run.conclusion}
+def _report(run: Run, command: Report, _at: int) -> Move:
+    told = {"told": command.told} if command.told else {}
+    return REPORTED, {}, {"conclusion": run.conclusion, **told}
 
 
 # fmt: off
@@ -347,6 +362,11 @@ TERMINAL: Final = MACHINE.terminal
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
     return run.state in OVER or run.state == REPORTED
+
+
+def is_unplanned(run: Run) -> bool:
+    """Whether it still waits for its plan."""
+    return run.state in UNPLANNED
 
 
 def may_begin(run: Run) -> bool:

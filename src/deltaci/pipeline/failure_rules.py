@@ -12,11 +12,12 @@ from msgspec import Meta, field
 
 from deltaci.core.failures import FLAKY, INFRA, MAX_RULES, RULES, USER, FailureRule
 from deltaci.pipeline import log_patterns
-from deltaci.pipeline.model import Part, says, text
+from deltaci.pipeline.model import Part
 from deltaci.pipeline.paths import BadPattern
 from deltaci.pipeline.problems import Place, Problem, Problems, inside, shown
 from deltaci.pipeline.reader import Part as ReadPart
 from deltaci.pipeline.reader import read_part
+from deltaci.pipeline.words import says, text
 from deltaci.pipeline.yaml import NotYaml, decoded, read_yaml
 
 DEFAULT_FILE: Final = "failure-rules.yml"

@@ -107,13 +107,13 @@ def where(origin: Origin) -> Where:
     The branch of a pull request is the one that it wants to get to. It is not there yet, and whoever opened it may not
     be allowed to push there: so it is on no branch, and gets nothing that is only for one.
     """
-    is_proposed = getattr(origin, "event", "") == PULL_REQUEST or f"event:{PULL_REQUEST}" in origin.labels
+    is_proposed = origin.event == PULL_REQUEST or f"event:{PULL_REQUEST}" in origin.labels
     return Where(origin.project, "" if is_proposed else origin.branch)
 
 
 def is_foreign(origin: Origin) -> bool:
     """Whether somebody wrote it who may not write to the repository."""
-    return bool(getattr(origin, "is_fork", False))
+    return origin.is_fork
 
 
 class Secrets:

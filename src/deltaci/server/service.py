@@ -7,7 +7,7 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,15 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.addresses import Rules
 from deltaci.control.flaky import FlakyTests
+from deltaci.control.forges.opened import OpenedProjects
+from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.reports import Reports
+from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
+from deltaci.control.repositories import Repositories
+from deltaci.control.telling import Forges
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
@@ -36,11 +43,13 @@ from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
+from deltaci.server.hooks import ROOT as HOOKS_ROOT
+from deltaci.server.hooks import Hooks
 from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Issuer, Registry
-from deltaci.server.secrets import Secrets
+from deltaci.server.secrets import Secrets, Where
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import ROOT as API_ROOT
@@ -80,6 +89,11 @@ def announced(folder: Path, url: str) -> Path:
     return path
 
 
+def _secret_of(secrets: Secrets) -> SecretOf:
+    """How the server itself opens a secret, for a project that names it."""
+    return lambda tenant, project, name: secrets.opened(tenant, [name], Where(project))[name]
+
+
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
@@ -92,7 +106,10 @@ class Service:
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
-        rules: Sequence[FailureRule] = (),
+        rules: Rules | None = None,
+        allowed_forges: Collection[str] = (),
+        public_url: str = "",
+        failure_rules: Sequence[FailureRule] = (),
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -102,10 +119,10 @@ class Service:
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
-        failure_rules = FailureRules(store, time.monotonic, rules)
+        rules_of = FailureRules(store, time.monotonic, failure_rules)
         self.flaky = FlakyTests(store)
         self.protocol = Protocol(
-            store, self.applier, ttl_seconds, tenants.running_limit, failure_rules.of, self.flaky.of_attempt
+            store, self.applier, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt
         )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
@@ -121,26 +138,36 @@ class Service:
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
-        self.reporter = Reporter(store, self.applier)
+        self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
+        self._follower.tell(self.repositories.hear)
+        projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
+        self._hooks = Hooks(store, projects, self.repositories.changes)
+        forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
+        self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._follower.tell(self.flaky.hear)
-        self._api = ApiApp(
+        self._api = self._people(tenants, secrets, rules_of)
+        self._timers: asyncio.Task[None] | None = None
+
+    def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
+        """What people and programs talk to."""
+        return ApiApp(
             Parts(
-                store=store,
+                store=self.store,
                 applier=self.applier,
                 logs=self.logs,
                 blobs=self.blobs,
                 disk=self._disk,
-                signer=signer,
-                keys=Keys(store, signer, time.monotonic),
+                signer=self.signer,
+                keys=Keys(self.store, self.signer, time.monotonic),
                 tenants=tenants,
                 streams=self.streams,
                 secrets=secrets,
-                rules=failure_rules,
+                rules=rules,
                 flaky=self.flaky,
+                repositories=self.repositories,
             )
         )
-        self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
         await self.store.open()
@@ -151,6 +178,7 @@ class Service:
         self.control.start()
         self.reporter.start()
         self.flaky.start()
+        self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -161,6 +189,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self.repositories.stop()
         await self.reporter.stop()
         await self.flaky.stop()
         await self._follower.stop()
@@ -178,6 +207,9 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
+            if scope["path"].startswith(HOOKS_ROOT):
+                await self._hooks(scope, receive, send)
+                return
             is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")
             await (self._api if is_api else self._runners)(scope, receive, send)
 

@@ -6,7 +6,7 @@ Every record carries both `state`, for whoever looks for a mistake, and `status`
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -107,6 +107,8 @@ class Job(Shown, frozen=True, kw_only=True):
     rev: int
     reason: Annotated[str, says("why it failed or was cancelled")]
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     attempts: Annotated[int, says("how many were claimed")]
@@ -141,6 +143,12 @@ class Run(Shown, frozen=True, kw_only=True):
     template: str
     template_version: int
     inputs: dict[str, str]
+    event: Annotated[str, says("what happened in the repository; empty: it was not planned from one")]
+    file: Annotated[str, says("the pipeline file")]
+    ref: str
+    number: Annotated[int, says("of the pull request; 0: it is none")]
+    change: Annotated[str, says("the change that it was made for")]
+    is_fork: bool
     plan_hash: str
     started_by: str
     rerun_of: str
@@ -185,6 +193,8 @@ class PlannedJob(Shown, frozen=True, kw_only=True):
     name: str
     kind: str
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     timeout_seconds: int
@@ -194,6 +204,17 @@ class PlannedJob(Shown, frozen=True, kw_only=True):
     work: Any
 
 
+class Choice(Shown, frozen=True, kw_only=True):
+    """Why a job of a pipeline file is part of a run, or is not."""
+
+    name: str
+    job: Annotated[str, says("its id in the file; jobs of a matrix share it")]
+    is_kept: bool
+    code: str
+    reason: str
+    path: Annotated[str, says("the changed file that decided, if one did")]
+
+
 class Plan(Shown, frozen=True, kw_only=True):
     """What the run does; it does not change once the run exists."""
 
@@ -201,6 +222,12 @@ class Plan(Shown, frozen=True, kw_only=True):
     jobs: list[PlannedJob]
     fail_fast: bool
     timeout_seconds: int
+    file: Annotated[str, says("the pipeline file that it was made from; empty: it was not made from one")] = ""
+    compared_with: Annotated[str, says("the commit that changed paths are taken against; empty: not known")] = ""
+    unknown_because: Annotated[str, says("why it is not known what changed, so that everything runs")] = ""
+    group: Annotated[str, says("of all runs with the same one, one goes on at a time")] = ""
+    choices: Annotated[list[Choice], says("every job of the file, kept or left out, with the reason")] = []
+    problems: Annotated[list[str], says("why there is no plan: each with file, line and column")] = []
 
 
 class Decided(Shown, frozen=True, kw_only=True):
@@ -396,61 +423,6 @@ class SecretPage(Shown, frozen=True, kw_only=True):
     """Secrets by name, the widest scope first."""
 
     secrets: list[Secret]
-    next: str | None
-
-
-RulesOf = Literal["tenant", "server", "built-in"]
-
-
-class FailureRule(Shown, frozen=True, kw_only=True):
-    """One rule by which failures are classed. Everything that it names must hold."""
-
-    of: Annotated[RulesOf, says("whose rule it is")]
-    name: str
-    failure_class: str
-    is_retryable: bool
-    error_codes: list[str]
-    exit_codes: list[int]
-    signals: list[int]
-    log_pattern: Annotated[str, says("a line of the end of the log must match it, in upper or lower case")]
-    all_failed_tests_flaky: bool
-    has_failed_tests: bool
-
-
-class FailureRules(Shown, frozen=True, kw_only=True):
-    """The tenant's own file, and all rules that hold for it, in the order in which they are asked."""
-
-    text: str
-    version: Annotated[int, says("0: the tenant has none of its own")]
-    set_at: Moment | None
-    set_by: str
-    rules: list[FailureRule]
-
-
-class FlakyTest(Shown, frozen=True, kw_only=True):
-    """A test that failed and did not fail on the same commit."""
-
-    name: str
-    times: Annotated[int, says("how often that was seen")]
-    last_at: Annotated[Moment, says("when last")]
-    commit: Annotated[str, says("on which commit last, or on which plan where there was none")]
-
-
-class FlakyJob(Shown, frozen=True, kw_only=True):
-    """A job that fails now and then, or has tests that do."""
-
-    project: str
-    job: str
-    is_flaky: Annotated[bool, says("whether the job itself failed and succeeded on the same commit")]
-    times: Annotated[int, says("how often that was seen")]
-    last_at: Annotated[Moment | None, says("when last")]
-    tests: Annotated[list[FlakyTest], says("the one that was seen last is the first")]
-
-
-class FlakyPage(Shown, frozen=True, kw_only=True):
-    """What is known to be flaky; a page may be short, even empty, before the end."""
-
-    jobs: list[FlakyJob]
     next: str | None
 
 

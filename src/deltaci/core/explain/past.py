@@ -344,8 +344,12 @@ def _run_ended(story: Story, event: Event) -> Told | None:
     return end.code, end.text
 
 
-def _reported(story: Story, event: Event) -> Told:
-    return "reported", "The outcome was published."
+def _reported(_story: Story, event: Event) -> Told:
+    """What the reporter says is told as it is: it tells whether the forge has the outcome, or what kept it from it."""
+    told = event.metadata.get("told")
+    if not told:
+        return "reported", "The outcome was published."
+    return "reported", f"The outcome was published. What its forge was told{saying(told)}."
 
 
 # fmt: off

@@ -56,6 +56,7 @@ class RunTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     details: str | None = None
     is_remembered: bool | None = None
     conclusion: str | None = None
+    told: str | None = None
 
 
 class JobTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):

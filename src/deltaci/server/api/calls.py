@@ -10,6 +10,7 @@ import msgspec
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
+from deltaci.control.repositories import Repositories
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
@@ -44,6 +45,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Secrets
     rules: FailureRules
     flaky: FlakyTests
+    repositories: Repositories
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""What forges say, and what they are told."""

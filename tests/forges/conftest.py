@@ -1,0 +1,30 @@
+"""The fixtures of these cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import contract_dsn, make_place
+from tests.contract.places import Place
+
+__all__ = ["contract_dsn", "memory", "place", "servers_place"]
+
+
+@pytest.fixture(params=("memory", "sqlite", "postgres"))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Each store."""
+    return make_place(request.param, tmp_path, request)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """For what does not depend on the store."""
+    return make_place("memory", tmp_path, request)
+
+
+@pytest.fixture
+def servers_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """Where servers stand side by side."""
+    return make_place("postgres", tmp_path, request)

@@ -1,0 +1,152 @@
+"""A server with a reporter, runs to report, and a clock that jumps ahead when somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.blobs.logs import Logs
+from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.reports import Reports
+from deltaci.control.forges.told import KIND, Patience, Told
+from deltaci.control.reporter import Reporter
+from deltaci.control.telling import Forges
+from deltaci.core import attempt, run
+from deltaci.core.decide import Plan
+from deltaci.core.events import Event
+from deltaci.core.failures import Facts
+from deltaci.core.machine import Command
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.engine import feed
+from deltaci.server.follower import Follower
+from deltaci.store.port import Store
+from tests.contract.places import Place, Server, saying
+from tests.forges.notebook import Notebook
+from tests.lab import TENANT, Lease, task
+
+COMMIT: Final = "c0ffee1234" * 4
+QUICK: Final = Patience(first_seconds=0.01, most_seconds=0.05, hold_seconds=5.0)
+
+
+async def turns(count: int) -> None:
+    """Everybody else has so many turns first."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        future: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(future.set_result, None)
+        await future
+
+
+class Jumping:
+    """A clock that stands still, and jumps when somebody waits for a time."""
+
+    def __init__(self, now: float = 1_767_500_000.0) -> None:
+        self.now = now
+        self.waited: list[float] = []
+
+    def read(self) -> float:
+        """What it says."""
+        return self.now
+
+    async def wait(self, seconds: float) -> None:
+        """No time passes, but the clock is that much later; everybody else has a turn first."""
+        self.waited.append(seconds)
+        self.now += max(0.0, seconds)
+        await turns(5)
+
+
+class Desk:
+    """One server that reports."""
+
+    def __init__(self, server: Server, place: Place, reporter: Reporter, notebook: Notebook, logs: Logs) -> None:
+        self.server = server
+        self.place = place
+        self.reporter = reporter
+        self.notebook = notebook
+        self.logs = logs
+
+    async def begin(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
+        """A run of one job, or of these, that is queued."""
+        self.place.after(1)
+        origin = Origin(project=project, commit=commit, template=fields.pop("pipeline", "build"))
+        specs = fields.pop("jobs", (task("test"),))
+        await self.server.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, origin=origin, **fields)))
+        await self.server.do(run.BeginPlanning(id=id))
+        await self.server.do(Plan(id=id, jobs=specs, plan_hash="hash"))
+
+    async def work(self, by: str = "w1") -> Lease:
+        """A worker takes a job, and starts."""
+        lease = await self.server.take(by)
+        await self.server.say(attempt.Start, lease)
+        return lease
+
+    def started(self, lease: Lease) -> Command:
+        """The word of a worker that it has begun."""
+        return saying(attempt.Start, lease)
+
+    async def end(self, lease: Lease, *, ok: bool = True, **fields: Any) -> None:
+        """And ends."""
+        facts = {} if ok else {"facts": Facts(exit_code=1)}
+        code = 0 if ok else 1
+        await self.server.say(attempt.Complete, lease, is_success=ok, exit_code=code, **facts, **fields)
+
+    async def reported(self, id: str = "r1") -> Event:
+        """Wait for the last event of the run."""
+        async for page in feed.pages(self.server.store, 0):
+            for event in page:
+                if (event.entity_id, event.to) == (id, run.REPORTED):
+                    return event
+        raise AssertionError("the log has no end")
+
+    async def told(self) -> list[Told]:
+        """What the documents say."""
+        found = await self.server.store.documents(KIND, TENANT)
+        return [msgspec.json.decode(each.body, type=Told) for each in found]
+
+    async def is_reported(self, id: str = "r1") -> bool:
+        """Whether it is, by now."""
+        return await self.server.state(id) == run.REPORTED
+
+
+@asynccontextmanager
+async def desk(
+    place: Place,
+    folder: Path,
+    *,
+    allowed: tuple[str, ...] = (),
+    clock: Jumping | None = None,
+    patience: Patience = QUICK,
+    seconds: float = 5.0,
+    wrap: Any = lambda store: store,
+    outlet: Outlet | None = None,
+    is_started: bool = True,
+) -> AsyncIterator[Desk]:
+    """A server over this place that reports to forges."""
+    async with place.server(wrap) as server:
+        store: Store = server.store
+        notebook, logs = Notebook(store), Logs(folder / "logs")
+        forges = Forges(
+            notebook,
+            outlet or Outlet(allowed, seconds=seconds),
+            Reports(store, logs, "https://ci.example.org"),
+            patience=patience,
+        )
+        if clock is not None:
+            forges = msgspec.structs.replace(forges, clock=clock.read, sleep=clock.wait, dice=lambda: 1.0)
+        reporter = Reporter(store, server.applier, forges)
+        follower = Follower(store)
+        follower.tell(reporter.hear)
+        await follower.start()
+        if is_started:
+            reporter.start()
+        try:
+            yield Desk(server, place, reporter, notebook, logs)
+        finally:
+            await reporter.stop()
+            await follower.stop()

@@ -1,0 +1,176 @@
+"""Check runs of GitHub: made by an App, one for each run, with notes at the lines that jobs complained about."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from deltaci.control.forges import notes
+from deltaci.control.forges.told import Note
+from tests.contract.places import Place, on_loop
+from tests.forges.playing import Answered, PlayedForge
+from tests.forges.reporting import COMMIT, Jumping, desk
+from tests.forges.test_reporter import joined
+from tests.lab import task
+
+LOG = b"""::log 1 nonce=5f0c5f0c5f0c5f0c5f0c5f0c5f0c5f0c
+\x1b[31msrc/gate.c:3:5: error: it does not close\x1b[0m
+::error file=src/gate.py,line=12,col=4,title=Gate::left%0Aopen
+::warning file=docs/gate.md,line=1::a long sentence
+::error file=../../etc/passwd,line=1::outside
+plain words: nothing
+"""
+
+
+@on_loop
+async def test_a_check_run_is_made_once_and_then_changed(memory: Place, tmp_path: Path) -> None:
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
+        await joined(at, forge, reports="checks")
+        await at.begin(jobs=(task("unit tests"), task("deploy", "unit tests")))
+        await forge.told(1)
+        lease = await at.work()
+        await forge.told(2)
+        at.logs.append(lease.ref.attempt_id, lease.ref.number, 0, LOG)
+        failures = [{"name": "tests.test_gate::test_close", "message": "tests/test_gate.py:9: AssertionError"}]
+        await at.end(lease, ok=False, report={"tests": {"total": 3, "failed": 1, "failures": failures}})
+        await at.reported()
+
+        first, second, third = forge.kept
+        assert (first.method, first.path) == ("POST", "/repos/octo/hello/check-runs")
+        assert {(each.method, each.path) for each in (second, third)} == {("PATCH", "/repos/octo/hello/check-runs/1")}
+        assert [each.body["status"] for each in forge.kept] == ["queued", "in_progress", "completed"]
+        assert (first.body["head_sha"], first.body["name"], first.body["external_id"]) == (
+            COMMIT,
+            "deltaci/build",
+            "r1",
+        )
+        body = third.body
+        assert (body["conclusion"], body["details_url"]) == ("failure", "https://ci.example.org/runs/r1")
+        assert "| unit tests | failed |" in body["output"]["summary"]
+        shown = [(each["path"], each["start_line"], each["message"]) for each in body["output"]["annotations"]]
+        assert shown == [
+            ("tests/test_gate.py", 9, "tests/test_gate.py:9: AssertionError"),
+            ("src/gate.c", 3, "it does not close"),
+            ("src/gate.py", 12, "left open"),
+            ("docs/gate.md", 1, "a long sentence"),
+        ]
+
+
+@on_loop
+async def test_another_run_of_the_commit_has_a_check_run_of_its_own(memory: Place, tmp_path: Path) -> None:
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
+        await joined(at, forge, reports="checks")
+        for id in ("r1", "r2"):
+            await at.begin(id)
+            await at.end(await at.work())
+            await at.reported(id)
+
+        made = [each.body["external_id"] for each in forge.kept if each.method == "POST"]
+        assert made == ["r1", "r2"]
+
+
+# -- Apps
+
+
+def claims_of(word: str) -> tuple[bytes, bytes, Any]:
+    """What is signed, by what, and what it says."""
+    head, claims, signature = (each + "=" * (-len(each) % 4) for each in word.split("."))
+    assert json.loads(urlsafe_b64decode(head)) == {"alg": "RS256", "typ": "JWT"}
+    return word.rpartition(".")[0].encode(), urlsafe_b64decode(signature), json.loads(urlsafe_b64decode(claims))
+
+
+@on_loop
+async def test_an_app_shows_who_it_is_and_is_given_a_token(memory: Place, tmp_path: Path) -> None:
+    """It is asked for once, and again when it is not taken any more."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    ).decode()
+    clock = Jumping()
+    given = [Answered(201, body={"token": f"ghs_{n}", "expires_at": "2026-01-04T09:00:00Z"}) for n in (1, 2)]
+    plan = [given[0], Answered(), Answered(401), given[1]]
+    async with PlayedForge(*plan) as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=clock) as at:
+        app = {"app_id": "1234", "installation_id": "77"}
+        await joined(at, forge, api_token=pem, reports="checks", **app)
+        await at.begin()
+        await forge.told(2)
+        await at.end(await at.work())
+        await at.reported()
+
+        asked = [each for each in forge.heard if each.path == "/app/installations/77/access_tokens"]
+        assert len(asked) == 2
+        signed, signature, claims = claims_of(asked[0].headers["authorization"].removeprefix("Bearer "))
+        key.public_key().verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
+        assert (claims["iss"], claims["exp"] - claims["iat"]) == ("1234", 600)
+        used = [each.headers["authorization"] for each in forge.kept if "check-runs" in each.path]
+        assert used[0] == "Bearer ghs_1"
+        assert used[-1] == "Bearer ghs_2"
+
+
+@pytest.mark.parametrize("pem", ["no key at all", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
+@on_loop
+async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place, tmp_path: Path, pem: str) -> None:
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=Jumping()) as at:
+        await joined(at, forge, api_token=pem, app_id="1234", installation_id="77")
+        await at.begin()
+        await at.end(await at.work())
+
+        told = (await at.reported()).metadata["told"]
+
+        assert told.startswith("exhausted: not allowed: the token of a project with an App is the App's private key")
+        assert not forge.heard
+
+
+# -- notes
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("a/b.rs:7:3: warning: unused", Note(path="a/b.rs", line=7, column=3, message="unused", level="warning")),
+        ("main.c:7: fatal error: no", Note(path="main.c", line=7, message="no")),
+        ("src/a.ts(3,5): error TS2304: no", Note(path="src/a.ts", line=3, column=5, message="TS2304: no")),
+        ("./a.py:1: error: no", Note(path="a.py", line=1, message="no")),
+        ("::error file=a.py::no line", Note(path="a.py", line=1, message="no line")),
+        ("::notice file=a%2Cb.py,line=2::x", Note(path="a,b.py", line=2, message="x", level="notice")),
+        ("::error file=a.py,line=2,endLine=9::x::y", Note(path="a.py", line=2, message="x::y")),
+        ("::error::no file", None),
+        ("::error file=/etc/passwd,line=1::x", None),
+        ("/usr/include/a.h:1:1: error: x", None),
+        ("a/../../b.c:1:1: error: x", None),
+        ("http://example.org:80: error: x", None),
+        ("12:30:01: error: the clock", None),
+        ("note: a.c:1: something else", None),
+        ("a.c:0:1: error: x", None),
+        ("::add-mask::secret", None),
+        ("::step 5f0c end index=0 exit=0", None),
+    ],
+)
+def test_a_line_of_a_log_may_be_about_a_line_of_a_file(line: str, note: Note | None) -> None:
+    assert list(notes.from_log(line)) == ([note] if note is not None else [])
+
+
+def test_notes_are_few_each_once_and_failures_first() -> None:
+    many = [Note(path="a", line=n, message="w", level="warning") for n in range(1, 100)]
+    failures = [Note(path="b", line=n, message="f") for n in (1, 1, 2)]
+
+    found = notes.few([*many, *failures])
+
+    assert len(found) == notes.MAX_NOTES
+    assert [each.path for each in found[:3]] == ["b", "b", "a"]
+
+
+def test_a_log_may_be_anything() -> None:
+    """Long lines, and nothing but what looks like a path, take no time to speak of."""
+    hostile = "\n".join(
+        ["a:" * 200_000, "::error file=" + "x," * 100_000, "(" * 100_000, "a/" * 50_000 + ".c:1: error"]
+    )
+
+    assert list(notes.from_log(hostile)) == []
+    assert list(notes.from_tests([None, 3, {"name": 7, "message": "a." * 1000 + ":9"}, {}])) == []

@@ -1,0 +1,425 @@
+"""What forges tell us: what becomes a change, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from deltaci.control.forges.heard import TOLERANCE_SECONDS
+from deltaci.control.forges.projects import ForgeProject
+from deltaci.pipeline.change import Change
+from deltaci.server import hooks
+from tests.contract.places import Place, on_loop
+from tests.forges.notebook import TENANT, post_office
+from tests.forges.payloads import (
+    NEW,
+    NOW,
+    OLD,
+    SECRET,
+    TAG,
+    ZERO,
+    Sent,
+    forgejo,
+    gitea,
+    gitea_pull_request,
+    gitea_push,
+    github,
+    github_pull_request,
+    github_push,
+    gitlab,
+    gitlab_merge_request,
+    gitlab_push,
+    plain_git,
+)
+
+
+async def heard(memory: Place, forge: str, sent: Sent, **fields: Any) -> tuple[int, dict[str, Any], list[Change]]:
+    """One delivery to a new project; the answer, and the changes afterwards."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge, **fields)
+        status, said = await post.send(sent)
+        return status, said, await post.notebook.changes()
+
+
+PUSHES = {
+    "github": github("push", github_push()),
+    "gitlab": gitlab("Push Hook", gitlab_push()),
+    "gitea": gitea("push", gitea_push()),
+    "forgejo": forgejo("push", gitea_push()),
+    "git": plain_git(),
+}
+
+
+@pytest.mark.parametrize("forge", PUSHES)
+@on_loop
+async def test_a_push_becomes_a_change(memory: Place, forge: str) -> None:
+    status, said, [change] = await heard(memory, forge, PUSHES[forge])
+
+    assert (status, said["result"]) == (202, "accepted")
+    assert said["change"].startswith("p/")
+    assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/heads/main", "main", "")
+    assert (change.commit, change.before, change.actor, change.is_fork) == (NEW, OLD, "ada", False)
+    if forge != "git":
+        assert (change.title, change.default_branch) == ("Fix the gate", "main")
+        assert change.repository.count("/") == 1
+        assert change.payload["head_commit"]["message"].startswith("Fix the gate")
+
+
+TAGS = {
+    "github": github("push", github_push("refs/tags/v1", ZERO, TAG, head_commit={"id": NEW, "message": "Release"})),
+    "gitlab": gitlab("Tag Push Hook", gitlab_push("refs/tags/v1", ZERO, TAG)),
+    "gitea": gitea("push", gitea_push("refs/tags/v1", ZERO, NEW)),
+    "git": plain_git(ref="refs/tags/v1", before=ZERO),
+}
+
+
+@pytest.mark.parametrize("forge", TAGS)
+@on_loop
+async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> None:
+    """An annotated tag is an object of its own; what is built is the commit."""
+    _, _, [change] = await heard(memory, forge, TAGS[forge])
+
+    assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/tags/v1", "", "v1")
+    assert (change.commit, change.before) == (NEW, "")
+
+
+@pytest.mark.parametrize(
+    ("forge", "sent"),
+    [
+        ("github", github("push", github_push(after=ZERO))),
+        ("gitlab", gitlab("Push Hook", gitlab_push(after=ZERO))),
+        ("gitea", gitea("push", gitea_push(after=ZERO))),
+        ("git", plain_git(after=ZERO)),
+    ],
+)
+@on_loop
+async def test_a_branch_that_is_deleted_is_nothing_to_do(memory: Place, forge: str, sent: Sent) -> None:
+    status, said, changes = await heard(memory, forge, sent)
+
+    assert (status, said) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
+    assert not changes
+
+
+def asked(forge: str, **fields: Any) -> Sent:
+    """A pull request, as this forge tells it."""
+    if forge == "github":
+        return github("pull_request", github_pull_request(**fields))
+    return {"gitea": gitea, "forgejo": forgejo}[forge]("pull_request", gitea_pull_request(**fields))
+
+
+@pytest.mark.parametrize("forge", ["github", "gitea", "forgejo"])
+@pytest.mark.parametrize(("head_repo", "is_fork"), [("same", False), ("fork", True), (None, True)])
+@on_loop
+async def test_a_pull_request_is_trusted_only_from_the_same_repository(
+    memory: Place, forge: str, head_repo: Any, is_fork: bool
+) -> None:
+    """A head whose repository is gone may have been anybody's."""
+    _, _, [change] = await heard(memory, forge, asked(forge, head_repo=head_repo))
+
+    assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
+    assert (change.commit, change.base, change.branch, change.head) == (NEW, OLD, "main", "gate")
+    assert (change.ref, change.title, change.actor, change.is_fork) == (
+        "refs/pull/7/head",
+        "Close the gate",
+        "ada",
+        is_fork,
+    )
+    assert change.payload["pull_request"]["head"]["repo"]["fork"] is is_fork
+
+
+@pytest.mark.parametrize(("source", "is_fork"), [(15, False), (16, True), (None, True)])
+@on_loop
+async def test_a_merge_request_is_trusted_only_from_the_same_project(
+    memory: Place, source: int | None, is_fork: bool
+) -> None:
+    sent = gitlab("Merge Request Hook", gitlab_merge_request(source=source))
+
+    _, _, [change] = await heard(memory, "gitlab", sent)
+
+    assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
+    assert (change.commit, change.branch, change.head) == (NEW, "main", "gate")
+    assert (change.ref, change.actor, change.is_fork) == ("refs/merge-requests/7/head", "ada", is_fork)
+
+
+@pytest.mark.parametrize(
+    ("payload", "action"),
+    [
+        (gitlab_merge_request("reopen"), "reopened"),
+        (gitlab_merge_request("close"), "closed"),
+        (gitlab_merge_request("merge"), "closed"),
+        (gitlab_merge_request("update", about={"oldrev": OLD}), "synchronize"),
+        (gitlab_merge_request("update", changes={"draft": {"previous": True, "current": False}}), "ready_for_review"),
+        (gitlab_merge_request("update", changes={"labels": {"previous": [], "current": [{"title": "x"}]}}), "labeled"),
+        (
+            gitlab_merge_request("update", changes={"labels": {"previous": [{"title": "x"}], "current": []}}),
+            "unlabeled",
+        ),
+        (gitlab_merge_request("update", changes={"title": {"previous": "a", "current": "b"}}), None),
+        (gitlab_merge_request("approved"), None),
+    ],
+)
+@on_loop
+async def test_what_happened_to_a_merge_request_is_said_in_the_words_of_pipelines(
+    memory: Place, payload: Any, action: str | None
+) -> None:
+    status, said, changes = await heard(memory, "gitlab", gitlab("Merge Request Hook", payload))
+
+    assert [each.action for each in changes] == ([action] if action else [])
+    assert (status, said["result"]) == (202, "accepted" if action else "ignored")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("synchronized", "synchronize"),
+        ("label_updated", "labeled"),
+        ("label_cleared", "unlabeled"),
+        ("closed", "closed"),
+    ],
+)
+@on_loop
+async def test_giteas_words_are_said_in_the_words_of_pipelines(memory: Place, theirs: str, ours: str) -> None:
+    _, _, [change] = await heard(memory, "gitea", gitea("pull_request", gitea_pull_request(theirs)))
+
+    assert change.action == ours
+
+
+@on_loop
+async def test_a_ping_is_answered(memory: Place) -> None:
+    status, said, changes = await heard(memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1}))
+
+    assert (status, said["result"], changes) == (200, "pong", [])
+
+
+@pytest.mark.parametrize(
+    ("forge", "sent", "why"),
+    [
+        ("github", github("star", {"action": "created"}), "nothing follows from the event 'star'"),
+        (
+            "github",
+            github("pull_request", github_pull_request("assigned")),
+            "the action 'assigned'",
+        ),
+        ("github", github("push", github_push("refs/notes/x")), "neither a branch nor a tag"),
+        ("gitlab", gitlab("Pipeline Hook", {"object_kind": "pipeline"}), "nothing follows"),
+        ("gitea", gitea("push", gitea_push(before=NEW)), "nothing was moved"),
+        ("gitea", gitea("delete", {"ref": "x", "ref_type": "branch"}), "nothing follows"),
+    ],
+)
+@on_loop
+async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge: str, sent: Sent, why: str) -> None:
+    status, said, changes = await heard(memory, forge, sent)
+
+    assert (status, said["result"], changes) == (202, "ignored", [])
+    assert why in said["why"]
+
+
+@pytest.mark.parametrize(("repository", "result"), [("Octo/Hello", "accepted"), ("octo/other", "ignored")])
+@on_loop
+async def test_a_webhook_may_tell_of_other_repositories(memory: Place, repository: str, result: str) -> None:
+    """One of a whole organization does, with one secret for all."""
+    _, said, changes = await heard(memory, "github", PUSHES["github"], repository=repository)
+
+    assert (said["result"], len(changes)) == (result, int(result == "accepted"))
+
+
+@on_loop
+async def test_a_bare_repository_is_called_what_its_project_calls_it(memory: Place) -> None:
+    _, _, [change] = await heard(memory, "git", PUSHES["git"], repository="gates")
+
+    assert change.repository == "gates"
+
+
+@on_loop
+async def test_there_is_room_for_so_much_at_once(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is given back."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        with monkeypatch.context() as small:
+            small.setattr(hooks, "MAX_HELD_BYTES", 100)
+            status, said = await post.send(PUSHES["github"])
+        assert (status, said["code"]) == (503, "unavailable")
+
+        assert (await post.send(PUSHES["github"]))[0] == 202
+
+
+# -- who is not believed
+
+NOT_BELIEVED = {
+    "another secret": ("github", github("push", github_push(), secret="a guess")),
+    "an empty secret": ("github", github("push", github_push(), secret="")),
+    "an altered body": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body.replace(b"main", b"evil"))),
+    "a body cut off": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body[:-10])),
+    "no signature": ("github", Sent({"X-GitHub-Event": "push"}, PUSHES["github"].body)),
+    "only the old signature": (
+        "github",
+        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": ""}, PUSHES["github"].body),
+    ),
+    "another forge": ("gitlab", PUSHES["github"]),
+    "another forge still": ("github", PUSHES["gitlab"]),
+    "gitlab with another token": ("gitlab", gitlab("Push Hook", gitlab_push(), token="a guess")),
+    "gitlab without a token": ("gitlab", Sent({"X-Gitlab-Event": "Push Hook"}, PUSHES["gitlab"].body)),
+    "gitea altered": ("gitea", Sent(PUSHES["gitea"].headers, PUSHES["gitea"].body.replace(b"main", b"evil"))),
+    "a bad signature beside a good one": (
+        "forgejo",
+        Sent({**PUSHES["forgejo"].headers, "X-Forgejo-Signature": "0" * 64}, PUSHES["forgejo"].body),
+    ),
+    "a letter that is none": (
+        "github",
+        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": "sha256=\xe9"}, PUSHES["github"].body),
+    ),
+    "our hook, altered": ("git", Sent(PUSHES["git"].headers, PUSHES["git"].body.replace(b"main", b"evil"))),
+    "our hook, too old": ("git", plain_git(at=NOW - int(TOLERANCE_SECONDS) - 1)),
+    "our hook, too early": ("git", plain_git(at=NOW + int(TOLERANCE_SECONDS) + 1)),
+    "our hook with another time": (
+        "git",
+        Sent({**plain_git(at=NOW - 400).headers, "X-Deltaci-Timestamp": str(NOW)}, plain_git(at=NOW - 400).body),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_BELIEVED)
+@on_loop
+async def test_who_is_not_believed_changes_nothing(memory: Place, case: str) -> None:
+    forge, sent = NOT_BELIEVED[case]
+    headers = {name: value.encode("latin-1").decode("latin-1") for name, value in sent.headers.items()}
+
+    status, said, changes = await heard(
+        memory, forge, Sent({k: v for k, v in headers.items() if v.isascii()}, sent.body)
+    )
+
+    assert (status, said["result"], said["code"], changes) == (401, "refused", "bad_credential", [])
+
+
+@on_loop
+async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Place) -> None:
+    """Or else anybody could list the projects of a server."""
+    clock = asyncio.get_running_loop().time
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        await post.notebook.write("open", "github", webhook_secret="")
+
+        answers, times = [], []
+        for tenant, project in (
+            (TENANT, "p"),
+            (TENANT, "nobody"),
+            ("others", "p"),
+            (TENANT, "open"),
+            (TENANT, "x" * 999),
+        ):
+            began = clock()
+            answers.append(await post.send(github("push", github_push(), secret="a guess"), project, tenant))
+            times.append(clock() - began)
+
+        assert all(each == answers[0] for each in answers)
+        assert answers[0][0] == 401
+        assert min(times) >= hooks.REFUSED_AFTER_SECONDS * 0.9
+
+
+@on_loop
+async def test_a_project_without_a_secret_believes_nobody(memory: Place) -> None:
+    """An empty secret would be everybody's."""
+    async with memory.opened() as store, post_office(store) as post:
+        unsigned = {
+            "github": github("push", github_push(), secret=""),
+            "gitlab": gitlab("Push Hook", gitlab_push(), token=""),
+            "gitea": gitea("push", gitea_push(), secret=""),
+            "git": plain_git(secret=""),
+        }
+        for forge, sent in unsigned.items():
+            await post.notebook.write(forge, forge, webhook_secret="")
+
+            assert (await post.send(sent, forge))[0] == 401
+
+
+# -- what makes no sense, though it is signed
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (github("push", [1, 2]), 422),
+        (github("push", {"ref": "refs/heads/main"}), 422),
+        (github("push", github_push(after="main")), 422),
+        (github("push", github_push(after=NEW.upper())), 422),
+        (github("push", github_push(after=f"{NEW}\n")), 422),
+        (github("push", github_push(ref="refs/heads/main\n")), 422),
+        (github("push", github_push(ref="refs/heads/a\nb")), 422),
+        (github("push", github_push(ref="x" * 2000)), 422),
+        (github("pull_request", github_pull_request(number=0)), 422),
+        (github("pull_request", github_push()), 422),
+    ],
+)
+@on_loop
+async def test_what_is_signed_and_makes_no_sense_is_refused(memory: Place, sent: Sent, status: int) -> None:
+    got, said, changes = await heard(memory, "github", sent)
+
+    assert (got, said["result"], changes) == (status, "refused", [])
+
+
+def signed(body: bytes, **headers: str) -> Sent:
+    """Any bytes, signed like GitHub does."""
+    made = hmac.new(SECRET.encode(), body, sha256).hexdigest()
+    return Sent({"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={made}", **headers}, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (signed(b""), 400, "bad_request"),
+        (signed(b"{"), 400, "bad_json"),
+        (signed(b"\xff\xfe"), 400, "bad_json"),
+        (signed(b'{"filler":' + b"[" * 100_000), 400, "bad_json"),
+        (
+            signed(b"payload=%7B%7D", **{"Content-Type": "application/x-www-form-urlencoded"}),
+            415,
+            "wrong_media_type",
+        ),
+    ],
+)
+@on_loop
+async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: Sent, status: int, code: str) -> None:
+    got, said, changes = await heard(memory, "github", sent)
+
+    assert (got, said["code"], changes) == (status, code, [])
+
+
+@on_loop
+async def test_what_is_too_large_is_refused_before_it_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "MAX_BYTES", 2000)
+    big = github("push", github_push(filler="x" * 3000))
+
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        told = await post.http.post("/hooks/acme/p", content=big.body, headers=big.headers)
+        streamed = await post.http.post(
+            "/hooks/acme/p", content=big.body, headers={**big.headers, "Content-Length": "9"}
+        )
+
+        assert [told.status_code, streamed.status_code] == [413, 413]
+        assert not await post.notebook.changes()
+
+
+@on_loop
+async def test_addresses_are_a_tenant_and_a_project(memory: Place) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github", tenant="default")
+
+        short = await post.http.post("/hooks/p", content=PUSHES["github"].body, headers=PUSHES["github"].headers)
+        wrong = [await post.http.post(path) for path in ("/hooks/", "/hooks/a/b/c", "/hooks//p", "/hook/p")]
+        get = await post.http.get("/hooks/p")
+
+        assert short.status_code == 202
+        assert {each.status_code for each in wrong} == {404}
+        assert (get.status_code, get.headers["allow"]) == (405, "POST")
+
+
+def test_a_project_never_shows_its_secrets() -> None:
+    project = ForgeProject(tenant="t", name="p", forge="github", webhook_secret=SECRET, api_token="also secret")
+
+    assert "secret" not in repr(project)

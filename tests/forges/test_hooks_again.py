@@ -1,0 +1,189 @@
+"""What was heard before has no effect, and what is signed with a time is heard only at that time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deltaci.server import hooks
+from tests.contract.places import Place, on_loop
+from tests.forges.notebook import TENANT, Post, post_office
+from tests.forges.payloads import (
+    NOW,
+    SECRET,
+    TAG,
+    Sent,
+    gitea,
+    gitea_push,
+    github,
+    github_pull_request,
+    github_push,
+    gitlab,
+    gitlab_push,
+    gitlab_signed,
+    plain_git,
+)
+from tests.forges.test_hooks import PUSHES, heard
+
+SIGNING = "whsec_" + "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="  # 32 times k
+
+
+async def twice(post: Post, first: Sent, second: Sent) -> list[str]:
+    return [(await post.send(each))[1]["result"] for each in (first, second)]
+
+
+@pytest.mark.proves("ORC-I1")
+@pytest.mark.parametrize("forge", PUSHES)
+@on_loop
+async def test_a_delivery_that_comes_again_has_no_effect(memory: Place, forge: str) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], PUSHES[forge]) == ["accepted", "duplicate"]
+        assert len(await post.notebook.changes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("forge", "again"),
+    [
+        ("github", github("push", github_push(), delivery="another")),
+        ("gitlab", gitlab("Push Hook", gitlab_push(), uuid="another")),
+        ("gitea", gitea("push", gitea_push(), delivery="another")),
+        ("git", plain_git(at=NOW + 100)),
+    ],
+)
+@on_loop
+async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: Sent) -> None:
+    """The id is not signed: whoever saw a delivery could send it again under a new one."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
+
+
+@pytest.mark.parametrize(
+    ("forge", "again"),
+    [
+        ("github", github("push", github_push(), delivery="")),
+        ("gitea", gitea("push", gitea_push(), delivery="")),
+    ],
+)
+@on_loop
+async def test_a_delivery_without_an_id_is_known_by_what_it_says(memory: Place, forge: str, again: Sent) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, again, again) == ["accepted", "duplicate"]
+
+
+@pytest.mark.parametrize(
+    ("forge", "other"),
+    [
+        ("github", github("push", github_push(before=TAG), delivery="2")),
+        ("github", github("push", github_push(repository={"id": 35129377, "pushed_at": 1767513699}), delivery="2")),
+        ("gitlab", gitlab("Push Hook", gitlab_push(before=TAG), uuid="2")),
+        ("gitea", gitea("push", gitea_push(before=TAG), delivery="2")),
+        ("git", plain_git(delivery="another push")),
+    ],
+)
+@on_loop
+async def test_another_event_is_another_change(memory: Place, forge: str, other: Sent) -> None:
+    """Also the same commit, pushed to the same branch once more: what was built in between may count now."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", forge)
+
+        assert await twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
+
+
+@on_loop
+async def test_two_labels_that_are_added_at_once_are_two_changes(memory: Place) -> None:
+    """At the same second, to the same pull request."""
+    first, second = (
+        github("pull_request", github_pull_request("labeled", label={"id": 1, "name": name}), delivery=name)
+        for name in ("bug", "urgent")
+    )
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        assert await twice(post, first, second) == ["accepted", "accepted"]
+        assert {each.payload["label"]["name"] for each in await post.notebook.changes()} == {"bug", "urgent"}
+
+
+@on_loop
+async def test_two_projects_may_hear_the_same(memory: Place) -> None:
+    async with memory.opened() as store, post_office(store) as post:
+        for name in ("p", "q"):
+            await post.notebook.write(name, "github")
+
+        said = [(await post.send(PUSHES["github"], name))[1]["result"] for name in ("p", "q")]
+
+        assert said == ["accepted", "accepted"]
+
+
+@pytest.mark.proves("ORC-I1")
+@on_loop
+async def test_fifty_at_once_make_one_change(place: Place) -> None:
+    async with place.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+
+        said = await asyncio.gather(*(post.send(PUSHES["github"]) for _ in range(50)))
+
+        assert sorted(each["result"] for _, each in said) == ["accepted", *["duplicate"] * 49]
+        assert len({each["change"] for _, each in said}) == 1
+        assert len(await post.notebook.changes()) == 1
+
+
+@on_loop
+async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_nothing(memory: Place) -> None:
+    """The change is there; only the memory of the delivery is not."""
+    async with memory.opened() as store, post_office(store) as post:
+        await post.notebook.write("p", "github")
+        _, first = await post.send(PUSHES["github"])
+        for each in await store.documents(hooks.KIND, TENANT):
+            await store.drop_document(each.kind, each.tenant, each.name, each.version)
+
+        _, again = await post.send(PUSHES["github"])
+
+        assert (again["result"], again["change"]) == ("duplicate", first["change"])
+        assert len(await store.documents(hooks.KIND, TENANT)) == 2
+
+
+# -- signatures of GitLab
+
+
+@pytest.mark.parametrize(
+    ("sent", "secret", "is_believed"),
+    [
+        (gitlab_signed("Push Hook", gitlab_push()), SIGNING, True),
+        (gitlab_signed("Push Hook", gitlab_push(), key=SECRET.encode()), SECRET, True),
+        (gitlab_signed("Push Hook", gitlab_push(), key=b"a guess"), SIGNING, False),
+        (gitlab_signed("Push Hook", gitlab_push(), at=NOW - 301), SIGNING, False),
+        (gitlab_signed("Push Hook", gitlab_push(), at=NOW + 301), SIGNING, False),
+        (gitlab("Push Hook", gitlab_push(), token=SIGNING), SIGNING, False),
+    ],
+)
+@on_loop
+async def test_a_signature_of_gitlab_is_checked_with_its_time(
+    memory: Place, sent: Sent, secret: str, is_believed: bool
+) -> None:
+    """A signing token is never sent: whoever shows it is not GitLab."""
+    status, _, changes = await heard(memory, "gitlab", sent, webhook_secret=secret)
+
+    assert (status, len(changes)) == ((202, 1) if is_believed else (401, 0))
+
+
+@on_loop
+async def test_one_of_many_signatures_is_enough(memory: Place) -> None:
+    """While a key is changed, both are sent."""
+    headers, body = gitlab_signed("Push Hook", gitlab_push())
+    both = {**headers, "webhook-signature": f"v1,AAAA {headers['webhook-signature']}"}
+
+    assert (await heard(memory, "gitlab", Sent(both, body), webhook_secret=SIGNING))[0] == 202
+
+
+@on_loop
+async def test_a_bad_signature_is_not_made_good_by_the_token(memory: Place) -> None:
+    headers, body = gitlab_signed("Push Hook", gitlab_push(), key=b"a guess")
+
+    assert (await heard(memory, "gitlab", Sent({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401

@@ -1,0 +1,115 @@
+"""Whatever a delivery says: it is heard, it is nothing, or it makes no sense. It never breaks anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaci.control.forges import LISTENERS
+from deltaci.control.forges.heard import Delivery, Heard, Nothing
+from deltaci.pipeline.change import Change
+from tests.forges.payloads import (
+    NOW,
+    SECRET,
+    gitea_pull_request,
+    gitea_push,
+    github_pull_request,
+    github_push,
+    gitlab_merge_request,
+    gitlab_push,
+    plain_git,
+)
+
+SHAPES: list[tuple[str, str, Any]] = [
+    ("github", "push", github_push()),
+    ("github", "pull_request", github_pull_request()),
+    ("gitea", "push", gitea_push()),
+    ("gitea", "pull_request", gitea_pull_request()),
+    ("gitlab", "Push Hook", gitlab_push()),
+    ("gitlab", "Merge Request Hook", gitlab_merge_request()),
+    ("git", "", json.loads(plain_git().body)),
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put in place of something else."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [so_far, *(path for key, inner in items for path in paths(inner, (*so_far, key)))]
+
+
+def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The same, with something else there."""
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = altered(value[path[0]], path[1:], new)
+    return copy
+
+
+def delivered(forge: str, event: str, body: bytes) -> Delivery:
+    """Believed already."""
+    headers = {f"x-{forge}-event".encode(): event}
+    return Delivery(lambda name: headers.get(name, ""), body, NOW)
+
+
+@pytest.mark.parametrize(("forge", "event", "payload"), SHAPES)
+@given(data=st.data())
+def test_an_event_with_anything_in_it_is_read_or_refused(forge: str, event: str, payload: Any, data: Any) -> None:
+    changed = altered(payload, data.draw(st.sampled_from(paths(payload))), data.draw(VALUES))
+    delivery = delivered(forge, event, json.dumps(changed).encode())
+
+    try:
+        said = LISTENERS[forge].read(delivery)
+    except msgspec.DecodeError:
+        return
+
+    assert isinstance(said, Heard | Nothing)
+    if isinstance(said, Heard):
+        again = msgspec.json.decode(msgspec.json.encode(said.change), type=Change)
+        assert again == said.change
+        assert len(again.commit) in (40, 64)
+        assert not set(again.ref) & set("\x00\n\r ")
+
+
+@pytest.mark.parametrize(("forge", "event", "payload"), SHAPES)
+@given(cut=st.integers(0, 5000))
+def test_an_event_that_is_cut_off_is_refused(forge: str, event: str, payload: Any, cut: int) -> None:
+    body = json.dumps(payload).encode()
+    with pytest.raises(msgspec.DecodeError):
+        LISTENERS[forge].read(delivered(forge, event, body[: cut % len(body)]))
+
+
+@pytest.mark.parametrize("forge", LISTENERS)
+@given(
+    headers=st.dictionaries(st.sampled_from(["signature", "token", "time", "id"]), st.text(max_size=80)),
+    body=st.binary(),
+)
+def test_nobody_is_believed_by_chance(forge: str, headers: dict[str, str], body: bytes) -> None:
+    def header(name: bytes) -> str:
+        for word, value in headers.items():
+            if word.encode() in name:
+                return value
+        return ""
+
+    assert not LISTENERS[forge].is_signed(Delivery(header, body, NOW), SECRET)
+
+
+def test_a_fork_stays_one_whatever_its_payload_claims() -> None:
+    """Only the ids of the repositories decide."""
+    claims = github_pull_request(head_repo="fork")
+    claims["pull_request"]["head"]["repo"] |= {"full_name": "octo/hello", "fork": False, "owner": {"login": "octo"}}
+
+    said = LISTENERS["github"].read(delivered("github", "pull_request", json.dumps(claims).encode()))
+
+    assert isinstance(said, Heard)
+    assert said.change.is_fork

@@ -1,0 +1,155 @@
+"""Projects with their secrets opened: where their forges are, what they are called, and what is kept for how long."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Struct
+
+from deltaci.blobs.store import BlobsUnavailable
+from deltaci.control.forges.opened import KEPT_SECONDS, OpenedProjects, api_of, repository_of
+from deltaci.control.forges.projects import Origins, pipeline_of
+from deltaci.core.errors import Refused
+from deltaci.core.run import Origin, Run
+from tests.contract.places import on_loop
+
+
+class Written(Struct, frozen=True, kw_only=True):
+    """A project as people write it."""
+
+    name: str = "p"
+    url: str = "https://github.com/octo/hello.git"
+    forge: str = "github"
+    webhook_secret: str = "HOOK"
+    api_url: str = ""
+    api_token: str = "TOKEN"
+    reports: str = "statuses"
+
+
+class Shelf:
+    """Where projects and secrets are; it counts how often a secret is opened."""
+
+    def __init__(self, *projects: Written, **secrets: str) -> None:
+        self.projects = {each.name: each for each in projects}
+        self.secrets = secrets
+        self.opened: list[str] = []
+        self.now = 0.0
+
+    async def find(self, _tenant: str, name: str) -> Written | None:
+        return self.projects.get(name)
+
+    def secret_of(self, _tenant: str, _project: str, name: str) -> str:
+        self.opened.append(name)
+        if name not in self.secrets:
+            raise Refused("no_secret", f"there is no secret {name!r}")
+        return self.secrets[name]
+
+    def looked_up(self) -> OpenedProjects:
+        return OpenedProjects(self.find, self.secret_of, lambda: self.now)
+
+
+@on_loop
+async def test_secrets_are_opened_by_their_names() -> None:
+    """Without the newline that files end with."""
+    found = await Shelf(Written(), HOOK="hook\n", TOKEN="token\n").looked_up().forge_of("t", "p")
+
+    assert found is not None
+    assert (found.tenant, found.name, found.forge) == ("t", "p", "github")
+    assert (found.webhook_secret, found.api_token, found.problem) == ("hook", "token", "")
+    assert (found.repository, found.api_url) == ("octo/hello", "https://api.github.com")
+    assert await Shelf().looked_up().forge_of("t", "p") is None
+
+
+@on_loop
+async def test_a_secret_that_does_not_open_leaves_the_other_one() -> None:
+    no_token = await Shelf(Written(), HOOK="hook").looked_up().forge_of("t", "p")
+    no_hook = await Shelf(Written(), TOKEN="token").looked_up().forge_of("t", "p")
+
+    assert no_token is not None
+    assert no_hook is not None
+    assert (no_token.webhook_secret, no_token.api_token, no_token.problem) == ("hook", "", "there is no secret 'TOKEN'")
+    assert (no_hook.webhook_secret, no_hook.api_token, no_hook.problem) == ("", "token", "")
+
+
+@on_loop
+async def test_what_is_opened_is_kept_for_a_moment() -> None:
+    shelf = Shelf(Written(), HOOK="hook", TOKEN="token")
+    projects = shelf.looked_up()
+
+    for _ in range(3):
+        await projects.forge_of("t", "p")
+    assert len(shelf.opened) == 2
+
+    shelf.projects["p"] = Written(url="https://github.com/octo/other")
+    changed = await projects.forge_of("t", "p")
+    assert changed is not None
+    assert changed.repository == "octo/other"
+
+    shelf.now += KEPT_SECONDS
+    await projects.forge_of("t", "p")
+    assert len(shelf.opened) == 6
+    assert await projects.forge_of("others", "p") is not None
+    assert len(shelf.opened) == 8  # What is opened for one tenant is not another's.
+
+
+@on_loop
+async def test_a_disk_that_fails_is_no_missing_secret() -> None:
+    """Whoever asks tries again."""
+
+    def broken(*_: str) -> str:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(BlobsUnavailable, match="Input/output error"):
+        await OpenedProjects(Shelf(Written()).find, broken).forge_of("t", "p")
+
+
+@pytest.mark.parametrize(
+    ("url", "repository"),
+    [
+        ("https://github.com/octo/hello.git", "octo/hello"),
+        ("https://github.com/octo/hello/", "octo/hello"),
+        ("https://user@gitlab.example.org:8443/group/part/name.git", "group/part/name"),
+        ("git@github.com:octo/hello.git", "octo/hello"),
+        ("ssh://git@codeberg.example.org:2222/octo/hello.git", "octo/hello"),
+        ("/srv/git/hello.git", "srv/git/hello"),
+        ("https://[broken", ""),
+    ],
+)
+def test_a_repository_is_called_by_its_whole_path(url: str, repository: str) -> None:
+    assert repository_of(url) == repository
+
+
+@pytest.mark.parametrize(
+    ("forge", "url", "api"),
+    [
+        ("github", "https://github.com/o/h.git", "https://api.github.com"),
+        ("github", "git@github.com:o/h.git", "https://api.github.com"),
+        ("github", "https://git.example.org/o/h", "https://git.example.org/api/v3"),
+        ("gitlab", "https://gitlab.example.org:8443/o/h", "https://gitlab.example.org:8443/api/v4"),
+        ("gitlab", "ssh://git@gitlab.example.org:2222/o/h", "https://gitlab.example.org/api/v4"),
+        ("gitea", "http://10.0.0.5:3000/o/h", "http://10.0.0.5:3000/api/v1"),
+        ("forgejo", "https://codeberg.org/o/h", "https://codeberg.org/api/v1"),
+        ("git", "https://example.org/o/h", ""),
+        ("github", "/srv/git/h.git", ""),
+    ],
+)
+def test_the_api_is_where_it_usually_is(forge: str, url: str, api: str) -> None:
+    assert api_of(forge, url) == api
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("", ""), (".deltaci.yml", ""), (".deltaci/lint.yml", "lint"), (".github/workflows/ci.yaml", "ci")],
+)
+def test_a_pipeline_is_called_by_its_file(file: str, name: str) -> None:
+    assert pipeline_of(file) == name
+
+
+@on_loop
+async def test_a_run_is_about_what_it_comes_from() -> None:
+    about = Run(id="r", origin=Origin(project="p", commit="c", template="build"))
+
+    subject = await Origins().subject_of(about)
+
+    assert subject is not None
+    assert (subject.project, subject.commit, subject.pipeline) == ("p", "c", "build")
+    assert await Origins().subject_of(Run(id="r")) is None

@@ -1,0 +1,220 @@
+"""The way out: where it leads, where it does not, and what is read of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+import pytest
+import trustme
+
+from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable, is_public, wait_seconds
+from deltaci.control.forges.told import Answer, Call
+from tests.contract.places import on_loop
+from tests.forges.playing import Answered, PlayedForge
+
+
+def call(url: str) -> Call:
+    return Call("POST", f"{url}/x", {"Authorization": "Bearer hush"}, {"a": 1})
+
+
+async def say(outlet: Outlet, url: str) -> Answer:
+    try:
+        return await outlet.say(call(url))
+    finally:
+        await outlet.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_so"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:93.184.216.34", True),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+        ("not an address", False),
+    ],
+)
+def test_what_is_inside_is_known(address: str, is_so: bool) -> None:
+    assert is_public(address) is is_so
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1",
+        "https://localhost",
+        "https://[::1]",
+        "https://169.254.169.254",
+        "https://2130706433",
+        "http://93.184.216.34",
+        "ftp://example.org",
+        "https://user:password@93.184.216.34",
+        "https://",
+        "https://" + "a" * 70 + ".example",
+    ],
+)
+@on_loop
+async def test_nobody_is_led_inside_or_out_in_the_open(url: str) -> None:
+    with pytest.raises((NotAllowed, Unreachable)) as caught:
+        await say(Outlet(), url)
+
+    assert isinstance(caught.value, NotAllowed) or "no address" in str(caught.value) or "URL" in str(caught.value)
+    assert "hush" not in str(caught.value)
+    assert "password" not in str(caught.value)
+
+
+@on_loop
+async def test_what_is_allowed_is_allowed_by_its_port() -> None:
+    async with PlayedForge() as forge, PlayedForge() as other:
+        assert (await say(Outlet([forge.host]), forge.url)).status == 201
+        with pytest.raises(NotAllowed):
+            await say(Outlet([other.host]), forge.url)
+
+
+@on_loop
+async def test_a_redirect_is_not_followed() -> None:
+    async with PlayedForge() as inside, PlayedForge() as forge:
+        forge.otherwise = Answered(302, {"Location": inside.url})
+
+        assert (await say(Outlet([forge.host, inside.host]), forge.url)).status == 302
+        assert not inside.heard
+
+
+@on_loop
+async def test_the_connection_goes_to_what_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that leads outside when it is checked and inside when it is used would lead us inside."""
+    async with PlayedForge() as forge:
+        port = int(forge.url.rpartition(":")[2])
+        asked: list[str] = []
+
+        async def getaddrinfo(_self: Any, host: str, port: int, **_: Any) -> list[Any]:
+            asked.append(host)
+            address = "127.0.0.1" if len(asked) == 1 else "127.0.0.9"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+        monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
+
+        answer = await say(Outlet([f"forge.example:{port}"]), f"http://forge.example:{port}")
+
+        assert answer.status == 201
+        assert forge.heard[0].headers["host"] == f"forge.example:{port}"
+        assert asked[0] == "forge.example"
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+async def _tls_forge(context: ssl.SSLContext) -> tuple[asyncio.Server, int, list[bytes]]:
+    heard: list[bytes] = []
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 201 So\r\nContent-Length: 8\r\nConnection: close\r\n\r\n" + b'{"id":7}')
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context)
+    return server, server.sockets[0].getsockname()[1], heard
+
+
+@pytest.mark.parametrize(("name", "is_trusted"), [("localhost", True), ("another.example", False)])
+@on_loop
+async def test_the_certificate_must_be_the_names(authority: trustme.CA, name: str, is_trusted: bool) -> None:
+    """Though the connection goes to an address."""
+    ours, theirs = ssl.create_default_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.configure_trust(ours)
+    authority.issue_cert(name).configure_cert(theirs)
+    server, port, heard = await _tls_forge(theirs)
+    try:
+        outlet = Outlet([f"localhost:{port}"], verify=ours)
+        if is_trusted:
+            assert await say(outlet, f"https://localhost:{port}") == Answer(201, '{"id":7}', 0.0, "7")
+        else:
+            with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+                await say(outlet, f"https://localhost:{port}")
+            assert not heard
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@on_loop
+async def test_a_certificate_of_nobody_we_know_is_not_trusted(authority: trustme.CA) -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(theirs)
+    server, port, heard = await _tls_forge(theirs)
+    try:
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            await say(Outlet([f"localhost:{port}"]), f"https://localhost:{port}")
+        assert not heard
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@on_loop
+async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
+    async with PlayedForge() as forge:
+        forge.otherwise = Answered(201, body={"id": 3, "filler": "x" * 1_000_000})
+
+        answer = await say(Outlet([forge.host]), forge.url)
+
+        assert (answer.status, len(answer.text), answer.id) == (201, 200, "")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0.0),
+        ({"retry-after": "30"}, 30.0),
+        ({"retry-after": "soon"}, 0.0),
+        ({"retry-after": "-1"}, 0.0),
+        ({"retry-after": "9" * 400}, 0.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, 40.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:01 GMT"}, 0.0),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 30.0),
+        ({"x-ratelimit-remaining": "1", "x-ratelimit-reset": "90"}, 0.0),
+    ],
+)
+def test_how_long_a_forge_wants_to_be_left_alone(headers: dict[str, str], seconds: float) -> None:
+    assert wait_seconds(headers, 60.0) == seconds
+
+
+@pytest.mark.parametrize("token", ["hush\n", "hüsh", "hush\x00"])
+@on_loop
+async def test_a_token_that_no_header_can_hold_is_not_shown(token: str) -> None:
+    """Libraries quote what they cannot send."""
+    async with PlayedForge() as forge:
+        outlet = Outlet([forge.host])
+        with pytest.raises(NotAllowed) as caught:
+            await outlet.say(Call("POST", forge.url, {"Authorization": f"Bearer {token}"}, {}))
+        await outlet.close()
+
+        assert "sh" not in str(caught.value).replace("perhaps", "")
+
+
+def test_a_call_never_shows_its_token() -> None:
+    assert "hush" not in repr(call("https://example.org"))
