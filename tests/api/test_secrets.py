@@ -15,10 +15,10 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 VALUE = "hunter2-of-the-house"
 
 
-async def given(here: ApiSite, player: Player, lease: Any) -> Any:
-    """What the lease's job is given."""
+async def given(here: ApiSite, player: Player, lease: Any, what: str = "secrets") -> Any:
+    """What the lease's job, or its runner, is given."""
     headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
-    return (await here.http.get("/runner/v1/secrets", headers=headers)).json()
+    return (await here.http.get(f"/runner/v1/{what}", headers=headers)).json()
 
 
 @on_loop
@@ -93,11 +93,15 @@ async def test_a_job_gets_what_its_run_may_have(site: Opened, about: dict[str, A
             assert (await admin.ask("PUT", "/secrets/A", body)).status == 200
         player = await here.player()
         job = task("a")
-        job["work"]["secrets"] = ["A"]
+        source = {"url": "https://git.example.org/shop.git", "commit": "a" * 40, "credential": "A"}
+        job["work"] |= {"secrets": ["A"], "optional_secrets": ["A", "B"], "source": source}
         await admin.start(job, **about)
         lease = await player.take()
 
         assert await given(here, player, lease) == {"A": value}
+        assert await given(here, player, lease, "optional-secrets") == {"A": value}
+        read_by = await given(here, player, lease, "source-credential")
+        assert read_by == {"value": "of-the-project" if value == "of-the-branch" else value}
         await player.finish(lease)
         assert (await given(here, player, lease))["type"] == "StaleLease"
 

@@ -205,6 +205,18 @@ def test_the_branch_of_a_pull_request_is_where_it_is_not_yet() -> None:
     assert not is_foreign(pushed)
 
 
+def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
+    """By the same rule; what is for others is as good as none."""
+    sealed = scoped()
+
+    assert sealed.there(TENANT, ["A", "B", "C", "D", "a-b"], Where("shop", "main")) == {
+        "A": "of main",
+        "C": "of one branch only",
+    }
+    assert sealed.there(TENANT, ["A", "C"], Where("shop")) == {"A": "of the shop"}
+    assert sealed.there(TENANT, ["A", "B"]) == {"A": "of the tenant"}
+
+
 def test_what_the_forge_told_of_a_run_is_believed_before_its_labels() -> None:
     """The server writes down what kind of event it was, and whether it came from a fork."""
     proposed = Origin(project="shop", branch="main", event="pull_request")

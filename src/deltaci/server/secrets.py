@@ -169,6 +169,18 @@ class Secrets:
         narrow = self._narrowest(tenant, of) if of.project and wanted else {}
         return {name: self._open(tenant, name, narrow.get(name, FOR_ALL)) for name in wanted}
 
+    def there(self, tenant: str, names: Iterable[str], of: Where = NOWHERE) -> dict[str, str]:
+        """The values of those of these that there are for a job there, and that open."""
+        wanted, found = list(names), dict[str, str]()
+        narrow = self._narrowest(tenant, of) if of.project and wanted else {}
+        for name in wanted:
+            try:
+                found[name] = self._open(tenant, name, narrow.get(name, FOR_ALL))
+            except Refused as refused:
+                if refused.code not in ("no_secret", "bad_request"):
+                    raise
+        return found
+
     def _narrowest(self, tenant: str, of: Where) -> dict[str, SecretScope]:
         """For each name that the project has a secret of: the narrowest scope that fits."""
         found: dict[str, SecretScope] = {}
