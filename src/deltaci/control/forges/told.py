@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from deltaci.control.forges.heard import fingerprint
 from deltaci.control.forges.projects import ForgeProject
 
-KIND: Final = "told"  # Of the documents.
 MAX_DESCRIPTION: Final = 140  # GitHub takes no more.
 MAX_PROBLEM: Final = 500
 
