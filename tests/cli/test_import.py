@@ -92,8 +92,8 @@ def test_a_workflow_with_a_job_outside_is_not_written(folder: Path) -> None:
         "  deploy: outside",
     ]
     assert (
-        ".github/workflows/release.yaml:7:15: the action 'some/action'; only some of GitHub's own actions are built in: "
-        "write it as a command" in lines
+        ".github/workflows/release.yaml:7:15: the action 'some/action'; only some of GitHub's own actions are "
+        "built in: write it as a command" in lines
     )
 
 
@@ -123,6 +123,17 @@ def test_a_report_for_programs(folder: Path) -> None:
         ("deploy", False, 1),
     ]
     assert file["jobs"][1]["reasons"][0]["line"] == 7
+
+
+def test_what_the_linter_would_refuse_is_not_written(folder: Path) -> None:
+    """GitHub takes an axis that is not there for nothing; our own files must not have one."""
+    (folder / "ci.yml").write_text(GOOD.replace("make test", "'make ${{ matrix.mode }}'"))
+
+    result = run("import")
+
+    assert (result.exit_code, Path(".deltaci.yml").exists()) == (1, False)
+    assert "  test: inside" in result.stdout
+    assert "the axis 'mode', which there is not; this job has no matrix" in result.stdout
 
 
 def test_to_standard_output(folder: Path) -> None:

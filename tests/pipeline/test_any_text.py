@@ -117,8 +117,14 @@ def test_any_pipeline_reads_back_as_it_was_printed(pipeline: model.Pipeline) -> 
         "a: &a {" + "".join(f"k{n}: 1, " for n in range(4_000)) + "}\n" + "b: {<<: *a}\n" * 200,
         "1" * 400_000,
         "jobs: {a: {if: '" + " " * 400_000 + "', steps: [x]}}",
+        "jobs: {a: {steps: [" + "".join(f"{{id: a{n}, run: '${{{{ steps.a{n} }}}}'}}, " for n in range(4_000)) + "]}}",
+        "env: {" + "".join(f"A{n}: '${{{{ secrets.S }}}}', " for n in range(4_000)) + "}\njobs:\n"
+        + "".join(f"  j{n}: {{secrets: [S], steps: [x]}}\n" for n in range(1_500)),
+        "jobs: {a: {steps: ['" + "${{ a" * 80_000 + "']}}",
+        "jobs: {a: {steps: ['${{ " + "a[" * 100_000 + " }}']}}",
+        "jobs: {a: {paths: [" + "'**/*a+', " * 9_000 + "], steps: [x]}}",
     ],
-    ids=range(20),
+    ids=range(25),
 )  # fmt: skip
 def test_hostile_files_are_refused_soon(text: str) -> None:
     """Whatever they repeat."""

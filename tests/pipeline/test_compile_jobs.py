@@ -52,11 +52,12 @@ def test_every_key_of_a_job_arrives() -> None:
         "Build linux", "registry.example/build:1", "container", True,
     )  # fmt: skip
     assert (spec.limits.memory_bytes, spec.limits.processes, spec.limits.cpus) == (4 * 1024**3, 500, 2)
-    assert [each.name for each in spec.services] == ["db", "cache"]
-    assert spec.services[0].ports == ["5432", "8080:80"]
-    assert spec.services[0].health == "pg_isready"
+    assert [each.name for each in spec.services] == ["cache", "db"]
+    assert spec.services[1].ports == ["5432", "8080:80"]
+    assert spec.services[1].health == "pg_isready"
     assert spec.env == {"MODE": "${{ matrix.mode }}"}
-    assert spec.contexts == {"matrix": {"mode": "release"}}
+    assert spec.contexts is not None
+    assert spec.contexts["matrix"] == {"mode": "release"}
     assert spec.secrets == ["REGISTRY_TOKEN"]
     assert spec.source is not None
     assert spec.source.depth == 100
@@ -152,14 +153,17 @@ def test_only_what_is_mentioned_goes_to_the_runner() -> None:
 
     told = work(text, variables={"A": "1", "B": "2"})
 
-    assert told["contexts"] == {
-        "github": {"ref_name": "main", "event": {"head_commit": {"message": "Mend it"}}},
-        "vars": {"A": "1"},
-    }
-    assert "contexts" not in work(a_job(""))
+    assert told["contexts"]["vars"] == {"A": "1"}
+    assert told["contexts"]["github"]["event"] == {"head_commit": {"message": "Mend it"}}
+    assert set(work(a_job(""))["contexts"]) == {"github"}
+    plain = work(a_job(""))["contexts"]["github"]
+    assert {name: plain[name] for name in ("sha", "ref_name", "job", "server_url")} == {
+        "sha": COMMIT, "ref_name": "main", "job": "test", "server_url": "https://forge.example",
+    }  # fmt: skip
+    assert not {"event", "run_id", "run_number"} & set(plain)
+    assert work("jobs: {test: {steps: ['echo $GITHUB_RUN_ID']}}", run_id="r1")["contexts"]["github"]["run_id"] == "r1"
     whole = work("jobs: {test: {steps: ['echo ${{ toJSON(github) }}']}}")["contexts"]["github"]
     assert whole["event"]["after"] == COMMIT
-    assert work("jobs: {test: {steps: [{run: x, if: failure()}]}}")["contexts"] == {}
 
 
 def test_a_pull_request_is_seen_as_on_github() -> None:
@@ -216,7 +220,7 @@ def test_a_long_value_does_not_make_a_condition_too_long() -> None:
 
 
 def test_secrets_are_for_those_who_name_them() -> None:
-    """As on GitHub, a mention is enough for workflows of there; there is no token of a forge."""
+    """In workflows of GitHub a mention is enough; there, one that is not set is empty."""
     text = "jobs: {test: {secrets: [A, B], steps: ['${{ secrets.A }}']}}"
     steps = (model.Step(run="${{ secrets.A }} ${{ secrets.GITHUB_TOKEN }} ${{ secrets.Z }}"),)
     workflow = model.Pipeline(jobs={"test": model.Job(steps=steps, secrets=("B",))})
@@ -225,7 +229,8 @@ def test_secrets_are_for_those_who_name_them() -> None:
 
     assert work(text)["secrets"] == ["A", "B"]
     assert made is not None
-    assert made.kept[0].spec.work["secrets"] == ["B", "A", "Z"]
+    assert made.kept[0].spec.work["secrets"] == ["B"]
+    assert made.kept[0].spec.work["optional_secrets"] == ["A", "GITHUB_TOKEN", "Z"]
 
 
 def test_nobody_who_is_not_trusted_gets_secrets_caches_or_a_start() -> None:

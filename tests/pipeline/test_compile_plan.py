@@ -6,18 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
+from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile
-from deltaci.pipeline.expressions import parse, printed
+from deltaci.pipeline.expressions import mentions_status, parse, printed
 from deltaci.pipeline.reader import read
 from deltaci.wire import api_input
 from deltaci.wire.messages import JobSpec
 from tests.pipeline.good import ALL
+from tests.pipeline.models import pipelines
 from tests.pipeline.planned import PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work
 
 
@@ -72,19 +74,20 @@ def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
     assert printed(parse(condition)) == condition
     assert (told.spec.needs, told.spec.after) == (("a",), ())
     assert told.spec.work["needs"] == ["a"]
-    assert told.spec.work["contexts"] == {}
 
 
 @pytest.mark.parametrize(
     ("written", "condition"),
     [
-        ("always()", None),
+        ("always()", "always()"),
         ("failure()", "failure()"),
         ("!cancelled()", "!cancelled()"),
-        ("always() && github.event_name == 'push'", None),
-        ("always() && needs.a.result == 'failure'", "needs.a.result == 'failure'"),
+        ("always() && github.event_name == 'push'", "always()"),
+        ("always() && needs.a.result == 'failure'", "always() && needs.a.result == 'failure'"),
         ("success() || failure()", "success() || failure()"),
-        ("failure() || github.event_name == 'push'", None),
+        ("failure() || github.event_name == 'push'", "always()"),
+        ("failure() && github.ref == 'x' || needs.a.result", "failure() && false || needs.a.result"),
+        ("github.ref == 'x' && failure() || needs.a.result", "always() && needs.a.result"),
     ],
 )
 def test_who_asks_how_things_went_waits_until_they_are_over(written: str, condition: str | None) -> None:
@@ -136,7 +139,7 @@ def test_a_need_that_nothing_changed_is_done_and_its_result_is_skipped() -> None
 
     assert [each.spec.name for each in made.kept] == ["c", "e"]
     assert by_name(made)["c"].spec.needs == ()
-    assert by_name(made)["c"].spec.work["contexts"] == {"needs": {"b": {"result": "skipped", "outputs": {}}}}
+    assert by_name(made)["c"].spec.work["needs"] == ["b"]  # The server knows no such job: it is skipped.
     assert by_name(made)["e"].spec.after == ("c",)
     assert left_out(text, changed={"z"})["d"] == (
         "condition", "its condition is false: needs.b.result is 'skipped' (if: needs.b.result == 'success')"
@@ -212,9 +215,11 @@ def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
     assert {(each.spec.family, each.spec.is_family_fail_fast) for each in made.kept if each.job == "test"} == {
         ("test", True)
     }
-    assert by_name(made)["one (1)"].spec.family == ""
+    assert by_name(made)["one (1)"].spec.family == "one"
+    assert not by_name(made)["one (1)"].spec.is_family_fail_fast
     assert by_name(made)["all"].spec.after == tuple(names)
-    assert by_name(made)["all"].spec.work["contexts"]["needs"] == {"test": {"jobs": names}}
+    assert by_name(made)["all"].spec.work["needs"] == names
+    assert by_name(made)["all"].spec.work["condition"] == "always()"
     assert by_name(made)[names[3]].spec.work["name"] == "Tests on mac 3 of 4"
     assert (
         work("jobs: {test: {name: Unit, strategy: {matrix: {v: [1]}}, steps: [x]}}", "test (1)")["name"] == "Unit (1)"
@@ -359,5 +364,21 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
     for text in ALL.values():
         made = plan(text, variables={"x": '{"a": [1, 2]}', "y": "2"})
         for each in made.kept:
-            if each.spec.work is not None:
-                msgspec.convert(each.spec.work, JobSpec)
+            if each.spec.work is None:
+                continue
+            told = msgspec.convert(each.spec.work, JobSpec)
+            for line in (told.condition, *(getattr(step, "condition", "") for step in told.steps)):
+                # Whether it is read as it is or as people write it, it says the same.
+                assert not line or line == "false" or mentions_status(parse(line))
+
+
+@given(pipelines(), st.sampled_from([PUSH, PULL, replace(PULL, is_fork=True), replace(PUSH, event="manual")]))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_pipeline_is_planned_or_refused(pipeline: model.Pipeline, change: Change) -> None:
+    """Whatever its texts come to; nothing but problems says no."""
+    made = compile(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
+
+    assert (made.plan is None) == any(not each.is_warning for each in made.problems)
+    for each in made.plan.kept if made.plan is not None else ():
+        msgspec.convert(each.spec.name, api_input.JobName)
+        msgspec.convert(each.spec.work, JobSpec | None)

@@ -10,7 +10,7 @@ from deltaci.pipeline.compile import compile, triggered
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.reader import read
 from tests.pipeline.monorepo import files, pipeline
-from tests.pipeline.planned import PUSH, SOURCE
+from tests.pipeline.planned import PUSH, SOURCE, problems
 
 PROJECTS, FILES = 60, 2000
 SOON_SECONDS = 5.0  # Of a busy machine; alone it takes a tenth of that.
@@ -42,6 +42,20 @@ def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.Capt
     assert not whole.left_out
     assert {each.job for each in few.kept} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
     assert len(few.left_out) == 3 * (PROJECTS - 1)
+
+
+def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
+    """A small file can ask for much: combinations, and texts that are repeated."""
+    some = "[" + ", ".join(map(str, range(16))) + "]"
+    many = f"strategy: {{matrix: {{a: {some}, b: {some}}}}}"
+    long = "'" + "x" * 90_000 + "'"
+    wide = "".join(f"  j{n}: {{{many}, steps: [x]}}\n" for n in range(45))
+    deep = f"  a:\n    steps: [&a {long}" + ", *a" * 20 + "]\n"
+    both = f"  a: {{{many}, steps: [&a {long}, *a, *a]}}\n"
+
+    assert "more than 10,000 jobs with all matrices" in problems("jobs:\n" + wide)[0]
+    assert "bytes of steps in the job 'a'" in problems("jobs:\n" + deep)[0]
+    assert "bytes of steps in the job 'a'" in problems("jobs:\n" + both)[0]
 
 
 def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
+from deltaci.pipeline.builtins import WITH
 from deltaci.pipeline.github.actions import ACTIONS
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
@@ -37,6 +38,23 @@ def test_every_built_in_of_the_model_is_an_action() -> None:
     assert {action.uses for action in ACTIONS.values()} == set(model.BuiltIn.__args__)  # type: ignore[attr-defined]
 
 
+def test_what_is_understood_is_known_to_the_built_in_steps() -> None:
+    """Or what is imported would be refused."""
+    for action in ACTIONS.values():
+        understood = {name for name, rule in action.inputs.items() if rule.kind == "inside"}
+        assert understood <= set(WITH[action.uses]), action.uses
+
+
+def test_what_a_cache_cannot_keep_is_told() -> None:
+    """Folders that are patterns are left out by the runner, and keys have no commas."""
+    text = job(steps="- uses: actions/cache@v4\n  with: {key: 'a,${{ github.sha }}', path: '**/node_modules'}")
+
+    assert told(text) == ["7:21: a comma in 'key' of a cache; write something else in its place"]
+    assert told(text, notes=True) == [
+        "7:50: '**/node_modules' of a cache, which is a pattern; what it stands for is not kept: name the folder"
+    ]
+
+
 @pytest.mark.parametrize(
     "ref", ["github.sha", "github.head_ref || github.ref", "github.event.pull_request.head.sha", "github.ref"]
 )
@@ -61,7 +79,8 @@ def test_rust_is_set_up_by_commands() -> None:
     """The version of the action is the toolchain."""
     step = first_step("- uses: dtolnay/rust-toolchain@1.80\n  with: {components: 'clippy, rustfmt'}\n  env: {A: 1}")
 
-    assert step.run is not None and 'rustup default "$TOOLCHAIN"' in step.run
+    assert step.run is not None
+    assert 'rustup default "$TOOLCHAIN"' in step.run
     assert step.env == {"A": 1, "COMPONENTS": "clippy, rustfmt", "TARGETS": "", "TOOLCHAIN": "1.80"}
     assert step.shell == "bash"
 
@@ -72,7 +91,8 @@ def test_what_only_makes_things_faster_is_left_out() -> None:
 
     assert only_job(text).steps == (model.Step(run="make"),)
     assert told(text, notes=True) == [
-        "6:15: the action 'Swatinem/rust-cache' has no effect here; it only keeps what was built, to be faster the next time"
+        "6:15: the action 'Swatinem/rust-cache' has no effect here; it only keeps what was built, to be faster the "
+        "next time"
     ]
 
 
@@ -119,7 +139,7 @@ def test_outputs_of_an_action_are_set_under_its_id() -> None:
     assert [step.id for step in steps] == ["go__v", "go___1", "go"]
     assert steps[1].run == "b ${{ steps.go__v.outputs.x }}"
     assert steps[2].env == {"OUTPUT_0": "${{ steps.go__v.outputs.x }}"}
-    assert steps[2].run is not None and "'version'" in steps[2].run
+    assert "'version'" in (steps[2].run or "")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +178,40 @@ def test_an_action_knows_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("action", "step", "why"),
     [
-        ("runs: {using: node20, main: a.js}", "", ":1:15: an action that is made with 'node20'; only actions that are made of steps can be read: 'using: composite'"),
-        (composite("[{uses: a/b@v1}]"), "", ":4:18: the action 'a/b'; only some of GitHub's own actions are built in: write it as a command"),
-        (composite("[{uses: ./.github/actions/go}]"), "", "expected at most 10 actions that use each other"),
-        (composite("[{run: a, shell: sh}, {run: b, shell: sh}]"), "continue-on-error: true", ":4:11: 'continue-on-error' of an action with several steps; give it to a command"),
-        (composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"), "if: always()", ":4:11: steps that ask how things went, in an action whose own 'if' asks for it as well; ask in one of both"),
-        ("a: [", "", ":1:5: a sign that closes what was not opened; remove it, or quote the text"),
+        (
+            "runs: {using: node20, main: a.js}",
+            "",
+            ":1:15: an action that is made with 'node20'; only actions that are made of steps can be read: "
+            "'using: composite'",
+        ),
+        (
+            composite("[{uses: a/b@v1}]"),
+            "",
+            ":4:18: the action 'a/b'; only some of GitHub's own actions are built in: write it as a command",
+        ),
+        (
+            composite("[{uses: ./.github/actions/go}]"),
+            "",
+            "expected at most 10 actions that use each other",
+        ),
+        (
+            composite("[{run: a, shell: sh}, {run: b, shell: sh}]"),
+            "continue-on-error: true",
+            ":4:11: 'continue-on-error' of an action with several steps; give it to a command",
+        ),
+        (
+            composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"),
+            "if: always()",
+            ":4:11: steps that ask how things went, in an action whose own 'if' asks for it as well; ask in "
+            "one of both",
+        ),
+        (
+            "a: [",
+            "",
+            ":1:5: a sign that closes what was not opened; remove it, or quote the text",
+        ),
     ],
-)  # fmt: skip
+)
 def test_actions_that_are_outside(action: str, step: str, why: str) -> None:
     """It is told at the step that uses it, with the place in the action."""
     workflow = found(job(steps=f"- uses: ./.github/actions/go\n  {step}"), {PATH: action})

@@ -19,7 +19,8 @@ from tests.pipeline.workflows import FILE, job
 
 PAGE = Path(__file__).parents[2] / "docs" / "github-workflows.md"
 WORKFLOW = (
-    "name: CI\non:\n  push: {branches: [main]}\n  schedule: [{cron: '0 3 * * *'}]\n  workflow_dispatch:\n    inputs: {a: {}}\n"
+    "name: CI\non:\n  push: {branches: [main]}\n  schedule: [{cron: '0 3 * * *'}]\n"
+    "  workflow_dispatch:\n    inputs: {a: {}}\n"
     "env: {A: '${{ secrets.X }}'}\njobs:\n  a:\n    runs-on: ${{ matrix.os }}\n    strategy:\n      matrix:\n"
     "        os: [ubuntu-latest, windows-latest]\n        include: [{os: macos-13, x: {y: 1}}]\n"
     "    services: {db: {image: a, options: --health-cmd 'b c'}}\n    steps:\n      - uses: actions/checkout@v4\n"
@@ -121,7 +122,8 @@ def test_a_large_workflow_is_read_quickly_enough() -> None:
     """As many jobs as there may be; more are refused by their number of values, not by time."""
     steps = "".join(f"      - {{run: 'echo {number} ${{{{ matrix.a }}}}'}}\n" for number in range(8))
     text = "on: push\njobs:\n" + "".join(
-        f"  j{number}:\n    runs-on: ubuntu-latest\n    needs: [j0]\n    strategy: {{matrix: {{a: [1, 2, 3]}}}}\n    steps:\n{steps}"
+        f"  j{number}:\n    runs-on: ubuntu-latest\n    needs: [j0]\n    strategy: {{matrix: {{a: [1, 2, 3]}}}}\n"
+        f"    steps:\n{steps}"
         for number in range(200)
     )
 

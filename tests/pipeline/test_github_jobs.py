@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
+from deltaci.pipeline.change import Change
+from deltaci.pipeline.contexts import github
 from deltaci.pipeline.expressions import interpolate
+from deltaci.pipeline.github.desk import OF_GITHUB
 from deltaci.pipeline.problems import Place
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
@@ -158,7 +161,8 @@ def test_expressions_inside_of_values_are_carried_along() -> None:
 
     strategy = only_job(text).strategy
 
-    assert strategy is not None and isinstance(strategy.matrix, model.Matrix)
+    assert strategy is not None
+    assert isinstance(strategy.matrix, model.Matrix)
     axis = strategy.matrix.axes["c"]
     assert isinstance(axis, str)
     assert interpolate(axis, {"github": {"event_name": "push", "sha": "12"}}) == [
@@ -248,10 +252,21 @@ def test_secrets_are_given_by_name() -> None:
     ]
 
 
+def test_what_the_context_github_does_not_have_is_told() -> None:
+    """It would be nothing, without a word."""
+    text = job(steps="- run: curl ${{ github.api_url }}/${{ github.sha }}")
+    there = github(Change(event="push", commit="a"), workflow="x")
+
+    [note] = told(text, notes=True)
+    assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")
+    assert set(there) <= set(OF_GITHUB)
+
+
 def test_steps_keep_all_that_they_say() -> None:
     """A name of several lines becomes one."""
     step = first_step(
-        "- name: >\n    Run\n    it\n  id: a\n  if: always()\n  run: |\n    a\n    b\n  shell: sh\n  working-directory: d\n"
+        "- name: >\n    Run\n    it\n  id: a\n  if: always()\n  run: |\n    a\n    b\n"
+        "  shell: sh\n  working-directory: d\n"
         "  timeout-minutes: 1.5\n  continue-on-error: true\n  env: {A-b: 1}"
     )
 

@@ -6,23 +6,51 @@ import pytest
 
 from tests.pipeline.workflows import found, job, told
 
-CUSTOM = "only some of GitHub's own actions are built in: write it as a command"
-LATE = "which is not known when a run is planned; write the value itself, or use it in a command"
-
 # Keys of a job, which begin in line 5.
 JOBS = [
-    ("uses: ./.github/workflows/x.yml\nwith: {a: 1}", "5:5: 'uses' of a job; workflows that are called are not read here: copy its jobs into this file"),
-    ("container: {image: a, options: --privileged}", "5:27: 'options' of 'container'; options are for one container engine, and may weaken the isolation"),
-    ("container: {image: a, volumes: ['/:/x']}", "5:27: 'volumes' of 'container'; folders of the machine are not given to jobs"),
+    (
+        "uses: ./.github/workflows/x.yml\nwith: {a: 1}",
+        "5:5: 'uses' of a job; workflows that are called are not read here: copy its jobs into this file",
+    ),
+    (
+        "container: {image: a, options: --privileged}",
+        "5:27: 'options' of 'container'; options are for one container engine, and may weaken the isolation",
+    ),
+    (
+        "container: {image: a, volumes: ['/:/x']}",
+        "5:27: 'volumes' of 'container'; folders of the machine are not given to jobs",
+    ),
     ("container: {env: {A: 1}}", "5:16: 'container' without 'image'; expected the image"),
-    ("services: {db: {image: a, options: --privileged --health-cmd x}}", "5:40: the option '--privileged' of a service; of the options only those about health: --health-cmd and its times"),
-    ("services: {db: {image: a, options: '--health-cmd \"x'}}", "5:40: options with a quote that never ends, or too many of them; close the quote"),
-    ("services: {db: {image: a, ports: [53/udp]}}", "5:39: the text '53/udp' as a port; expected a TCP port, e.g. 5432 or '5432:5432'"),
+    (
+        "services: {db: {image: a, options: --privileged --health-cmd x}}",
+        "5:40: the option '--privileged' of a service; of the options only those about health: --health-cmd "
+        "and its times",
+    ),
+    (
+        "services: {db: {image: a, options: '--health-cmd \"x'}}",
+        "5:40: options with a quote that never ends, or too many of them; close the quote",
+    ),
+    (
+        "services: {db: {image: a, ports: [53/udp]}}",
+        "5:39: the text '53/udp' as a port; expected a TCP port, e.g. 5432 or '5432:5432'",
+    ),
     ("services: {db: {ports: [1]}}", "5:16: the service 'db' without 'image'; expected the image"),
-    ("strategy: {matrix: '${{ fromJSON(needs.a.outputs.m) }}'}", f"5:38: 'needs', {LATE}"),
-    ("runs-on: ${{ needs.a.outputs.os }}", f"4:18: 'needs', {LATE}"),
-    ("timeout-minutes: soon", "5:22: the text 'soon' as 'timeout-minutes'; expected a number or an expression ${{ … }}"),
-    ("continue-on-error: 3", "5:24: the number 3 as 'continue-on-error'; expected true, false or an expression ${{ … }}"),
+    (
+        "strategy: {matrix: '${{ fromJSON(needs.a.outputs.m) }}'}",
+        "5:38: 'needs', which is not known when a run is planned; write the value itself, or use it in a command",
+    ),
+    (
+        "runs-on: ${{ needs.a.outputs.os }}",
+        "4:18: 'needs', which is not known when a run is planned; write the value itself, or use it in a command",
+    ),
+    (
+        "timeout-minutes: soon",
+        "5:22: the text 'soon' as 'timeout-minutes'; expected a number or an expression ${{ … }}",
+    ),
+    (
+        "continue-on-error: 3",
+        "5:24: the number 3 as 'continue-on-error'; expected true, false or an expression ${{ … }}",
+    ),
     ("env: {A: [1]}", "5:14: a list as 'A'; expected a text, a number, true or false"),
     ("env: [A]", "5:10: a list as 'env'; expected names, each with a text, a number, true or false"),
     ("if: matrix.a == 1", "5:9: the context 'matrix'; expected github, inputs, needs, vars"),
@@ -30,43 +58,106 @@ JOBS = [
     ("runs_on: x", "5:5: the key 'runs_on', which a job does not have; did you mean 'runs-on'?"),
     ("concurrency: {cancel-in-progress: true}", "5:18: 'concurrency' without 'group'; expected the group's name"),
     ("strategy: {matrix: {a: x}}", "5:28: the text 'x' as the axis 'a'; expected a list of values"),
-    ("strategy: {matrix: {a: []}}", "5:28: matrix.a: has no values, so that there would be no job at all; expected one at least"),
+    (
+        "strategy: {matrix: {a: []}}",
+        "5:28: matrix.a: has no values, so that there would be no job at all; expected one at least",
+    ),
     ("strategy: {matrix: {a: [1], exclude: [{b: 1}]}}", "5:47: matrix.exclude[0].b: is no axis; expected a"),
     ("strategy: {matrix: {a: [1], include: [x]}}", "5:43: the text 'x' in 'include'; expected names with values"),
-    ("defaults: {run: {shell: cmd}}", "5:29: the shell 'cmd'; no shell of Windows runs here: expected bash, sh or python"),
+    (
+        "defaults: {run: {shell: cmd}}",
+        "5:29: the shell 'cmd'; no shell of Windows runs here: expected bash, sh or python",
+    ),
     ("snapshot: a", "5:5: 'snapshot' of a job; images of runners are not made here"),
-]  # fmt: skip
+]
 
 # Steps, which begin in line 6 and column 7.
 STEPS = [
-    ("- uses: codecov/codecov-action@v5", f"6:15: the action 'codecov/codecov-action'; {CUSTOM}"),
+    (
+        "- uses: codecov/codecov-action@v5",
+        "6:15: the action 'codecov/codecov-action'; only some of GitHub's own actions are built in: write it "
+        "as a command",
+    ),
     ("- uses: docker://alpine:3", "6:15: the action 'docker://alpine:3'; actions that are images do not run here"),
-    ("- uses: actions/cache/restore@v4", "6:15: the action 'actions/cache/restore'; only the whole of actions/cache is built in"),
+    (
+        "- uses: actions/cache/restore@v4",
+        "6:15: the action 'actions/cache/restore'; only the whole of actions/cache is built in",
+    ),
     ("- uses: ./here", "6:15: the action './here'; there is no here/action.yml to read it from"),
-    ("- uses: actions/checkout", "6:15: the action 'actions/checkout' without a version; write it as actions/checkout@v4"),
-    ("- uses: actions/checkout@v4\n  with: {lfs: true}", "7:16: 'lfs' of actions/checkout; fetch the files in a step: git lfs pull"),
-    ("- uses: actions/checkout@v4\n  with: {repository: a/b}", "7:28: a checkout of another repository, 'a/b'; clone it in a step, with git"),
-    ("- uses: actions/checkout@v4\n  with: {fetch-deph: 0}", "7:16: 'fetch-deph', which actions/checkout does not have; did you mean 'fetch-depth'?"),
-    ("- uses: actions/cache@v4\n  with: {path: a}", "6:15: actions/cache without 'key'; GitHub's action needs it as well"),
-    ("- uses: actions/download-artifact@v4\n  with: {run-id: 1}", "7:16: 'run-id' of actions/download-artifact; only artifacts of the same run can be had"),
-    ("- uses: actions/setup-python@v5\n  with: {architecture: x86}", "7:16: 'architecture' of actions/setup-python; it is the runner's: choose a runner by its labels"),
-    ("- run: make\n  shell: powershell", "7:16: the shell 'powershell'; no shell of Windows runs here: expected bash, sh or python"),
-    ("- run: make\n  shell: bsh", "7:16: the shell 'bsh'; expected bash, sh, python, pwsh, or a command with {0}; did you mean 'bash'?"),
-    ("- run: make\n  timeout-minutes: ${{ env.T }}", f"7:30: 'env', {LATE}"),
+    (
+        "- uses: actions/checkout",
+        "6:15: the action 'actions/checkout' without a version; write it as actions/checkout@v4",
+    ),
+    (
+        "- uses: actions/checkout@v4\n  with: {lfs: true}",
+        "7:16: 'lfs' of actions/checkout; fetch the files in a step: git lfs pull",
+    ),
+    (
+        "- uses: actions/checkout@v4\n  with: {repository: a/b}",
+        "7:28: a checkout of another repository, 'a/b'; clone it in a step, with git",
+    ),
+    (
+        "- uses: actions/checkout@v4\n  with: {fetch-deph: 0}",
+        "7:16: 'fetch-deph', which actions/checkout does not have; did you mean 'fetch-depth'?",
+    ),
+    (
+        "- uses: actions/cache@v4\n  with: {path: a}",
+        "6:15: actions/cache without 'key'; GitHub's action needs it as well",
+    ),
+    (
+        "- uses: actions/download-artifact@v4\n  with: {run-id: 1}",
+        "7:16: 'run-id' of actions/download-artifact; only artifacts of the same run can be had",
+    ),
+    (
+        "- uses: actions/setup-python@v5\n  with: {architecture: x86}",
+        "7:16: 'architecture' of actions/setup-python; it is the runner's: choose a runner by its labels",
+    ),
+    (
+        "- run: make\n  shell: powershell",
+        "7:16: the shell 'powershell'; no shell of Windows runs here: expected bash, sh or python",
+    ),
+    (
+        "- run: make\n  shell: bsh",
+        "7:16: the shell 'bsh'; expected bash, sh, python, pwsh, or a command with {0}; did you mean 'bash'?",
+    ),
+    (
+        "- run: make\n  timeout-minutes: ${{ env.T }}",
+        "7:30: 'env', which is not known when a run is planned; write the value itself, or use it in a command",
+    ),
     ("- run: make\n  background: true", "7:9: 'background' of a step; steps run one after the other here"),
     ("- run: make\n  uses: actions/checkout@v4", "7:9: 'uses' beside 'run'; a step does one of both"),
     ("- run: make\n  with: {a: 1}", "7:9: 'with' in a step without 'uses'; use 'env' for a command"),
     ("- name: x", "6:9: a step without 'run' or 'uses'; expected one of them"),
     ("- make", "6:9: the text 'make' as a step; expected an object with 'run' or 'uses'"),
     ("- {run: a, id: x}\n- {run: b, id: X}", "7:22: the id 'X' a second time; the step in line 6 has it"),
-    ("- run: |\n    one\n    echo ${{ secrets[matrix.a] }}", "8:20: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME"),
-    ("- run: echo ${{ toJSON(secrets) }}", "6:30: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME"),
-    ("- run: echo ${{ martix.a }}", "6:23: the context 'martix'; expected env, github, inputs, job, matrix, needs, runner, secrets, steps, strategy, vars; did you mean 'matrix'?"),
+    (
+        "- run: |\n    one\n    echo ${{ secrets[matrix.a] }}",
+        "8:20: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME",
+    ),
+    (
+        "- run: echo ${{ toJSON(secrets) }}",
+        "6:30: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME",
+    ),
+    (
+        "- run: echo ${{ martix.a }}",
+        "6:23: the context 'martix'; expected env, github, inputs, job, matrix, needs, runner, secrets, "
+        "steps, strategy, vars; did you mean 'matrix'?",
+    ),
     ("- run: echo ${{ github.ref", "6:19: '${{ github.ref'; expected }} at its end"),
-    ("- run: make\n  if: hashFile('a')", "7:13: the function 'hashFile'; expected always, cancelled, case, contains, endsWith, failure, format, fromJSON, hashFiles, join, startsWith, success, toJSON; did you mean 'hashFiles'?"),
-    ("- uses: dtolnay/rust-toolchain@master", "6:15: dtolnay/rust-toolchain without a toolchain that rustup knows; say 'toolchain', e.g. stable"),
-    ("- run: a\n  if: !cancelled()", "7:13: the tag '!cancelled()', and tags are not allowed; remove it, or quote the text if the '!' belongs to it"),
-]  # fmt: skip
+    (
+        "- run: make\n  if: hashFile('a')",
+        "7:13: the function 'hashFile'; expected always, cancelled, case, contains, endsWith, failure, "
+        "format, fromJSON, hashFiles, join, startsWith, success, toJSON; did you mean 'hashFiles'?",
+    ),
+    (
+        "- uses: dtolnay/rust-toolchain@master",
+        "6:15: dtolnay/rust-toolchain without a toolchain that rustup knows; say 'toolchain', e.g. stable",
+    ),
+    (
+        "- run: a\n  if: !cancelled()",
+        "7:13: the tag '!cancelled()', and tags are not allowed; remove it, or quote the text if the '!' belongs to it",
+    ),
+]
 
 
 @pytest.mark.parametrize(("keys", "first"), JOBS, ids=[keys[:40] for keys, _ in JOBS])
@@ -86,17 +177,37 @@ def test_a_step_outside(steps: str, first: str) -> None:
     [
         ("", "1:1: an empty file; expected at least: jobs"),
         ("a: [", "1:5: a sign that closes what was not opened; remove it, or quote the text"),
-        ("- a", "1:1: a list as the workflow; expected an object with name, run-name, on, env, defaults, concurrency, permissions, jobs"),
+        (
+            "- a",
+            "1:1: a list as the workflow; expected an object with name, run-name, on, env, defaults, "
+            "concurrency, permissions, jobs",
+        ),
         ("on: push\njobs: {}\n", "2:1: an object as 'jobs'; expected at least one job"),
         ("jobs: {a: {runs-on: x, steps: [{run: a}]}}\n", "1:1: a workflow without 'on'; expected 'on'"),
-        ("on: push\njob: {}\njobs: {a: {runs-on: x, steps: [{run: a}]}}\n", "2:1: the key 'job', which the workflow does not have; did you mean 'jobs'?"),
-        ("on: push\non: push\njobs: {a: {runs-on: x, steps: [{run: a}]}}\n", "2:1: the key 'on' a second time; it is in line 1 already: remove one of them"),
-        ("on: push\njobs: {a: {needs: zzz, runs-on: x, steps: [{run: a}]}, b: {runs-on: x, steps: [{run: a}]}}\n", "2:19: there is no other job 'zzz' to need"),
-        ("on: push\njobs: {a: {needs: b, runs-on: x, steps: [{run: a}]}, b: {needs: [a], runs-on: x, steps: [{run: a}]}}\n", "2:66: jobs that wait for each other: a → b → a; remove one of these needs"),
-        ("on: push\njobs: {a: {steps: [{run: a}]}}\n", "2:8: the job 'a' without 'runs-on'; expected it, e.g. ubuntu-latest"),
+        (
+            "on: push\njob: {}\njobs: {a: {runs-on: x, steps: [{run: a}]}}\n",
+            "2:1: the key 'job', which the workflow does not have; did you mean 'jobs'?",
+        ),
+        (
+            "on: push\non: push\njobs: {a: {runs-on: x, steps: [{run: a}]}}\n",
+            "2:1: the key 'on' a second time; it is in line 1 already: remove one of them",
+        ),
+        (
+            "on: push\njobs: {a: {needs: zzz, runs-on: x, steps: [{run: a}]}, b: {runs-on: x, steps: [{run: a}]}}\n",
+            "2:19: there is no other job 'zzz' to need",
+        ),
+        (
+            "on: push\njobs: {a: {needs: b, runs-on: x, steps: [{run: a}]}, b: {needs: [a], runs-on: x, "
+            "steps: [{run: a}]}}\n",
+            "2:66: jobs that wait for each other: a → b → a; remove one of these needs",
+        ),
+        (
+            "on: push\njobs: {a: {steps: [{run: a}]}}\n",
+            "2:8: the job 'a' without 'runs-on'; expected it, e.g. ubuntu-latest",
+        ),
         ("on: push\njobs: {a: {runs-on: x}}\n", "2:8: the job 'a' without 'steps'; expected steps"),
     ],
-)  # fmt: skip
+)
 def test_a_workflow_that_is_none(text: str, first: str) -> None:
     """GitHub would refuse it as well."""
     assert told(text)[0] == first
@@ -130,14 +241,22 @@ def test_one_job_outside_keeps_all_from_running() -> None:
 @pytest.mark.parametrize(
     ("keys", "note"),
     [
-        ("permissions: {contents: read}", "5:5: 'permissions' has no effect here; there is no token of the forge here, so that there are no permissions to give"),
-        ("environment: production", "5:5: 'environment' has no effect here; there are no environments here: nothing waits for an approval, and it has no secrets"),
+        (
+            "permissions: {contents: read}",
+            "5:5: 'permissions' has no effect here; there is no token of the forge here, so that there are "
+            "no permissions to give",
+        ),
+        (
+            "environment: production",
+            "5:5: 'environment' has no effect here; there are no environments here: nothing waits for an "
+            "approval, and it has no secrets",
+        ),
         ("strategy: {fail-fast: false}", "5:16: 'fail-fast' has no effect here; there is no matrix"),
         ("runs-on: windows-latest", "4:14: a job for Windows; it waits for a runner with the label 'windows'"),
         ("container: {image: a, ports: [80]}", "5:27: 'ports' has no effect here; a job reaches its own ports anyway"),
         ("defaults: {run: {shell: pwsh}}", "5:29: the shell 'pwsh'; PowerShell must be installed where it runs"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_effect_is_told(keys: str, note: str) -> None:
     """As a warning: the job is inside."""
     assert told(job(keys)) == []

@@ -105,7 +105,7 @@ class Log:
             if each.get("kind") == "approval":
                 waiting += 1
                 self.open(each.get("name", "a"), each.get("seconds", 0))
-            elif not each.get("needs"):
+            elif not each.get("needs") and not each.get("after"):
                 self.queue(each.get("name", "a"))
         if waiting == len(jobs) and jobs:
             self.say("run", "r", "RUNNING", "first_attempt_active")

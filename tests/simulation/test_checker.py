@@ -13,11 +13,18 @@ from deltaci.sim import checker as checking
 from deltaci.sim.checker import INVARIANTS, Violation
 from deltaci.sim.mix import drawn
 from deltaci.sim.world import LOGGER, World
-from tests.simulation import illegal_leases, illegal_runs
+from tests.simulation import illegal_bonds, illegal_leases, illegal_runs
 from tests.simulation.handmade import CASES, Case, Log
 from tests.simulation.planted import TABLE
 
-ALONE = {"law", "facts", "leases", "checker", "promises"}  # The files that know the documents and nothing else.
+ALONE = {
+    "law",
+    "facts",
+    "leases",
+    "bonds",
+    "checker",
+    "promises",
+}  # The files that know the documents and nothing else.
 
 
 def test_a_legal_log_is_legal() -> None:
@@ -57,7 +64,8 @@ def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: 
 def test_every_promise_can_be_broken() -> None:
     """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
-    assert {illegal_leases.__name__, illegal_runs.__name__} == {case.__module__ for _, case in CASES}
+    ours = {each.__name__ for each in (illegal_bonds, illegal_leases, illegal_runs)}
+    assert ours == {case.__module__ for _, case in CASES}
     shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
 
     assert set(INVARIANTS) == shown

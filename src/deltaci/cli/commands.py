@@ -23,9 +23,12 @@ RUNS, LEFT, PEOPLE, SERVER, PROOF = "Runs", "What runs leave behind", "People an
 # wait for what only the simulator needs.
 COMMANDS: Final = {
     "up": Entry("up", SERVER, "Start everything here: a server, a runner, SQLite in .state; and show a first run."),
-    "submit": Entry("submit", RUNS, "Start a run, from a template or from a plan, and print its id."),
+    "submit": Entry(
+        "submit", RUNS, "Start a run, from a template, from a plan or from a repository, and print its id."
+    ),
     "runs": Entry("runs", RUNS, "Show runs, the newest first."),
     "show": Entry("runs", RUNS, "Show a run with its jobs: how far each is, what it waits for, why it failed."),
+    "changes": Entry("changes", RUNS, "Show what happened in repositories, and what came of it, the newest first."),
     "logs": Entry("logs", RUNS, "Print the log of a job's last attempt, or of the attempt that you name."),
     "explain": Entry("runs", RUNS, "Say why a run, a job or an attempt is as it is, and what led to it."),
     "approve": Entry("decide", RUNS, "Approve what waits for it in a run, and show what that opens."),
@@ -37,6 +40,7 @@ COMMANDS: Final = {
     "costs": Entry("results", LEFT, "Show what a run used: each attempt, and the sum."),
     "events": Entry("events", LEFT, "Export or follow the log of everything that happened."),
     "template": Entry("template", PEOPLE, "Save, list and look at templates: plans to be used again."),
+    "project": Entry("project", PEOPLE, "Tell a server of repositories, list and change them."),
     "workers": Entry("workers", PEOPLE, "List workers, look at one, let a new one in."),
     "key": Entry("key", PEOPLE, "Make, list and revoke API keys."),
     "whoami": Entry("me", PEOPLE, "Show who you are to the server, and what you may do."),

@@ -39,6 +39,11 @@ def complete_template(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offered(ctx, incomplete, lambda client: (each.name for each in client.templates(limit=MOST).templates))
 
 
+def complete_project(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of projects."""
+    return _offered(ctx, incomplete, lambda client: (each.name for each in client.projects(limit=MOST).projects))
+
+
 def complete_worker(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of workers."""
     return _offered(ctx, incomplete, lambda client: (each.id for each in client.workers(limit=MOST).workers))

@@ -74,11 +74,15 @@ def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
     for gate in run.jobs:
         if gate.approval is None or (gate.name != job if job is not None else gate.completed_at is not None):
             continue
-        behind = [each.name for each in run.jobs if gate.name in each.needs]
+        behind = [each.name for each in run.jobs if gate.name in (*each.needs, *each.after)]
         opens = f"opens {', '.join(behind)}" if behind else "nothing is behind it"
         given = ", ".join(each.person for each in gate.approval.approvals)
         more = f"; approved so far by {given}" if given else ""
-        waits = [need for need in gate.needs if any(each.name == need and not each.completed_at for each in run.jobs)]
+        waits = [
+            need
+            for need in dict.fromkeys((*gate.needs, *gate.after))
+            if any(each.name == need and not each.completed_at for each in run.jobs)
+        ]
         waiting = f"; waits for {', '.join(waits)} first" if waits else ""
         out.print(f"  {safe(gate.name)}: {safe(opens + more + waiting)}", soft_wrap=True)
     out.print(Text(f"  plan {safe(run.plan_hash)}, started by {safe(run.started_by)}", style="dim"), soft_wrap=True)

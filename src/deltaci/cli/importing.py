@@ -32,6 +32,7 @@ class Import(msgspec.Struct, kw_only=True):
     pipeline: model.Pipeline | None
     target: str = ""
     text: str = ""
+    refused: list[str] = []  # what the linter would say of the file
 
 
 @app.command("import")
@@ -120,12 +121,10 @@ def _text(made: Import, pipeline: model.Pipeline) -> str:
     head = [f"# From {Path(made.source).name}, by 'deltaci import'."]
     head += [f"# Left out, as it cannot run here: {job}" for job in made.workflow.outside]
     text = "\n".join(head) + "\n" + printed(pipeline)
-    problems = [problem for problem in reader.read(text, made.source).problems if not problem.is_warning]
-    if problems:  # A pipeline that cannot be read back must not be written.
-        made.pipeline = None
-        made.workflow = msgspec.structs.replace(
-            made.workflow, pipeline=None, problems=(*made.workflow.problems, *problems)
-        )
+    problems = [problem for problem in reader.read(text).problems if not problem.is_warning]
+    if problems:  # What the linter would refuse, such as an axis that no matrix has, must not be written.
+        made.pipeline, made.workflow = None, msgspec.structs.replace(made.workflow, pipeline=None)
+        made.refused = [with_source(problem, text) for problem in problems]
     return text
 
 
@@ -168,7 +167,9 @@ def _told(made: Import) -> list[str]:
         is_outside = job in workflow.outside or workflow.inside is None
         lines.append(f"  {job}: {'outside' if is_outside else 'inside'}")
     lines += [with_source(problem, made.content) for problem in workflow.problems]
-    return lines
+    if made.refused:
+        lines.append("  it can run as it is, but not be written, because 'deltaci lint' would refuse the file:")
+    return lines + made.refused
 
 
 def _as_json(imports: list[Import]) -> str:
@@ -180,6 +181,7 @@ def _as_json(imports: list[Import]) -> str:
                 "written": each.target if each.pipeline is not None else None,
                 "jobs": [_job(job, each.workflow) for job in each.workflow.jobs],
                 "problems": each.workflow.problems,
+                "refused": each.refused,
             }
             for each in imports
         ],

@@ -92,6 +92,8 @@ def _tell(proposal: Proposal, paths: list[str]) -> None:
 
 def _others(paths: list[str]) -> str:
     """What stands beside discovery: files that would be taken first."""
+    if any(path.startswith(FOLDER) and path.endswith((".yml", ".yaml")) for path in paths):
+        return f"\nThere are pipeline files in {FOLDER} already: they run beside {DEFAULT_FILE}."
     workflows = sum(path.startswith(WORKFLOWS) and path.endswith((".yml", ".yaml")) for path in paths)
     if not workflows:
         return ""

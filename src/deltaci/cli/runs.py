@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from deltaci.cli import inputs
+from deltaci.cli.choices import show_plan
 from deltaci.cli.completing import complete_job, complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
@@ -132,14 +133,20 @@ def show_command(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Until it is over; the exit code tells how it ended.")
     ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="What it does and what it leaves out, and why.")] = False,
 ) -> None:
     """Show a run with its jobs: how far each is, what it waits for, why it failed.
 
-    Example:
+    Examples:
 
       deltaci show r4c1d --watch
+
+      deltaci show r4c1d --plan
     """
     run_id = inputs.run_only(run)
+    if plan:
+        show_plan(session, run_id)
+        return
     if not watch:
         found = session.client.run(run_id)
         session.print_json(found) if session.is_json else show(_run_shown(found))
@@ -170,6 +177,8 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
             ("branch", run.branch),
             ("commit", run.commit),
             ("repository", run.repository),
+            ("file", run.file),
+            ("event", f"{run.event} {run.number}" if run.number else run.event),
             ("template", run.template and f"{run.template}@{run.template_version}"),
             ("inputs", ", ".join(f"{name}={value}" for name, value in run.inputs.items())),
             ("labels", ", ".join(run.labels)),
@@ -207,7 +216,9 @@ def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
         return ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
     if job.next_run_at is not None:
         return f"tried again {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
-    if waits := [need for need in job.needs if need in jobs and jobs[need].completed_at is None]:
+    if waits := [
+        need for need in dict.fromkeys((*job.needs, *job.after)) if need in jobs and jobs[need].completed_at is None
+    ]:
         return f"waits for {', '.join(waits[:5])}" + (f" and {len(waits) - 5} more" if len(waits) > 5 else "")
     if job.approval is not None:
         gate = job.approval

@@ -13,6 +13,7 @@ import typer
 
 from deltaci.blobs import open_blobs
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -40,6 +41,15 @@ AllowForgeOption = Annotated[
 ]
 
 
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        autocompletion=lambda: list(ALLOWABLE),
+    ),
+]
+
+
 @app.command("server")
 def server_command(
     store: StoreOption = "sqlite:.state/deltaci.db",
@@ -61,6 +71,7 @@ def server_command(
         ),
     ] = None,
     require_client_cert: ClientCertOption = False,
+    allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",
@@ -95,11 +106,18 @@ def server_command(
             issuer=issuer,
             allowed_forges=allow_forge or (),
             public_url=public_url,
+            rules=_rules(allow_repositories or []),
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _rules(allowed: list[str]) -> Rules:
+    if unknown := sorted(set(allowed) - set(ALLOWABLE)):
+        raise ValueError(f"--allow-repositories takes {', '.join(ALLOWABLE)}, not {unknown[0]!r}")
+    return Rules(frozenset(allowed))
 
 
 def _tls(

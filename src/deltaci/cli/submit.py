@@ -24,6 +24,20 @@ KeyOption = Annotated[
     str, typer.Option("--idempotency-key", help="The same key again gives the same run, not another one.")
 ]
 
+TemplateOption = Annotated[
+    str,
+    typer.Option(
+        "--template",
+        "-t",
+        metavar="NAME[@VERSION]",
+        help="The template to start from.",
+        autocompletion=complete_template,
+    ),
+]
+RepositoryOption = Annotated[
+    str, typer.Option(help="The repository that it is about; without a plan and a template, the project to run.")
+]
+
 
 @command(app, "submit")
 def submit_command(
@@ -31,30 +45,23 @@ def submit_command(
     plan: Annotated[
         str, typer.Argument(metavar="[PLAN]", help="A file with the plan, as JSON; - reads standard input.")
     ] = "",
-    template: Annotated[
-        str,
-        typer.Option(
-            "--template",
-            "-t",
-            metavar="NAME[@VERSION]",
-            help="The template to start from.",
-            autocompletion=complete_template,
-        ),
-    ] = "",
+    template: TemplateOption = "",
     input: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template asks for.")
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template or the file asks for."),
     ] = None,
     project: Annotated[str, typer.Option(help="What it belongs to.")] = "",
     branch: Annotated[str, typer.Option(help="The branch that it is about.")] = "",
     commit: Annotated[str, typer.Option(help="The commit that it is about.")] = "",
-    repository: Annotated[str, typer.Option(help="The repository that it is about.")] = "",
+    repository: RepositoryOption = "",
+    file: Annotated[str, typer.Option(help="Of a repository: the pipeline file to run.")] = "",
     title: Annotated[str, typer.Option(help="One line for people.")] = "",
     label: Annotated[list[str] | None, typer.Option(help="To find it by; may be repeated.")] = None,
     idempotency_key: KeyOption = "",
     wait: WaitOption = False,
     follow: FollowOption = False,
 ) -> None:
-    """Start a run, from a template or from a plan, and print its id.
+    """Start a run, from a template, from a plan or from a repository, and print its id.
 
     The plan is a JSON object: {"jobs": [{"name": "hello", "work": {"steps":
     ["echo hello"]}}]}. See docs/cli.md for more of them.
@@ -64,14 +71,16 @@ def submit_command(
       deltaci submit --template deploy --input env=staging --follow
 
       deltaci submit plan.json --branch main --wait
+
+      deltaci submit --repository shop --branch main --follow
     """
-    if bool(template) == bool(plan):
-        raise ValueError("give either a file with a plan or --template NAME")
+    if (template and plan) or not (template or plan or repository):
+        raise ValueError("give one of: a file with a plan, --template NAME, --repository PROJECT")
     what: dict[str, Any] = {"plan": inputs.json_file(plan)} if plan else {}
     if template:
         what["template"], what["version"] = inputs.template(template)
-    elif input:
-        raise ValueError("--input belongs to a template; a plan has none")
+    elif input and plan:
+        raise ValueError("--input belongs to a template or a repository; a plan has none")
     run = session.client.start(
         **what,
         inputs=inputs.pairs(input),
@@ -79,6 +88,7 @@ def submit_command(
         branch=branch,
         commit=commit,
         repository=repository,
+        file=file,
         title=title,
         labels=label or (),
         idempotency_key=idempotency_key,

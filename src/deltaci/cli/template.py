@@ -94,7 +94,7 @@ def _show(session: Session, found: api.Template) -> None:
         out.print()
         show(rows.table())
     rows = Rows("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
-    is_chain = all(job.needs is None for job in found.plan.jobs)
+    is_chain = all(job.needs is None and not job.after for job in found.plan.jobs)
     for job in found.plan.jobs:
         needs = "(the one before)" if is_chain and job is not found.plan.jobs[0] else ", ".join(job.needs or ())
         steps = msgspec.to_builtins(job.work).get("steps", []) if job.work is not None else []

@@ -15,6 +15,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import job, run
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -117,7 +118,8 @@ async def _start_runner(url: str, folder: Path) -> asyncio.subprocess.Process:
 async def _up(folder: Path, port: int, *, once: bool) -> int:
     console = Console(soft_wrap=True)
     stopped = asyncio.Event()
-    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder) as service:
+    rules = Rules(frozenset(ALLOWABLE))  # It is for whoever sits here: their own folders are repositories, too.
+    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder, rules=rules) as service:
         listener = Listener(service, "127.0.0.1", port)
         serving = asyncio.create_task(listener.serve())
         loop = asyncio.get_running_loop()

@@ -151,6 +151,18 @@ class AsyncClient:
     iter_templates = astreamed(talks.iter_templates)
     iter_versions = astreamed(talks.iter_versions)
 
+    # -- projects and changes
+
+    projects = aasked(calls.projects)
+    project = aasked(calls.project)
+    save_project = aasked(calls.save_project)
+    remove_project = aasked(calls.remove_project)
+    tell_pushes = aasked(calls.tell_pushes)
+    changes = aasked(calls.changes)
+    change = aasked(calls.change)
+    iter_projects = astreamed(talks.iter_projects)
+    iter_changes = astreamed(talks.iter_changes)
+
     # -- workers, keys, the tenant
 
     workers = aasked(calls.workers)

@@ -150,6 +150,18 @@ class Client:
     iter_templates = streamed(talks.iter_templates)
     iter_versions = streamed(talks.iter_versions)
 
+    # -- projects and changes
+
+    projects = asked(calls.projects)
+    project = asked(calls.project)
+    save_project = asked(calls.save_project)
+    remove_project = asked(calls.remove_project)
+    tell_pushes = asked(calls.tell_pushes)
+    changes = asked(calls.changes)
+    change = asked(calls.change)
+    iter_projects = streamed(talks.iter_projects)
+    iter_changes = streamed(talks.iter_changes)
+
     # -- workers, keys, the tenant
 
     workers = asked(calls.workers)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.client.names import Name
-from deltaci.wire import api, api_input
+from deltaci.wire import api, api_input, api_projects
 from deltaci.wire.api_input import PlanInput, Quotas, Scope
 from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
-SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas"})
+SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "tellPushes"})
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -104,14 +104,16 @@ def start(
     branch: str = "",
     repository: str = "",
     commit: str = "",
+    file: str = "",
     title: str = "",
     labels: Sequence[str] = (),
     idempotency_key: str = "",
 ) -> Call[api.Run]:
-    """Start a run from a template or from a plan. Safe to repeat: the same key always gives the same run."""
+    """Start a run from a template, a plan or a repository. Safe to repeat: the same key gives the same run."""
     body = _given(
         **{"template": template, "version": version, "inputs": dict(inputs or {}), "plan": plan, "project": project},
         **{"branch": branch, "repository": repository, "commit": commit, "title": title, "labels": list(labels)},
+        file=file,
     )
     return _call("startRun", api.Run, body=body, once=idempotency_key or new_key())
 
@@ -299,6 +301,49 @@ def remove_template(name: str) -> Call[api.TemplateLine]:
 def versions(name: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.TemplatePage]:
     """One page of the versions of a template, the oldest first."""
     return _call("listVersions", api.TemplatePage, query={"limit": limit, "cursor": cursor}, template=name)
+
+
+# -- projects and changes
+
+
+def projects(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api_projects.ProjectPage]:
+    """One page of the repositories that the server knows, by name."""
+    return _call("listProjects", api_projects.ProjectPage, query={"limit": limit, "cursor": cursor})
+
+
+def project(name: str) -> Call[api_projects.Project]:
+    """What the server knows of a repository."""
+    return _call("readProject", api_projects.Project, project=name)
+
+
+def save_project(name: str, project: api_projects.ProjectInput | Mapping[str, Any]) -> Call[api_projects.Project]:
+    """Tell the server of a repository, or change what it knows of it."""
+    return _call("saveProject", api_projects.Project, body=project, project=name)
+
+
+def remove_project(name: str) -> Call[api_projects.Project]:
+    """Let the server forget a repository."""
+    return _call("removeProject", api_projects.Project, project=name)
+
+
+def tell_pushes(
+    name: str, refs: Sequence[api_projects.Pushed | Mapping[str, str]], *, delivery: str = "", pusher: str = ""
+) -> Call[api_projects.AcceptedChanges]:
+    """Say what was pushed to a repository. Safe to repeat with the same delivery."""
+    body = {"delivery": delivery or new_key(), "refs": list(refs), **_given(pusher=pusher)}
+    return _call("tellPushes", api_projects.AcceptedChanges, body=body, project=name)
+
+
+def changes(
+    *, project: str | None = None, limit: int = api_input.PAGE, cursor: str = ""
+) -> Call[api_projects.ChangePage]:
+    """One page of what happened in repositories, the newest first."""
+    return _call("listChanges", api_projects.ChangePage, query={"project": project, "limit": limit, "cursor": cursor})
+
+
+def change(change_id: str) -> Call[api_projects.Change]:
+    """What came of a change."""
+    return _call("readChange", api_projects.Change, change=change_id)
 
 
 # -- workers, keys, the tenant

@@ -17,7 +17,7 @@ from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
-from deltaci.wire import api
+from deltaci.wire import api, api_projects
 from deltaci.wire.api_input import MAX_EVENTS, MAX_PAGE
 
 T = TypeVar("T")
@@ -121,6 +121,18 @@ def iter_templates() -> Stream[api.TemplateLine]:
 def iter_versions(name: str) -> Stream[api.TemplateLine]:
     """All versions of a template, the oldest first."""
     yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
+
+
+def iter_projects() -> Stream[api_projects.Project]:
+    """All repositories that the server knows, by name."""
+    yield from _pages(lambda cursor: calls.projects(limit=MAX_PAGE, cursor=cursor), lambda page: page.projects)
+
+
+def iter_changes(*, project: str | None = None) -> Stream[api_projects.Change]:
+    """All that happened in repositories, the newest first."""
+    yield from _pages(
+        lambda cursor: calls.changes(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.changes
+    )
 
 
 def iter_workers(*, gone: bool = False) -> Stream[api.Worker]:

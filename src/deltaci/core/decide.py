@@ -28,6 +28,8 @@ class Plan(Command, frozen=True, kw_only=True):
 
     jobs: tuple[JobSpec, ...]
     plan_hash: str = ""
+    is_fail_fast: bool | None = None  # None: as the run was born
+    timeout_seconds: int | None = None
 
 
 class StartRun(Command, frozen=True, kw_only=True):
@@ -317,7 +319,14 @@ def _expand_plan(world: World, planned: Plan) -> Iterable[Command]:
         raise run.MACHINE.refusal(of, run.PlanReady)
     births = _births(of, planned.jobs, planned.plan_hash, of.started_by)
     world.need([birth.id for birth in births])
-    return [*births, run.PlanReady(id=of.id, jobs=len(births), plan_hash=planned.plan_hash)]
+    ready = run.PlanReady(
+        id=of.id,
+        jobs=len(births),
+        plan_hash=planned.plan_hash,
+        is_fail_fast=planned.is_fail_fast,
+        timeout_seconds=planned.timeout_seconds,
+    )
+    return [*births, ready]
 
 
 def _expand_start(world: World, start: StartRun) -> Iterable[Command]:

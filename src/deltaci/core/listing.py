@@ -19,6 +19,7 @@ RUNS: Final = "run"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
 UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
+UNPLANNED: Final = "run/unplanned"  # The same for whoever plans: runs of repositories that have no plan yet.
 EVERYBODY: Final = ""  # The tenant of lists that are nobody's own.
 
 MAX_NAME: Final = 200  # Characters that a name may say in full; every store can keep so many in an index.
@@ -86,7 +87,7 @@ def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Lis
     if not before:
         return now, _NOWHERE
     if isinstance(record, Run):
-        then = _lists_by_state(record.tenant, before, RUN_VIEW.shows[before])
+        then = _lists_by_state(record, before, RUN_VIEW.shows[before])
         moving = _moving(record)
         return moving - then, then - moving
     if isinstance(record, Worker):
@@ -109,11 +110,13 @@ def _always(record: Run) -> frozenset[Listed]:
 
 
 def _moving(record: Run) -> frozenset[Listed]:
-    return _lists_by_state(record.tenant, record.state, run_status(record))
+    return _lists_by_state(record, record.state, run_status(record))
 
 
-def _lists_by_state(tenant: str, state: str, status: str) -> frozenset[Listed]:
-    found = {(tenant, state_is(state)), (tenant, status_is(status))}
+def _lists_by_state(record: Run, state: str, status: str) -> frozenset[Listed]:
+    found = {(record.tenant, state_is(state)), (record.tenant, status_is(status))}
     if state in run.OVER:
         found.add((EVERYBODY, UNREPORTED))
+    if state in run.UNPLANNED and record.origin.event:
+        found.add((EVERYBODY, UNPLANNED))
     return frozenset(found)

@@ -31,6 +31,7 @@ CANCELED: Final = "CANCELED"
 REPORTED: Final = "REPORTED"
 
 LIVE: Final = (RUNNING, WAITING_APPROVAL, VALIDATING)
+UNPLANNED: Final = (CREATED, PLANNING)
 OVER: Final = (SUCCESS, FAILED, CANCELED, TIMEOUT)
 
 PLANNING_SECONDS: Final = 60
@@ -66,6 +67,13 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str = ""
     template_version: int = 0
     inputs: dict[str, str] = {}
+    # Of a run that is planned from the files of a repository:
+    event: str = ""  # what happened there; not empty: the planner plans it
+    file: str = ""  # the pipeline file; empty: the planner finds it
+    ref: str = ""
+    number: int = 0  # of the pull request
+    change: str = ""  # the id of the change that it was made for
+    is_fork: bool = False  # whether somebody wrote the commit who may not write to the repository
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -104,10 +112,12 @@ class BeginPlanning(Command, frozen=True, kw_only=True):
 
 
 class PlanReady(Command, frozen=True, kw_only=True):
-    """The planner answered; the jobs exist."""
+    """The planner answered; the jobs exist. What only the plan says of the run holds from now on."""
 
     jobs: int
     plan_hash: str = ""
+    is_fail_fast: bool | None = None
+    timeout_seconds: int | None = None
 
 
 class PlanFailed(Command, frozen=True, kw_only=True):
@@ -197,7 +207,9 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Move:
         raise Refused(
             "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"
         )
-    return QUEUED, {"plan_hash": command.plan_hash}, {"jobs": command.jobs, "plan_hash": command.plan_hash}
+    said = {"is_fail_fast": command.is_fail_fast, "timeout_seconds": command.timeout_seconds}
+    known = {"plan_hash": command.plan_hash, **{name: value for name, value in said.items() if value is not None}}
+    return QUEUED, known, {"jobs": command.jobs, **known}
 
 
 def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Move:
@@ -350,6 +362,11 @@ TERMINAL: Final = MACHINE.terminal
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
     return run.state in OVER or run.state == REPORTED
+
+
+def is_unplanned(run: Run) -> bool:
+    """Whether it still waits for its plan."""
+    return run.state in UNPLANNED
 
 
 def may_begin(run: Run) -> bool:

@@ -21,6 +21,7 @@ from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
 from deltaci.runner.executors import Executors
+from deltaci.runner.git import KNOWN_PROTOCOLS
 from deltaci.runner.machine import Machine
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
@@ -40,6 +41,10 @@ class Here(Machine):
     def executors(self) -> Executors:
         """Plain processes first."""
         return Executors(usual=("process",))
+
+    def git_protocols(self) -> tuple[str, ...]:
+        """Also from a folder: the sources are this machine's own."""
+        return KNOWN_PROTOCOLS
 
 
 class Engine:

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from deltaci.core import graph
 from deltaci.core.errors import Refused
-from deltaci.core.graph import find_cycle
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.conditions import SKIPPED, Verdict
 from deltaci.pipeline.expressions import ExpressionRefused
-from deltaci.pipeline.expressions.mentions import EVERY, mentions
-from deltaci.pipeline.expressions.texts import OPEN, asked
-from deltaci.pipeline.filling import Filling, mentioned
+from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
+from deltaci.pipeline.expressions.texts import asked
+from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.plan import LeftOut
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.projects import Project
@@ -129,7 +129,7 @@ class Chooser:
                 [self._selectable(name, set(inside)) for name in inside],
                 changed,
                 projects=projects,
-                always=(*ALWAYS, *([_escaped(file)] if file else [])),
+                always=(*ALWAYS, *([_escaped(file)] if "." in file else [])),  # Not what was discovered.
                 unknown_because=unknown_because,
             )
         except Refused as refused:
@@ -140,7 +140,7 @@ class Chooser:
     def _selectable(self, name: str, inside: set[str]) -> Job:
         job = self._jobs[name]
         needs = tuple(need for need in self._needs[name] if need in inside)
-        takes, reaches = set(_takes(job, needs)), set[str]()
+        takes, reaches = _takes(self._mentions(name, job), needs), set[str]()
         if downloads(job):
             behind = behind_of(name, self._needs)
             reaches = {each for each in behind & inside if keeps_files(self._jobs[each])} - set(needs)
@@ -154,6 +154,17 @@ class Chooser:
             gives=bool(job.outputs or job.output_path or keeps_files(job)),
             reaches=tuple(sorted(reaches)),
         )
+
+    def _mentions(self, name: str, job: model.Job) -> Iterable[Mention]:
+        for text in _texts(job):
+            yield from self._filling.mentioned(("jobs", name), text)
+        for condition in (job.if_, *(step.if_ for step in job.steps or ())):
+            try:
+                expression = asked(condition or "")
+            except ExpressionRefused:  # It is told where it is decided.
+                continue
+            if expression is not None:
+                yield from mentions(expression)
 
     # -- what was asked for
 
@@ -188,16 +199,18 @@ class Chooser:
 
 def ordered(needs: Mapping[str, Collection[str]]) -> list[str]:
     """All names, needs first; those that could begin at the same time by name, whatever order they are given in."""
-    if cycle := find_cycle({name: list(each) for name, each in needs.items()}):
-        raise Refused("bad_spec", f"jobs that wait for each other: {' → '.join(cycle)}")
-    levels: dict[str, int] = {}
-    waiting = {name: {need for need in each if need in needs} for name, each in needs.items()}
-    level = 0
-    while waiting:
-        free = {name for name, open_needs in waiting.items() if not open_needs}
-        levels |= dict.fromkeys(free, level)
-        waiting = {name: open_needs - free for name, open_needs in waiting.items() if name not in free}
-        level += 1
+    known = {name: tuple(each) for name, each in needs.items()}
+    waiting = graph.dependents(known)
+    graph.check_acyclic(known)
+    open_needs = {name: len(each) for name, each in known.items()}
+    levels = {name: 0 for name, count in open_needs.items() if not count}
+    free = list(levels)
+    for name in free:  # grows while it is read
+        for other in waiting[name]:
+            levels[other] = max(levels.get(other, 0), levels[name] + 1)
+            open_needs[other] -= 1
+            if not open_needs[other]:
+                free.append(other)
     return sorted(levels, key=lambda name: (levels[name], name))
 
 
@@ -223,11 +236,11 @@ def downloads(job: model.Job) -> bool:
     return any(step.uses == "download-artifact" for step in job.steps or ())
 
 
-def _takes(job: model.Job, needs: Collection[str]) -> set[str]:
-    """The needs whose outputs a job mentions."""
+def _takes(mentioned: Iterable[Mention], needs: Collection[str]) -> set[str]:
+    """The needs whose outputs are mentioned."""
     taken: set[str] = set()
     folded = {need.lower(): need for need in needs}
-    for mention in _mentions(job):
+    for mention in mentioned:
         if mention.context != "needs":
             continue
         match mention.keys:
@@ -240,22 +253,6 @@ def _takes(job: model.Job, needs: Collection[str]) -> set[str]:
     return taken
 
 
-def _mentions(job: model.Job) -> Iterable[Any]:
-    for text in _texts(job):
-        if OPEN in text:
-            try:
-                yield from mentioned(text)
-            except ExpressionRefused:  # It is told where the text is used.
-                continue
-    for condition in (job.if_, *(step.if_ for step in job.steps or ())):
-        try:
-            expression = asked(condition or "")
-        except ExpressionRefused:
-            continue
-        if expression is not None:
-            yield from mentions(expression)
-
-
 def _texts(job: model.Job) -> Iterable[str]:
     for step in job.steps or ():
         yield from (step.run or "", step.name, step.shell or "", step.working_directory or "")
@@ -263,7 +260,12 @@ def _texts(job: model.Job) -> Iterable[str]:
     yield from job.outputs.values()
     yield from (value for value in job.env.values() if isinstance(value, str))
     for service in job.services.values():
-        yield from (value for value in service.env.values() if isinstance(value, str))
+        yield from (value for value in (service.image, *service.env.values()) if isinstance(value, str))
+    yield from (artifact.path for artifact in job.artifacts)
+    for cache in job.caches:
+        yield from (cache.key, *cache.paths)
+    for rule in job.validate:
+        yield from (rule.run or "", rule.junit or "", *(rule.files or ()))
 
 
 def _id_of(name: str, jobs: Mapping[str, model.Job]) -> str:

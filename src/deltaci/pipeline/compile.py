@@ -7,16 +7,16 @@
 `github`, `inputs` and `vars`, paths, matrices, groups, labels, limits. What depends on how things go is left to the
 runner, as `wire.messages.JobSpec` says. For whoever reads a `work`:
 
-- `work.needs` are names of jobs in the run, `test (3.12)` and not `test`. What expressions call `needs.test` is the job
-  of that name, unless `contexts["needs"]["test"]` says more: `{"jobs": [names]}` for a matrix (the result is that of
-  the worst, outputs of later ones win), `{"result": "skipped", "outputs": {}}` for a need that is no part of the run.
-- `work.condition` is read by `expressions.parse`; it has its `success()`, and is over the results of `work.needs`.
-- `work.contexts` is None where nothing has to be filled in; otherwise it has only what is mentioned.
-- Job names are unique in the run and fit `wire.api_input.JobName`. `Kept.job` is the id in the file.
+- Job names are unique in the run and fit `wire.api_input.JobName`. `Kept.job` is the id in the file; where it is not
+  the name, as in a matrix, it is the `family`: what expressions call `needs.test`.
+- `work.needs` are names of jobs in the run, and of needs that are no part of it: to expressions those are skipped.
+- `work.condition` has its `success()`, or another status function, and is over the results of `work.needs`.
+- `work.contexts` is always there. It has what is mentioned, and of `github` what steps find as variables.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ from deltaci.core.worker import queue_key
 from deltaci.pipeline import conditions, contexts, jobs, model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.choosing import NOT_ASKED_FOR, Chooser, Chosen
-from deltaci.pipeline.conditions import SKIPPED
 from deltaci.pipeline.expansion import Grown, Matrices
 from deltaci.pipeline.expressions.values import is_list
 from deltaci.pipeline.expressions.values import text as as_text
@@ -48,6 +47,9 @@ __all__ = ["Compiled", "compile", "triggered"]
 
 APPROVE_FORK: Final = "approve-fork"
 UNTRUSTED: Final = "untrusted"  # code: kept, because nothing of an untrusted change runs before somebody said yes
+MAX_JOBS: Final = 10_000  # of a run
+MAX_WORK_BYTES: Final = 1024 * 1024  # of what one job is told
+MAX_PLAN_BYTES: Final = 64 * 1024 * 1024
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -96,9 +98,20 @@ def compile(
     compiler = _Compiler(found, found.pipeline, change, setting)
     known = {"github": {}, "inputs": {}, "vars": dict(variables or {})}
     known["github"] = contexts.github(
-        change, workflow=found.pipeline.name or found.file, run_id=run_id, run_number=run_number
+        change,
+        workflow=found.pipeline.name or found.file,
+        file=found.file,
+        server=_server(source),
+        run_id=run_id,
+        run_number=run_number,
     )
     return compiler.compiled(known, changed, unknown_because, only, matrix or {})
+
+
+def _server(source: wire.Source | None) -> str:
+    """Where the repository is, if that is an address of the web; never with the name of a user in it."""
+    found = re.match(r"(https?://)(?:[^/@]*@)?([^/]+)", source.url) if source is not None else None
+    return f"{found[1]}{found[2]}" if found else ""
 
 
 def _scope(change: Change) -> str:
@@ -112,6 +125,7 @@ class _Compiler:
         self._change = change
         self._setting = setting
         self._filling = Filling(found)
+        self._bytes = 0
         self._names: dict[str, tuple[str, ...]] = {}  # of every job of the file, those of the run
         self._may_skip: dict[str, bool] = {}  # whether it may succeed without having done anything
         self._seen: dict[str, tuple[str, ...]] = {}  # what a job that needs it looks at, by id
@@ -144,7 +158,13 @@ class _Compiler:
             if not grown and not self._filling.problems.is_bad:
                 reason = "none of its combinations was asked for"
                 left_out[each.id] = LeftOut(name=each.id, job=each.id, code=NOT_ASKED_FOR, reason=reason)
+            if len(kept) + len(grown) > MAX_JOBS:
+                wanted = f"expected at most {MAX_JOBS:,}: split it into several files"
+                self._filling.refuse(("jobs", each.id), f"more than {MAX_JOBS:,} jobs with all matrices", wanted)
+                break
             kept += self._kept(each, grown, known)
+            if self._bytes > MAX_PLAN_BYTES:
+                break
         matrices.finish()
         if self._filling.problems.is_bad:
             return self._refused()
@@ -188,9 +208,9 @@ class _Compiler:
         name, job = chosen.id, self._pipeline.jobs[chosen.id]
         self._names[name] = tuple(each.name for each in grown)
         needs = [need for need in chosen.choice.needs if self._names.get(need)]
-        seen = tuple(dict.fromkeys(each for need in needs for each in (need, *self._seen[need])))
+        seen = tuple(dict.fromkeys([*needs, *(each for need in needs for each in self._seen[need])]))
         may_be_skipped = any(self._may_skip[need] for need in seen)
-        condition = conditions.as_job(chosen.verdict, may_be_skipped=may_be_skipped)
+        condition = conditions.as_job(chosen.verdict, has_needs=bool(needs), may_be_skipped=may_be_skipped)
         # People cannot be skipped: what needs their word looks behind it.
         self._seen[name] = seen if job.approval is not None else ()
         self._may_skip[name] = condition is not None and job.approval is None
@@ -204,14 +224,14 @@ class _Compiler:
                 "name": each.name,
                 "needs": () if chosen.verdict.asks_status else waits,
                 "after": after,
-                "family": name if len(grown) > 1 else "",
+                "family": name if each.name != name else "",
                 "is_family_fail_fast": each.is_fail_fast and len(grown) > 1,
                 "priority": min(job.priority, 0) if self._setting.cache_scope else job.priority,
             }
             if job.approval is not None:
                 spec = self._gate(chosen, job.approval, told)
             else:
-                member = self._member(chosen, job, each, known, condition, self._all(seen))
+                member = self._member(chosen, job, each, known, condition, (*self._all(seen), *sorted(chosen.left_out)))
                 spec = self._task(member, told)
             choice = chosen.choice
             made.append(
@@ -237,18 +257,18 @@ class _Compiler:
         title = self._filling.text((*path, "name"), job.name or grown.name, full)
         if job.name == title:  # As on GitHub, values are added where the name does not mention any.
             title += grown.name.removeprefix(chosen.id)
-        told: dict[str, Any] = dict.fromkeys(sorted(chosen.left_out), SKIPPED)
-        for need in chosen.choice.needs:
-            if self._names.get(need, (need,)) != (need,):
-                told[need] = {"jobs": list(self._names[need])}
-        return Member(path=path, job=job, known=full, told_needs=told, condition=condition, needs=needs, title=title)
+        return Member(path=path, job=job, known=full, condition=condition, needs=needs, title=title)
 
     def _task(self, member: Member, told: dict[str, Any]) -> JobSpec:
         job, path, known, filling = member.job, member.path, member.known, self._filling
         work = jobs.work(self._setting, member, filling)
         plain: dict[str, Any] = {}
         try:
-            plain = jobs.checked(work)
+            plain, size = jobs.checked(work)
+            self._bytes += size
+            if max(size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
+                wanted = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
+                filling.refuse(path, f"{size:,} bytes of steps in the job {shown(str(path[-1]))}", wanted)
         except msgspec.ValidationError as error:
             filling.refuse(path, f"the job {shown(str(path[-1]))}, which no runner would take", str(error))
         group, cancels = self._group(job.concurrency, (*path, "concurrency"), known)

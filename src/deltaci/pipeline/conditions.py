@@ -29,6 +29,7 @@ MAX_CONDITION: Final = 2000  # characters, as the wire has it
 MAX_TOLD: Final = 4  # values in a reason
 MAX_VALUE: Final = 60  # characters of one
 SUCCESS: Final = Call("success")
+ALWAYS_TRUE: Final = Call("always")
 SKIPPED: Final[Mapping[str, Any]] = {"result": "skipped", "outputs": {}}
 # What is in `github` only while a job runs.
 OF_THE_RUNNER: Final = frozenset(
@@ -130,16 +131,23 @@ def _false_because(written: str, expression: Expression, known: Contexts, skippe
     return f"its condition is false{because} (if: {told if len(told) <= 200 else told[:199] + '…'})"
 
 
-def as_job(verdict: Verdict, *, may_be_skipped: bool) -> Expression | None:
+def as_job(verdict: Verdict, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:
     """What the runner asks before a job: nothing, if it runs as soon as the core starts it.
 
     `may_be_skipped` says that something it needs may succeed without having done anything: then it is skipped, too.
     """
+    if verdict.holds and not has_needs:
+        return None
     if verdict.asks_status:
-        return verdict.remaining and _all_of(verdict.remaining)
+        return _asking(verdict.remaining or ALWAYS_TRUE)
     if verdict.remaining is not None:
         return _all_of(SUCCESS, verdict.remaining)
     return SUCCESS if may_be_skipped else None
+
+
+def _asking(expression: Expression) -> Expression:
+    """A condition that goes on asking how things went, so that nobody who reads it adds a success()."""
+    return _all_of(expression) if mentions_status(expression) else _all_of(ALWAYS_TRUE, expression)
 
 
 def _all_of(*expressions: Expression) -> Expression:
@@ -147,7 +155,7 @@ def _all_of(*expressions: Expression) -> Expression:
     operands: list[Expression] = []
     for each in expressions:
         operands += each.operands if isinstance(each, And) else (each,)
-    left = [each for each in operands if not (isinstance(each, Literal) and each.value is True)]
+    left = list(dict.fromkeys(each for each in operands if each != Literal(True)))
     return And(tuple(left)) if len(left) > 1 else left[0] if left else Literal(True)
 
 
@@ -162,9 +170,9 @@ def as_step(written: str | None, known: Contexts) -> Expression | None:
     reduced = reduce(expression, known)
     holds = _holds(reduced)
     if holds is not None or isinstance(reduced, Known):
-        return None if holds and not asks_status else Literal(bool(holds))
+        return None if holds and not asks_status else ALWAYS_TRUE if holds else Literal(False)
     if asks_status:
-        left = _all_of(reduced.expression)
+        left = _asking(reduced.expression)
         return None if left == SUCCESS else left
     return _all_of(SUCCESS, reduced.expression)
 

@@ -17,7 +17,9 @@ EVENTS: Final = {"manual": "workflow_dispatch"}
 REFS: Final = ("refs/heads/", "refs/tags/", "refs/pull/", "refs/merge-requests/", "refs/")
 
 
-def github(change: Change, *, workflow: str, run_id: str = "", run_number: int = 0) -> dict[str, Any]:
+def github(
+    change: Change, *, workflow: str, file: str = "", server: str = "", run_id: str = "", run_number: int = 0
+) -> dict[str, Any]:
     """The context `github` of a change. Without a run's id, the commit stands for it: groups are named after both."""
     is_request = change.event == "pull_request"
     ref = change.ref or (f"refs/tags/{change.tag}" if change.tag else f"refs/heads/{change.branch}")
@@ -34,6 +36,8 @@ def github(change: Change, *, workflow: str, run_id: str = "", run_number: int =
         "actor": change.actor,
         "triggering_actor": change.actor,
         "workflow": workflow,
+        "workflow_ref": f"{change.repository}/{file}@{ref}",
+        "server_url": server,
         "run_id": run_id or change.commit,
         "run_number": str(run_number) if run_number else "",
         "run_attempt": "1",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
 
 from deltaci.pipeline.expressions import (
@@ -34,6 +32,7 @@ class Filling:
     def __init__(self, found: Found) -> None:
         self._found = found
         self.problems = Problems(found.file)
+        self._mentions: dict[str, tuple[Mention, ...]] = {}
 
     def refuse(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
@@ -101,13 +100,16 @@ class Filling:
         self.refuse(path, f"{shown(as_text(found.value))} as {shown(str(path[-1]))}", wanted)
         return 1
 
-
-@lru_cache(maxsize=8192)
-def mentioned(text: str) -> tuple[Mention, ...]:
-    """Everything that the expressions of a text mention. Refuses what is no expression."""
-    return tuple(_mentioned(text)) if OPEN in text else ()
-
-
-def _mentioned(text: str) -> Iterator[Mention]:
-    for expression in read(text).expressions:
-        yield from mentions(expression)
+    def mentioned(self, path: Path, text: str) -> tuple[Mention, ...]:
+        """Everything that the expressions of a text mention; of what is no expression nothing, after it was told."""
+        if OPEN not in text:
+            return ()
+        if text not in self._mentions:
+            try:
+                self._mentions[text] = tuple(
+                    mention for expression in read(text).expressions for mention in mentions(expression)
+                )
+            except ExpressionRefused as refused:
+                self.refuse_expression(path, text, refused.mistake)
+                self._mentions[text] = ()
+        return self._mentions[text]

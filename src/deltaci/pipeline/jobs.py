@@ -1,7 +1,8 @@
 """One job of a pipeline file as what a runner is told.
 
-Texts of steps, variables and outputs stay as they are written: the runner fills them in. What else has `${{ … }}` is
-filled in here. `contexts` has as much of what is known as the texts and conditions of the job mention.
+Texts of steps, variables, outputs, services, caches, artifacts and rules stay as they are written: the runner fills
+them in. What else has `${{ … }}` is filled in here. `contexts` has as much of what is known as these texts and the
+conditions mention, and of `github` what steps find as variables.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from msgspec.structs import replace
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.expressions import Expression, ExpressionRefused
 from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
-from deltaci.pipeline.expressions.texts import OPEN
 from deltaci.pipeline.expressions.values import text as as_text
-from deltaci.pipeline.filling import Filling, mentioned
+from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path
 from deltaci.wire import messages as wire
 
 UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-SHIPPED: Final = ("github", "inputs", "vars", "matrix", "strategy", "needs")
-# There is no such token here: what asks for it gets an empty text.
-NO_SECRETS: Final = frozenset({"GITHUB_TOKEN"})
+SHIPPED: Final = ("github", "inputs", "vars", "matrix", "strategy")
+# What the runner makes variables of, such as GITHUB_SHA: any command may read them. The run's own name and number
+# would make plans differ that do the same: they are told only to those who mention them.
+VARIABLES: Final = (
+    *("actor", "base_ref", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
+    *("repository_owner", "server_url", "sha", "triggering_actor", "workflow", "workflow_ref"),
+)
+OF_THE_RUN: Final = ("run_id", "run_number", "run_attempt")
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -44,7 +49,6 @@ class Member(Struct, frozen=True, kw_only=True):
     path: Path
     job: model.Job
     known: Mapping[str, Any]  # github, inputs, vars, matrix, strategy
-    told_needs: Mapping[str, Any] = {}  # of needs: what the names of jobs do not say
     condition: Expression | None = None
     needs: tuple[str, ...] = ()  # names of jobs whose results it can read
     title: str = ""
@@ -66,15 +70,15 @@ class _Work:
         self._member = member
         self._job = member.job
         self._filling = filling
-        self._mentions: list[Mention] = []
-        self._has_expressions = False
+        self._mentions = [Mention("github", (name,)) for name in VARIABLES]
 
     def spec(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._setting.cache_scope
         env = {name: as_text(value) for name, value in {**self._setting.pipeline.env, **job.env}.items()}
         condition = self._condition(self._member.condition, job.if_, ("if",))
         steps = list(self._steps())
-        services = list(self._services())
+        services, artifacts, caches = list(self._services()), list(self._artifacts()), list(self._caches())
+        rules = list(self._rules())
         self._look_at(("env",), env.values())
         self._look_at(("outputs",), job.outputs.values())
         has_checkout = any(step.uses == "checkout" for step in steps)
@@ -83,17 +87,18 @@ class _Work:
             image=self._text("image", job.image or ""),
             steps=steps,  # type: ignore[arg-type]  # A list of steps is one of texts or steps.
             env=env,
-            artifacts=list(self._artifacts()),
-            caches=list(self._caches()),
+            artifacts=artifacts,
+            caches=caches,
             executor=job.executor if is_trusted or job.executor != "process" else None,
             network=job.network,
             limits=_limits(job.limits),
             output_path=self._text("output-path", job.output_path or ""),
-            secrets=self._secrets() if is_trusted else [],
+            secrets=list(job.secrets) if is_trusted else [],
+            optional_secrets=self._optional_secrets() if is_trusted else [],
             cache_scope=self._setting.cache_scope,
             source=self._source() if has_checkout else None,
             services=services,
-            rules=list(self._rules()),
+            rules=rules,
             needs=list(self._member.needs),
             contexts=self._contexts(),
             condition=condition,
@@ -109,12 +114,11 @@ class _Work:
     def _look_at(self, path: Path, texts: Iterable[str]) -> None:
         """Remember what the runner will have to know for these."""
         for text in texts:
-            if OPEN in text:
-                self._has_expressions = True
-                try:
-                    self._mentions += mentioned(text)
-                except ExpressionRefused as refused:
-                    self._filling.refuse_expression((*self._member.path, *path), text, refused.mistake)
+            self._mentions += self._filling.mentioned((*self._member.path, *path), text)
+            if "GITHUB_RUN_" in text:
+                self._mentions += [
+                    Mention("github", (name,)) for name in OF_THE_RUN if f"GITHUB_{name.upper()}" in text
+                ]
 
     def _condition(self, expression: Expression | None, written: str | None, path: Path) -> str:
         if expression is None:
@@ -125,19 +129,15 @@ class _Work:
             self._filling.refuse((*self._member.path, *path), "a condition that is too long", wanted)
             return ""
         line, said = found
-        self._has_expressions = True
         self._mentions += mentions(said)
         return line
 
-    def _contexts(self) -> dict[str, Any] | None:
-        if not self._has_expressions:
-            return None
-        known = {**self._member.known, "needs": self._member.told_needs}
+    def _contexts(self) -> dict[str, Any]:
         shipped = {}
         for name in SHIPPED:
             keys = [each.keys for each in self._mentions if each.context == name]
-            if keys and (name != "needs" or known[name]):
-                shipped[name] = cut(known[name], keys)
+            if keys:
+                shipped[name] = cut(self._member.known[name], keys)
         return shipped
 
     # -- steps
@@ -159,9 +159,10 @@ class _Work:
         shell = workdir = ""
         if step.run is not None:
             shell = step.shell or next((each.shell for each in defaults if each.shell), None) or ""
+            shell = self._filling.text((*whole, "shell"), shell, known)
             folders = (step.working_directory, *(each.working_directory for each in defaults))
             workdir = next((each for each in folders if each), "")
-        self._look_at(path, (step.name, step.run or "", shell, workdir, *env.values(), *inputs.values()))
+        self._look_at(path, (step.name, step.run or "", workdir, *env.values(), *inputs.values()))
         minutes = step.timeout_minutes
         limit = (*whole, "timeout-minutes")
         return wire.Step(
@@ -197,12 +198,13 @@ class _Work:
         return replace(source, depth=depth)
 
     def _services(self) -> Iterator[wire.Service]:
-        for name, service in self._job.services.items():
+        for name, service in sorted(self._job.services.items()):
             env = {key: as_text(value) for key, value in service.env.items()}
             self._look_at(("services", name, "env"), env.values())
+            self._look_at(("services", name, "image"), (service.image,))
             yield wire.Service(
                 name=name,
-                image=self._text("services", name, "image", service.image),
+                image=service.image,
                 env=env,
                 ports=[str(port) for port in service.ports],
                 command=self._text("services", name, "command", service.command or ""),
@@ -211,14 +213,16 @@ class _Work:
 
     def _artifacts(self) -> Iterator[wire.ArtifactRule]:
         for position, each in enumerate(self._job.artifacts):
-            yield wire.ArtifactRule(path_glob=self._text("artifacts", position, "path", each.path), type=each.type)
+            self._look_at(("artifacts", position, "path"), (each.path,))
+            yield wire.ArtifactRule(path_glob=each.path, type=each.type)
 
     def _caches(self) -> Iterator[wire.CacheRule]:
         for position, each in enumerate(self._job.caches):
             at = ("caches", position)
+            self._look_at(at, (each.key, *each.paths))
             yield wire.CacheRule(
-                key=self._text(*at, "key", each.key),
-                paths=[self._text(*at, "paths", number, path) for number, path in enumerate(each.paths)],
+                key=each.key,
+                paths=list(each.paths),
                 type=each.type,
                 lock_files=[
                     self._text(*at, "lock-files", number, path) for number, path in enumerate(each.lock_files or ())
@@ -228,20 +232,21 @@ class _Work:
     def _rules(self) -> Iterator[wire.Rule]:
         for position, rule in enumerate(self._job.validate):
             at = ("validate", position)
+            self._look_at(at, (rule.run or "", rule.junit or "", *(rule.files or ())))
             yield wire.Rule(
                 name=self._text(*at, "name", rule.name),
-                run=self._text(*at, "run", rule.run or ""),
-                files=[self._text(*at, "files", number, path) for number, path in enumerate(rule.files or ())],
-                junit=self._text(*at, "junit", rule.junit or ""),
+                run=rule.run or "",
+                files=list(rule.files or ()),
+                junit=rule.junit or "",
                 min_tests=rule.min_tests or 0,
             )
 
-    def _secrets(self) -> list[str]:
-        names = list(self._job.secrets)
-        if self._setting.adds_secrets:
-            told = {each.keys[0] for each in self._mentions if each.context == "secrets" and each.keys}
-            names += sorted(told - set(names) - NO_SECRETS - {EVERY})
-        return names
+    def _optional_secrets(self) -> list[str]:
+        """Those that are only mentioned, where that is enough: as on GitHub, one that is not there is empty."""
+        if not self._setting.adds_secrets:
+            return []
+        told = {each.keys[0] for each in self._mentions if each.context == "secrets" and each.keys}
+        return sorted(told - set(self._job.secrets) - {EVERY})
 
 
 def cut(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
@@ -261,8 +266,8 @@ def _limits(limits: model.Limits) -> wire.Limits:
     return wire.Limits(memory_bytes=memory, processes=limits.processes or 0, cpus=limits.cpus or 0.0)
 
 
-def checked(spec: wire.JobSpec) -> dict[str, Any]:
-    """The specification as plain values; raises msgspec.ValidationError for what no runner would take."""
+def checked(spec: wire.JobSpec) -> tuple[dict[str, Any], int]:
+    """The specification as plain values, and its bytes; raises ValidationError of msgspec for what no runner takes."""
     plain: dict[str, Any] = msgspec.to_builtins(spec)
     msgspec.convert(plain, wire.JobSpec)
-    return plain
+    return plain, len(msgspec.json.encode(plain))

@@ -3,7 +3,8 @@
 The reader, the schema for editors and the tables of docs/pipelines.md are all made from here. Values are as they were
 written: expressions stay texts, and `Found.place` of the reader says where each stands. Beside msgspec's own limits,
 `extra` of a `Meta` says what a key may be: `one` (one item may stand for a list), `expressions` (`${{ … }}` is
-evaluated there), `condition` (all of it is an expression), `what` (what is expected, in words).
+evaluated there), `condition` (all of it is an expression), `what` (what is expected, in words). Names and other words
+are in `words.py`.
 """
 
 from __future__ import annotations
@@ -13,29 +14,32 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta, field
 
+from deltaci.pipeline.words import (
+    MAX_LINE,
+    Cron,
+    EnvName,
+    Folder,
+    JobId,
+    Label,
+    Pattern,
+    RefPattern,
+    Role,
+    SecretName,
+    TimeZone,
+    Word,
+    says,
+    text,
+)
+
 MAX_JOBS: Final = 1000
 MAX_STEPS: Final = 1000
 MAX_ITEMS: Final = 100
 MAX_TEXT: Final = 100_000
-MAX_LINE: Final = 2000
 MAX_EXPRESSION: Final = 20_000  # A little less than one expression may have.
 MAX_MINUTES: Final = 60 * 24 * 365
 MAX_SECONDS: Final = 60 * MAX_MINUTES
 
 EXPRESSION: Final = r"^\s*\$\{\{[\s\S]*\}\}\s*$(?!\n)"
-
-
-def says(meaning: str, **extra: Any) -> Meta:
-    """What a key means: for its line in the table and in the schema."""
-    return Meta(description=meaning, extra=extra or None)
-
-
-def text(what: str, pattern: str = "", longest: int = MAX_LINE, shortest: int = 1, **extra: Any) -> Meta:
-    """The limits of a text, and how a message calls it."""
-    return Meta(
-        min_length=shortest, max_length=longest, pattern=f"^(?:{pattern})$(?!\\n)" if pattern else None,
-        extra={"what": what, **extra},
-    )  # fmt: skip
 
 
 Line = Annotated[str, text("a text", r"[^\x00-\x1f\x7f]*", shortest=0)]
@@ -47,36 +51,7 @@ Condition = Annotated[str, text("an expression", r"[\s\S]*\S[\s\S]*", longest=MA
 Expression = Annotated[
     str, Meta(pattern=EXPRESSION, max_length=MAX_EXPRESSION, extra={"what": "an expression ${{ … }}"})
 ]
-Pattern = Annotated[str, text("a pattern of paths, e.g. 'src/**'", r"[^\x00-\x1f\x7f]+")]
-RefPattern = Annotated[str, text("a pattern of names, e.g. 'release/*'", r"[^\x00-\x1f\x7f]+")]
 Path = Annotated[str, text("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
-JobId = Annotated[
-    str,
-    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
-]
-Word = JobId
-Variable = Annotated[
-    str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
-]
-EnvName = Annotated[
-    str, text("a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200)
-]
-SecretName = Annotated[str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
-Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", expressions=True)]
-Role = Annotated[str, text("a role's name", r"[!-~]+", 100)]
-Cron = Annotated[
-    str,
-    text(
-        "five fields: minute hour day month weekday, e.g. '0 3 * * 1-5'",
-        r"[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}",
-        200,
-    ),
-]
-TimeZone = Annotated[
-    str,
-    text("the name of a time zone, e.g. 'Europe/Berlin'", r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}", 64),
-]
-Folder = Annotated[str, text("a folder of the repository, e.g. 'libs/ui'", r"[^\x00-\x1f\x7f\\]+", 255)]
 Scalar = str | int | float | bool
 Nested = Annotated[Any, Meta(extra={"what": "a list or an object"})]  # as it is written: nothing in it is evaluated
 MatrixValue = Annotated[Scalar, Meta(extra={"expressions": True})] | Nested

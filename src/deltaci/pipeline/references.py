@@ -30,8 +30,6 @@ from deltaci.pipeline.projects import folder_of
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node
 
 MAX_LISTED: Final = 12
-OF_A_NEED: Final = ("outputs", "result")
-OF_A_STEP: Final = ("conclusion", "outcome", "outputs")
 OF_A_JOB: Final = frozenset(key.removeprefix("jobs.") for key in PLACES if key.startswith("jobs."))
 ADD_SECRET: Final = "add it to its 'secrets'"
 OF_STEPS: Final = frozenset(key.removeprefix("steps.") for key in PLACES if key.startswith("steps."))
@@ -67,12 +65,27 @@ def check_expressions(root: Node, expressions: Collection[Expression], source: s
         checker.check(expression)
 
 
+class _Names(list[str]):
+    """Names of one kind. They are the same in capitals and in small letters."""
+
+    @cached_property
+    def _folded(self) -> dict[str, str]:
+        return {name.lower(): name for name in self}
+
+    def find(self, name: str) -> str | None:
+        """The name as it is written where it is defined."""
+        return self._folded.get(name.lower())
+
+
+OF_A_NEED: Final = _Names(("outputs", "result"))
+OF_A_STEP: Final = _Names(("conclusion", "outcome", "outputs"))
+
+
 class _Scope:
     """What a job of the file names. What is not told by the text alone is None."""
 
-    def __init__(self, job: Node | None, jobs: Node | None) -> None:
+    def __init__(self, job: Node | None) -> None:
         self._job = job
-        self._jobs = jobs
 
     @cached_property
     def has_steps(self) -> bool:
@@ -80,44 +93,51 @@ class _Scope:
         return child(self._job, "steps") is not None
 
     @cached_property
-    def needs(self) -> dict[str, Node | None]:
+    def needs(self) -> _Names:
         """The jobs that it needs."""
-        names = [need.value for need in needs_of(self._job)] if self._job is not None else []
-        return {name: child(self._jobs, name) for name in names}
+        return _Names(need.value for need in needs_of(self._job)) if self._job is not None else _Names()
 
     @cached_property
-    def steps(self) -> list[str]:
+    def outputs(self) -> _Names | None:
+        """What others can read of it; not known, if it writes a file with whatever it likes."""
+        if child(self._job, "output-path") is not None:
+            return None
+        return _Names(key.written for key, _ in pairs(child(self._job, "outputs")))
+
+    @cached_property
+    def steps(self) -> _Names:
         """The ids of its steps."""
         found = (child(step, "id") for step in items(child(self._job, "steps")))
-        return [name.value for name in found if name is not None and name.kind == TEXT]
+        return _Names(name.value for name in found if name is not None and name.kind == TEXT)
 
     @cached_property
-    def axes(self) -> list[str] | None:
+    def axes(self) -> _Names | None:
         """The keys of its matrix."""
         matrix = child(child(self._job, "strategy"), "matrix")
         if matrix is None:
-            return []
+            return _Names()
         include = child(matrix, "include")
         if matrix.kind != OBJECT or (include is not None and include.kind != LIST):
             return None
         own = [key.written for key, _ in pairs(matrix) if key.written not in ("include", "exclude")]
         more = [key.written for row in items(include) for key, _ in pairs(row)]
-        return list(dict.fromkeys([*own, *more]))
+        return _Names(dict.fromkeys([*own, *more]))
 
     @cached_property
-    def secrets(self) -> list[str]:
+    def secrets(self) -> _Names:
         """The secrets that it gets."""
-        return [name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT]
+        return _Names(name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT)
 
 
 class _Checker:
     def __init__(self, root: Node, source: str, problems: Problems) -> None:
         self._problems = problems
         self._source = source
-        self._jobs = child(root, "jobs")
-        self._scopes = {key.written: _Scope(job, self._jobs) for key, job in pairs(self._jobs)}
+        self._scopes = {key.written: _Scope(job) for key, job in pairs(child(root, "jobs"))}
+        self._names = _Names(self._scopes)
         manual = child(child(root, "on"), "manual")
-        self._inputs = [key.written for key, _ in pairs(child(manual, "inputs"))]
+        self._inputs = _Names(key.written for key, _ in pairs(child(manual, "inputs")))
+        self._lacking: dict[str, str] = {}  # for every secret that all jobs should get, one that does not
         self._read: dict[tuple[str, bool], tuple[Tree, ...]] = {}
 
     def check(self, expression: Expression) -> None:
@@ -171,30 +191,33 @@ class _Checker:
             case "matrix" if scope is not None and scope.axes is not None:
                 yield from _unknown("the axis", name, scope.axes, "this job has no matrix")
             case "secrets" if scope is not None:
-                if name.lower() not in (each.lower() for each in scope.secrets):
+                if scope.secrets.find(name) is None:
                     near = nearest(name, scope.secrets)
                     yield f"the secret {shown(name)}, which this job does not get", ADD_SECRET, near
             case "secrets":
-                for job, each in self._scopes.items():
-                    if name.lower() not in (secret.lower() for secret in each.secrets) and each.has_steps:
-                        yield f"the secret {shown(name)}, which the job {shown(job)} does not get", ADD_SECRET, ""
-                        return
+                if job := self._without(name.lower()):
+                    yield f"the secret {shown(name)}, which the job {shown(job)} does not get", ADD_SECRET, ""
             case _:
                 return
 
+    def _without(self, secret: str) -> str:
+        """A job that does not get a secret, if there is one."""
+        if secret not in self._lacking:
+            jobs = (name for name, each in self._scopes.items() if each.has_steps and not each.secrets.find(secret))
+            self._lacking[secret] = next(jobs, "")
+        return self._lacking[secret]
+
     def _wrong_need(self, mention: Mention, scope: _Scope) -> Iterator[tuple[str, str, str]]:
         name, *keys = mention.keys
-        found = next((each for each in scope.needs if each.lower() == name.lower()), None)
+        found = scope.needs.find(name)
         if found is None:
             near = nearest(name, scope.needs)
-            is_a_job = any(name.lower() == each.lower() for each in self._scopes)
-            wanted = "add it to its 'needs'" if is_a_job else _one_of(scope.needs, "it needs none")
+            wanted = "add it to its 'needs'" if self._names.find(name) else _one_of(scope.needs, "it needs none")
             yield f"the job {shown(name)}, which this job does not need", "" if near else wanted, near
             return
-        job = scope.needs[found]
-        outputs = [key.written for key, _ in pairs(child(job, "outputs"))]
+        outputs = self._scopes[found].outputs if found in self._scopes else None
         match keys:
-            case ["outputs", str() as output, *_] if output != EVERY and child(job, "output-path") is None:
+            case ["outputs", str() as output, *_] if output != EVERY and outputs is not None:
                 yield from _unknown("the output", output, outputs, f"{shown(found)} has no 'outputs'")
             case [first, *_] if first != EVERY:
                 yield from _unknown(f"'needs.{found}' with", first, OF_A_NEED, "")
@@ -202,8 +225,8 @@ class _Checker:
                 return
 
 
-def _unknown(kind: str, name: str, known: Collection[str], none: str) -> Iterator[tuple[str, str, str]]:
-    if name.lower() not in (each.lower() for each in known):
+def _unknown(kind: str, name: str, known: _Names, none: str) -> Iterator[tuple[str, str, str]]:
+    if known.find(name) is None:
         near = nearest(name, known)
         yield f"{kind} {shown(name)}, which there is not", "" if near else _one_of(known, none), near
 

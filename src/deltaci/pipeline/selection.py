@@ -30,6 +30,7 @@ MAX_LINKS: Final = 6  # of a chain in a sentence
 ALWAYS: Final = (
     ".deltaci/**",
     ".deltaci.yml",
+    ".deltaci.yaml",
     ".gitattributes",
     ".gitmodules",
     "*.lock",

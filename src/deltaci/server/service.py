@@ -16,10 +16,13 @@ import uvicorn
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.control.addresses import Rules
+from deltaci.control.forges.opened import OpenedProjects
 from deltaci.control.forges.outlet import Outlet
-from deltaci.control.forges.projects import Intake, Projects
 from deltaci.control.forges.reports import Reports
+from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
+from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
 from deltaci.core import lease
 from deltaci.engine.applier import Applier
@@ -83,6 +86,11 @@ def announced(folder: Path, url: str) -> Path:
     return path
 
 
+def _secret_of(secrets: Secrets) -> SecretOf:
+    """How the server itself opens a secret, for a project that names it."""
+    return lambda tenant, _project, name: secrets.opened(tenant, [name])[name]
+
+
 class Service:
     """Use it as a context manager; `app` is the ASGI application."""
 
@@ -95,8 +103,7 @@ class Service:
         blobs: Blobs | None = None,
         nats: BusAddress | None = None,
         issuer: Issuer | None = None,
-        projects: Projects | None = None,
-        intake: Intake | None = None,
+        rules: Rules | None = None,
         allowed_forges: Collection[str] = (),
         public_url: str = "",
     ) -> None:
@@ -116,17 +123,18 @@ class Service:
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
-        self._uploads = Uploads(
-            self.protocol, self.blobs, Secrets(self.blobs, key), folder / "incoming", storage=tenants
-        )
+        secrets = Secrets(self.blobs, key)
+        self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer)
         self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
-        self._hooks = Hooks(store, projects, intake) if projects is not None and intake is not None else None
-        reports = Reports(store, self.logs, public_url)
-        forges = Forges(projects, Outlet(allowed_forges), reports) if projects is not None else None
+        self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
+        self._follower.tell(self.repositories.hear)
+        projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
+        self._hooks = Hooks(store, projects, self.repositories.changes)
+        forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._api = ApiApp(
@@ -140,6 +148,7 @@ class Service:
                 keys=Keys(store, signer, time.monotonic),
                 tenants=tenants,
                 streams=self.streams,
+                repositories=self.repositories,
             )
         )
         self._timers: asyncio.Task[None] | None = None
@@ -152,6 +161,7 @@ class Service:
         await self._follower.start()
         self.control.start()
         self.reporter.start()
+        self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -162,6 +172,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self.repositories.stop()
         await self.reporter.stop()
         await self._follower.stop()
         await self.control.stop()
@@ -178,7 +189,7 @@ class Service:
     ) -> None:
         """Whatever comes in over HTTP."""
         if scope["type"] == "http":
-            if self._hooks is not None and scope["path"].startswith(HOOKS_ROOT):
+            if scope["path"].startswith(HOOKS_ROOT):
                 await self._hooks(scope, receive, send)
                 return
             is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")

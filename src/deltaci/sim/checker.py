@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.sim.bonds import Bonds, is_fatal
 from deltaci.sim.facts import AttemptFacts, JobFacts, Known, RunFacts, WorkerFacts
 from deltaci.sim.law import (
     ACTIVE,
@@ -23,7 +24,7 @@ from deltaci.sim.law import (
     Fact,
     Violation,
 )
-from deltaci.sim.leases import Deployment, Leases
+from deltaci.sim.leases import Deployment
 
 __all__ = ["INVARIANTS", "Checker", "Deployment", "Violation"]
 
@@ -65,6 +66,9 @@ INVARIANTS: Final = {
     "backoff": "a retry waits as long as it must",
     "approval": "enough people decide about approvals that wait, or their time is over; nobody executes one",
     "needs": "a job begins exactly when what it needs is met",
+    "after": "a job begins exactly when what comes before it is over, however that ended",
+    "family": "a failure ends its family at once, if it says so",
+    "group": "one of a group has a lease at a time",
     "blocked": "a job is cancelled exactly when there is a reason",
     "validation": "what has no rules is valid at once; what has some waits for them",
     "outcome": "a job ends as its attempts did, a run as its jobs did, and at once",
@@ -95,7 +99,7 @@ VERDICTS: Final = frozenset({"validation_passed", "validation_failed", "all_requ
 MINE: Final = frozenset({"RUN_CANCELED", "RUN_TIMEOUT", "NOT_NEEDED"})  # Why a run cancels its jobs.
 
 
-class Checker(Leases):
+class Checker(Bonds):
     """Sees every event once, in order."""
 
     def __init__(self, deployment: Deployment | None = None) -> None:
@@ -210,7 +214,8 @@ class Checker(Leases):
             it.has_validation = bool(told.get("has_validation"))
             it.approvers = int(told.get("approvers", 1))
             run.jobs.append(it.id)
-            for need in it.needs:
+            self.learn_bonds(it, told)
+            for need in (*it.needs, *it.after):
                 self._dependents.setdefault(need, []).append(it.id)
         if event.trigger in ("approval_given", "approved"):
             self._check_approval(name, it, event)
@@ -251,10 +256,7 @@ class Checker(Leases):
             self._check_canceled(name, it, run, event)
 
     def _check_beginning(self, name: str, it: JobFacts, run: RunFacts, event: Fact) -> None:
-        for need in it.needs:
-            if not self._is_met(need):
-                other = self.known.get(need)
-                raise Violation("needs", f"{name} begins although {need} is {other and other.state}")
+        self.check_order(name, it)
         if (it.kind == "approval") != (event.to == "WAITING_APPROVAL"):
             raise Violation("approval", f"{name} is {event.to}, but it is of kind {it.kind}")
         if run.state not in GOING or run.is_canceled:
@@ -269,12 +271,6 @@ class Checker(Leases):
         elif event.trigger in VERDICTS and it.has_validation and it.validating == self.commits:
             raise Violation("validation", f"{name} has rules, and nobody ran them")
 
-    def _is_met(self, id: str) -> bool:
-        need = self.known.get(id)
-        return isinstance(need, JobFacts) and (
-            need.state == "SUCCEEDED" or (need.state == "FAILED" and not need.is_required)
-        )
-
     def _check_retry(self, name: str, it: JobFacts, event: Fact) -> None:
         last = self.known.get(f"{it.id}.{it.index}")
         if not isinstance(last, AttemptFacts) or last.state not in ("FAILED", "TIMED_OUT"):
@@ -283,7 +279,7 @@ class Checker(Leases):
         may = kind != "USER" and bool(last.error.get("is_retryable"))
         if last.state == "TIMED_OUT" or last.error.get("code") == "LEASE_LOST":
             may = True
-        may = may and it.index < it.max_attempts
+        may = may and it.index < it.max_attempts and (not it.retry_on or kind in it.retry_on)
         if may != (event.to == "RETRYING"):
             of = f"attempt {it.index} of {it.max_attempts} failed as {kind}"
             raise Violation("retry", f"{name} is {event.to}, but {of}")
@@ -317,7 +313,9 @@ class Checker(Leases):
         reason = event.metadata.get("reason")
         if reason == "BLOCKED":
             needs = [self.known.get(need) for need in it.needs]
-            is_so = any(need is not None and need.state in JOB_ENDS and not self._is_met(need.id) for need in needs)
+            is_so = any(need is not None and need.state in JOB_ENDS and not self.is_met(need.id) for need in needs)
+        elif reason == "NOT_NEEDED" and self.has_lost_family(it, run):
+            is_so = True
         elif reason in MINE:
             is_so = run.state not in GOING and run.state != "VALIDATING"
         else:
@@ -416,13 +414,11 @@ class Checker(Leases):
             raise Violation("outcome", f"{name} is {it.state}, but its attempt {it.index} is {last and last.state}")
         if it.state == "VALIDATING" and not it.has_validation:
             raise Violation("validation", f"{name} has no rules, and is not valid at once")
+        if is_fatal(it):
+            self.settle_family(it, self.runs[it.run_id])
         if it.state != "PENDING" or self.runs[it.run_id].state not in GOING:
             return
-        needs = [need for id in it.needs if (need := self.known.get(id)) is not None]
-        if any(need.state in JOB_ENDS and not self._is_met(need.id) for need in needs):
-            raise Violation("blocked", f"{name} waits for what will never be met")
-        if all(self._is_met(id) for id in it.needs):
-            raise Violation("needs", f"{name} has all that it needs, and does not begin")
+        self.settle_pending(name, it)
 
     def _settle_run(self, it: RunFacts) -> None:
         name = f"run {it.id} (rev {it.rev})"

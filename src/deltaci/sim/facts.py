@@ -61,12 +61,16 @@ class JobFacts(Known):
     """A job, with its place in the graph and its last attempt."""
 
     __slots__ = (
+        "after",
         "approve_by",
         "approved_by",
         "approvers",
         "backoff",
         "decided_by",
         "dependents",
+        "ends_family",
+        "family",
+        "group",
         "has_validation",
         "index",
         "is_required",
@@ -75,6 +79,7 @@ class JobFacts(Known):
         "max_attempts",
         "needs",
         "next_run_at",
+        "retry_on",
         "validating",
     )
 
@@ -82,6 +87,10 @@ class JobFacts(Known):
         super().__init__(id)
         self.kind = ""
         self.needs: tuple[str, ...] = ()
+        self.after: tuple[str, ...] = ()
+        self.family = self.group = ""
+        self.ends_family = False
+        self.retry_on: tuple[str, ...] = ()
         self.dependents: list[str] = []
         self.is_required = True
         self.has_validation = False

@@ -20,6 +20,7 @@ from deltaci.sim.law import (
 )
 
 ACCEPT_SECONDS: Final = 30
+Group = tuple[str, str]  # Of which tenant, and its name.
 STALE_REASONS: Final = REQUEUED_AT_ONCE | {"STALLED"}
 
 
@@ -46,6 +47,8 @@ class Leases:
         self.workers: dict[str, WorkerFacts] = {}
         self.pollers: dict[str, None] = {}  # Workers that ask for work whenever they have room.
         self.quiet_at: int | None = None  # Since when nothing is wrong, by the store's clock.
+        self._last_of: dict[Group, AttemptFacts] = {}  # Who had it last.
+        self._freed_at: dict[Group, int] = {}
         self._deadlines: list[tuple[int, str]] = []
         self._armed: set[str] = set()
 
@@ -174,7 +177,7 @@ class Leases:
         """It may not wait for long while somebody is free who asks for such work all the time."""
         if self.quiet_at is None or self.deployment.has_jumps or event.from_ != "QUEUED":
             return
-        since = max(it.ready_at, self.quiet_at)
+        since = max(it.ready_at, self.quiet_at, self._free_since(it))
         if event.at - since <= self.deployment.unclaimed:
             return
         for id in self.pollers:
@@ -273,6 +276,8 @@ class Leases:
             self._check_term(name, max(before.expires_at, event.at + self.deployment.ttl), expires_at)
         else:
             self._free(before.worker_id, it.id, event.at)
+            if group := self._group(it):
+                self._freed_at[group] = event.at
         return before._replace(state=state, expires_at=expires_at)
 
     def _check_term(self, name: str, expected: int, expires_at: int) -> None:
@@ -293,7 +298,30 @@ class Leases:
         if self.deployment.ttl and accept_by != event.at + ACCEPT_SECONDS * SECOND:
             raise Violation("accept-window", f"{name} has an accept window of {(accept_by - event.at) / SECOND:.1f} s")
         self._occupy(name, it, worker_id)
+        if group := self._group(it):
+            self._take_group(name, it, group, event.at)
         return Lease(number, worker_id, "GRANTED", expires_at, accept_by)
+
+    def _group(self, it: AttemptFacts) -> Group | None:
+        job = self.known.get(it.job_id)
+        return (it.tenant, job.group) if isinstance(job, JobFacts) and job.group else None
+
+    def _take_group(self, name: str, it: AttemptFacts, group: Group, at: int) -> None:
+        """Nobody else of the group has a lease, or lost one and may not have heard of it yet."""
+        last = self._last_of.get(group)
+        if last is not None and last is not it:
+            is_live = last.lease is not None and last.lease.state in LIVE
+            if is_live or (last.state == "QUEUED" and at < last.run_at):
+                raise Violation("group", f"{name} takes the group {group[1]}, which {last.id} has")
+        self._last_of[group] = it
+
+    def _free_since(self, it: AttemptFacts) -> int:
+        """Since when nobody has the attempt's group."""
+        group = self._group(it)
+        if group is None:
+            return 0
+        last = self._last_of.get(group)
+        return max(self._freed_at.get(group, 0), last.run_at if last is not None and last.state == "QUEUED" else 0)
 
     def _occupy(self, name: str, it: AttemptFacts, worker_id: str) -> None:
         worker = self.workers.get(worker_id)

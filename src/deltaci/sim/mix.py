@@ -96,6 +96,10 @@ HABITS: Final = {
     "superseded": 0.4,
     "several approve": 0.8,
     "started at once": 0.5,
+    "comes after": 0.5,
+    "family": 0.8,
+    "group": 0.6,
+    "retries few": 0.5,
 }
 
 

@@ -12,6 +12,8 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from deltaci.core import job, run, worker
 from deltaci.core.attempt import Attempt, Requeue, Stall
 from deltaci.core.decide import CancelJob, Plan, StartRun
@@ -125,6 +127,21 @@ class People:
             await orders.do("cancel", CancelJob(id=chosen, actor="user:u", request_id=f"{chosen} cancel"), random)
 
     def _job(self, id: str, random: Random, n: int) -> JobSpec:
+        return self._bound(self._alone(id, random, n), Random(f"{self._mix.seed} {id} bonds {n}"), n)
+
+    def _bound(self, spec: JobSpec, random: Random, n: int) -> JobSpec:
+        """The job with what ties it to others."""
+        does = self._orders.does
+        bonds: dict[str, Any] = {"after": tuple(f"j{k}" for k in range(n) if does("comes after", random))}
+        if does("family", random):
+            bonds.update(family=random.choice(("even", "odd")), is_family_fail_fast=random.random() < 0.7)
+        if spec.kind != APPROVAL and does("group", random):
+            bonds["group"] = random.choice(("deploy", "deploy", "lab"))
+        if spec.kind != APPROVAL and does("retries few", random):
+            bonds["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
+        return msgspec.structs.replace(spec, **bonds)
+
+    def _alone(self, id: str, random: Random, n: int) -> JobSpec:
         does = self._orders.does
         needs = tuple(f"j{k}" for k in range(n) if random.random() < 0.4)
         if does("approval", random):

@@ -107,6 +107,8 @@ class Job(Shown, frozen=True, kw_only=True):
     rev: int
     reason: Annotated[str, says("why it failed or was cancelled")]
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     attempts: Annotated[int, says("how many were claimed")]
@@ -141,6 +143,12 @@ class Run(Shown, frozen=True, kw_only=True):
     template: str
     template_version: int
     inputs: dict[str, str]
+    event: Annotated[str, says("what happened in the repository; empty: it was not planned from one")]
+    file: Annotated[str, says("the pipeline file")]
+    ref: str
+    number: Annotated[int, says("of the pull request; 0: it is none")]
+    change: Annotated[str, says("the change that it was made for")]
+    is_fork: bool
     plan_hash: str
     started_by: str
     rerun_of: str
@@ -185,6 +193,8 @@ class PlannedJob(Shown, frozen=True, kw_only=True):
     name: str
     kind: str
     needs: list[str]
+    after: list[str]
+    group: str
     runs_on: list[str]
     allow_failure: bool
     timeout_seconds: int
@@ -194,6 +204,17 @@ class PlannedJob(Shown, frozen=True, kw_only=True):
     work: Any
 
 
+class Choice(Shown, frozen=True, kw_only=True):
+    """Why a job of a pipeline file is part of a run, or is not."""
+
+    name: str
+    job: Annotated[str, says("its id in the file; jobs of a matrix share it")]
+    is_kept: bool
+    code: str
+    reason: str
+    path: Annotated[str, says("the changed file that decided, if one did")]
+
+
 class Plan(Shown, frozen=True, kw_only=True):
     """What the run does; it does not change once the run exists."""
 
@@ -201,6 +222,12 @@ class Plan(Shown, frozen=True, kw_only=True):
     jobs: list[PlannedJob]
     fail_fast: bool
     timeout_seconds: int
+    file: Annotated[str, says("the pipeline file that it was made from; empty: it was not made from one")] = ""
+    compared_with: Annotated[str, says("the commit that changed paths are taken against; empty: not known")] = ""
+    unknown_because: Annotated[str, says("why it is not known what changed, so that everything runs")] = ""
+    group: Annotated[str, says("of all runs with the same one, one goes on at a time")] = ""
+    choices: Annotated[list[Choice], says("every job of the file, kept or left out, with the reason")] = []
+    problems: Annotated[list[str], says("why there is no plan: each with file, line and column")] = []
 
 
 class Decided(Shown, frozen=True, kw_only=True):

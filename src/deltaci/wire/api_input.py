@@ -66,6 +66,10 @@ class RetryInput(Asked, frozen=True, kw_only=True):
     base_delay_seconds: Annotated[Duration, says("the wait is 2^attempts times this")] = 10
     max_delay_seconds: Annotated[Duration, says("and never more than this")] = 600
     jitter: Annotated[Annotated[float, Meta(ge=0, le=1)], says("up to this fraction is added")] = 0.0
+    on: Annotated[
+        Annotated[list[Literal["INFRA", "TOOLING", "FLAKY"]], Meta(max_length=3)],
+        says("the classes of failures that are worth it; empty: all of them"),
+    ] = []
 
 
 class JobInput(Asked, frozen=True, kw_only=True):
@@ -77,11 +81,15 @@ class JobInput(Asked, frozen=True, kw_only=True):
         Annotated[list[JobName], Meta(max_length=1000)] | None,
         says("what must succeed before; if no job of the plan has it, they run in the order given, one by one"),
     ] = None
+    after: Annotated[
+        Annotated[list[JobName], Meta(max_length=1000)], says("what must only be over before, however it ended")
+    ] = []
     work: Annotated[JobSpec | None, says("what a worker does; see docs/jobs.md")] = None
     runs_on: Annotated[Labels, says("labels that its worker must have")] = []
     allow_failure: Annotated[bool, says("whether the run succeeds without it")] = False
     timeout_seconds: Annotated[Positive, says("how long an attempt may take")] = 3600
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
+    group: Annotated[Word, says("of all the tenant's jobs with the same one, one is under way at a time")] = ""
     retry: Annotated[RetryInput, says("when to try again")] = RetryInput()
     approval: Annotated[GateInput | None, says("for an approval: who must say yes")] = None
 
@@ -117,16 +125,21 @@ class TemplateInput(Asked, frozen=True, kw_only=True):
 
 
 class RunInput(Asked, frozen=True, kw_only=True):
-    """A run to be started: from a template or from a plan. Exactly one of them."""
+    """A run to be started: from a template, from a plan, or from a file of a repository. Exactly one of them."""
 
     template: Annotated[TemplateName | None, says("the template's name")] = None
     version: Annotated[Positive | None, says("which version of it; absent: the newest")] = None
-    inputs: Annotated[Annotated[dict[InputName, InputText], Meta(max_length=100)], says("what the template asks")] = {}
+    inputs: Annotated[
+        Annotated[dict[InputName, InputText], Meta(max_length=100)], says("what the template or the file asks")
+    ] = {}
     plan: Annotated[PlanInput | None, says("the plan itself")] = None
     project: Annotated[Word, says("what it belongs to")] = ""
     branch: Annotated[Word, says("the branch that it is about")] = ""
-    repository: Annotated[Line, says("the repository that it is about")] = ""
-    commit: Annotated[Word, says("the commit that it is about")] = ""
+    repository: Annotated[
+        Line, says("the repository that it is about; without a template and a plan, the project to plan, or its url")
+    ] = ""
+    commit: Annotated[Word, says("the commit that it is about, or to plan; absent: the head of the branch")] = ""
+    file: Annotated[Word, says("of a repository: the pipeline file; absent: the only one that can be meant")] = ""
     title: Annotated[Word, says("one line for people")] = ""
     labels: Annotated[Annotated[list[Tag], Meta(max_length=32)], says("to find it by")] = []
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import api, api_input
+from deltaci.wire import api, api_input, api_projects
 from deltaci.wire.api_input import JobName, Scope, TemplateName
 
 ROOT: Final = "/api/v1"
@@ -35,6 +35,8 @@ PARAMETERS: Final[dict[str, Any]] = {
     "version": Annotated[int, Meta(ge=1, le=2**31 - 1)],
     "worker": api_input.RunnerName,
     "key": Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9]+$(?!\n)")],
+    "project": api_projects.ProjectName,
+    "change": Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9]+$(?!\n)")],
     "tenant": Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[ -.0-~]+$(?!\n)")],
 }
 
@@ -112,9 +114,10 @@ _ATTEMPT: Final = "/runs/{run}/jobs/{job}/attempts/{index}"
 ROUTES: Final[tuple[Route, ...]] = (
     # -- runs
     Route(
-        method="POST", path="/runs", id="startRun", needs="run", does="start a run from a template or a plan",
+        method="POST", path="/runs", id="startRun", needs="run",
+        does="start a run from a template, a plan or a repository",
         body=api_input.RunInput, answer=api.Run, status=201, is_repeatable=True,
-        codes=("dependency_cycle", "not_found", "over_quota", "unreadable"),
+        codes=("dependency_cycle", "not_allowed", "not_found", "over_quota", "unreadable"),
     ),
     Route(
         method="GET", path="/runs", id="listRuns", does="find runs, the newest first",
@@ -249,6 +252,40 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="GET", path="/templates/{template}/versions/{version}", id="readVersion",
         does="read one version of a template", answer=api.Template, codes=("not_found",),
+    ),
+    # -- projects and changes
+    Route(
+        method="GET", path="/projects", id="listProjects", does="list the repositories that the server knows, by name",
+        query=api_input.PageQuery, answer=api_projects.ProjectPage,
+    ),
+    Route(
+        method="PUT", path="/projects/{project}", id="saveProject", needs="admin",
+        does="tell the server of a repository, or change what it knows of it",
+        body=api_projects.ProjectInput, answer=api_projects.Project,
+        codes=("not_allowed", "over_quota", "stale_version"),
+    ),
+    Route(
+        method="GET", path="/projects/{project}", id="readProject", does="read what the server knows of a repository",
+        answer=api_projects.Project, codes=("not_found",),
+    ),
+    Route(
+        method="DELETE", path="/projects/{project}", id="removeProject", needs="admin",
+        does="let the server forget a repository; its runs stay", answer=api_projects.Project,
+        codes=("not_found", "stale_version"),
+    ),
+    Route(
+        method="POST", path="/projects/{project}/pushes", id="tellPushes", needs="run",
+        does="say what was pushed to a repository, as its hook does; safe to repeat",
+        body=api_projects.PushInput, answer=api_projects.AcceptedChanges, codes=("not_found",),
+    ),
+    Route(
+        method="GET", path="/changes", id="listChanges",
+        does="list what happened in repositories and what came of it, the newest first",
+        query=api_projects.ChangeQuery, answer=api_projects.ChangePage,
+    ),
+    Route(
+        method="GET", path="/changes/{change}", id="readChange", does="read what came of a change",
+        answer=api_projects.Change, codes=("not_found",),
     ),
     # -- workers
     Route(

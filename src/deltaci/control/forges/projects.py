@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from deltaci.control.changes import Accepted
 from deltaci.core.run import Run
 from deltaci.pipeline.change import Change
 
@@ -37,13 +38,6 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"ForgeProject({self.tenant}/{self.name} at {self.forge})"
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """The change is durable. `is_new` is False when it was there before."""
-
-    id: str
-    is_new: bool
 
 
 class Projects(Protocol):

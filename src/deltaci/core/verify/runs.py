@@ -54,6 +54,10 @@ def planning(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
 def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
     """All jobs exist, none was forgotten, and the plan came in time."""
     of.plan_hash = told.plan_hash or ""
+    if told.is_fail_fast is not None:
+        of.is_fail_fast = told.is_fail_fast
+    if told.timeout_seconds is not None:
+        of.timeout = timedelta(seconds=min(told.timeout_seconds, 10**9))
     if line.at >= of.plan_by:
         log.bad("ORC-R3", f"the plan of run {of.id} came late", f"PLAN_FAILED, from {of.plan_by.isoformat()} on")
     if told.jobs != len(of.jobs):

@@ -23,7 +23,7 @@ from deltaci.pipeline.discovery.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_
 
 __all__ = ["Finding", "Proposal", "discovered", "propose", "wanted"]
 
-MAX_TEST_FILES: Final = 10
+MAX_TEST_FILES: Final = 40
 TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
 NAME: Final = "Discovered"
 SUBMODULES: Final = "git submodule update --init --recursive"

@@ -80,7 +80,7 @@ def _ctest(place: Place) -> bool:
     here = place.text("CMakeLists.txt") + "".join(place.text(f"{name}/CMakeLists.txt") for name in ("test", "tests"))
     return (
         re.search(
-            r"(?im)^[ \t]*(enable_testing|include[ \t]*\([ \t]*CTest|add_test|gtest_discover_tests|catch_discover_tests)\b",
+            r"(?im)^[ \t]*(enable_testing|include[ \t]*\([ \t]*CTest|add_test|(?:gtest|catch)_discover_tests)\b",
             here,
         )
         is not None

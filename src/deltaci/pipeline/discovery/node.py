@@ -185,50 +185,12 @@ def _says(name: str, scripts: dict[str, str]) -> str:
 def _test(place: Place, package: dict[str, Any], scripts: dict[str, str], manager: Manager) -> list[Draft]:
     real = {name: each for name, each in scripts.items() if not NO_TESTS.search(each)}
     name = _script({each: text for each, text in real.items() if not WATCHES.search(text)}, TESTS)
-    watching = None if name else _script(real, TESTS)
-    if watching and re.fullmatch(r"ng test", scripts[watching].strip()):
-        dashes = " --" if manager.name == "npm" else ""
-        return [
-            _draft(
-                place,
-                manager,
-                task="test",
-                what="Angular tests",
-                steps=(f"{manager.run(watching)}{dashes} --watch=false --browsers=ChromeHeadless",),
-                evidence=(_says(watching, scripts),),
-                confidence=LIKELY,
-                reason="they run in Chrome, which the machine must have",
-            )
-        ]
-    if watching:
-        return [
-            _draft(
-                place,
-                manager,
-                task="test",
-                what="Node tests",
-                steps=(manager.run(watching),),
-                confidence=UNSURE,
-                reason="the script watches files and may never end",
-                evidence=(_says(watching, scripts),),
-            )
-        ]
+    if name is None and (watching := _script(real, TESTS)):
+        return [_watching(place, watching, scripts, manager)]
     if name is None:
         return _tests_of_members(place, package, scripts, manager)
     text = _unfolded(name, scripts)
-    confidence: Confidence = SURE
-    reason = ""
-    browser = next((each for each in table(package, "devDependencies") if BROWSER.search(each)), "")
-    if BROWSER.search(text):
-        confidence, reason = LIKELY, "the script mentions a browser, which the machine must have"
-    elif browser and (not RUNNERS.search(text) or "e2e" in text):
-        confidence, reason = LIKELY, "it has packages that drive a browser, which the machine must have"
-    elif not RUNNERS.search(text):
-        confidence, reason = LIKELY, "what the script does is not to be seen from its text"
-    elif name != "test":
-        confidence, reason = LIKELY, "there is no script 'test', and this may be only a part of the tests"
-    elif is_workspace(place):
-        confidence, reason = LIKELY, "packages of a workspace may have to be built first"
+    doubt = _doubt(place, package, name, text)
     before = _built_first(place, package, scripts, text)
     command, artifacts = _with_report(place, manager, name, scripts[name])
     steps = (*((manager.run(before),) if before else ()), command)
@@ -240,12 +202,44 @@ def _test(place: Place, package: dict[str, Any], scripts: dict[str, str], manage
             what="Node tests",
             steps=steps,
             evidence=(_says(name, scripts),),
-            confidence=confidence,
-            reason=reason,
+            confidence=LIKELY if doubt else SURE,
+            reason=doubt,
             artifacts=artifacts,
             hints=_engines(place, package),
         )
     ]
+
+
+def _doubt(place: Place, package: dict[str, Any], name: str, text: str) -> str:
+    """Why a script may fail here although nothing is wrong; nothing, if that is not to be expected."""
+    has_browser = any(BROWSER.search(each) for each in table(package, "devDependencies"))
+    if BROWSER.search(text):
+        return "the script mentions a browser, which the machine must have"
+    if has_browser and (not RUNNERS.search(text) or "e2e" in text):
+        return "it has packages that drive a browser, which the machine must have"
+    if not RUNNERS.search(text):
+        return "what the script does is not to be seen from its text"
+    if name != "test":
+        return "there is no script 'test', and this may be only a part of the tests"
+    return "packages of a workspace may have to be built first" if is_workspace(place) else ""
+
+
+def _watching(place: Place, name: str, scripts: dict[str, str], manager: Manager) -> Draft:
+    """A script that looks for changes; only Angular's is known well enough to be told not to."""
+    is_angular = scripts[name].strip() == "ng test"
+    dashes = " --" if manager.name == "npm" else ""
+    options = f"{dashes} --watch=false --browsers=ChromeHeadless" if is_angular else ""
+    never = "the script watches files and may never end"
+    return _draft(
+        place,
+        manager,
+        task="test",
+        what="Angular tests" if is_angular else "Node tests",
+        steps=(f"{manager.run(name)}{options}",),
+        evidence=(_says(name, scripts),),
+        confidence=LIKELY if is_angular else UNSURE,
+        reason="they run in Chrome, which the machine must have" if is_angular else never,
+    )
 
 
 def _unfolded(name: str, scripts: dict[str, str]) -> str:

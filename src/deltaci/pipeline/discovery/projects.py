@@ -241,7 +241,9 @@ def _matches(pattern: str, folder: str) -> bool:
 
 def _weakened(project: Project, confidence: Confidence, reason: str) -> Project:
     drafts = tuple(
-        msgspec.structs.replace(draft, confidence=weaker(draft.confidence, confidence), reason=draft.reason or reason)
+        draft
+        if weaker(draft.confidence, confidence) == draft.confidence
+        else msgspec.structs.replace(draft, confidence=confidence, reason=reason)
         for draft in project.drafts
     )
     return msgspec.structs.replace(project, drafts=drafts)

@@ -50,7 +50,7 @@ def wants(name: str, folder: str) -> bool:
     ):
         return True
     is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
-    is_test = re.fullmatch(TEST_FILE, name) is not None and folder.rpartition("/")[2] in ("", "test", "tests")
+    is_test = re.fullmatch(TEST_FILE, name) is not None
     return is_list or is_test
 
 
@@ -132,8 +132,8 @@ def _tests(known: Known) -> tuple[tuple[Draft, ...], tuple[str, ...]]:
     is_lost = not needs.is_declared and not needs.is_locked
     if is_lost and (script := hatch_of(place, known.pyproject)):
         return (_by_hatch(known, script),), ()
-    if is_lost and INSTALLS.search(test_recipe(place)):
-        return (), ("the Makefile gets what the tests need, and nothing else says what that is; so its target is used",)
+    if (is_lost or _compiled(known)) and INSTALLS.search(test_recipe(place)):
+        return (_by_make(known),), ()
     if known.pytest and (known.tests or place.any(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
         return (_by_pytest(known, needs),), ()
     if known.tests:
@@ -177,6 +177,20 @@ def _by_hatch(known: Known, script: str) -> Draft:
         confidence=SURE,
         evidence=("pyproject.toml has an environment of Hatch for tests",),
         steps=(*PIP("hatch"), f"{TOOLS}/hatch {script}"),
+        checkout=known.checkout,
+        hints=_versions(known),
+    )
+
+
+def _by_make(known: Known) -> Draft:
+    """The Makefile gets what the tests need, and nothing else says what that is; whatever it installs goes into .venv."""
+    return Draft(
+        task="test",
+        what="Python tests with make",
+        confidence=LIKELY,
+        reason="only the Makefile knows what the tests need",
+        evidence=("the Makefile has the target 'test', and gets what that needs",),
+        steps=("python3 -m venv .venv", 'PATH="$PWD/.venv/bin:$PATH" make test'),
         checkout=known.checkout,
         hints=_versions(known),
     )

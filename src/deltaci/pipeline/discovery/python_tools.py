@@ -82,7 +82,11 @@ def _of_sections(sections: dict[str, Any], where: str, text: str) -> Tox | None:
     uv = "uv-venv" in text
     lint = _first(LINT_WORDS, environments)
     if lines and not all(factors):
-        return Tox(evidence=f"{where} says what tox runs", test="py", lint=lint, wants_uv=uv)
+        asks = any(re.search(r"\{env:\w+\}", line[:2000]) for line in lines)
+        doubt = "its commands are made of variables" if asks else ""
+        return Tox(
+            evidence=f"{where} says what tox runs", test="py", lint=lint, is_plain=not asks, doubt=doubt, wants_uv=uv
+        )
     named = [each for found in factors if found for each in re.split(r"[,{}]", found[1])]
     if unit := _first(UNIT_WORDS, named):
         return Tox(evidence=f"{where} says what tox runs for {unit!r}", test=f"py-{unit}", lint=lint, wants_uv=uv)

@@ -24,7 +24,7 @@ MAX_LINE: Final = 2000
 _TARGET: Final = re.compile(r"^([A-Za-z0-9_.][\w. -]*?)\s*::?(?!=)(.*)$")
 _RECIPE: Final = re.compile(r"^@?([A-Za-z_][\w-]*)(?:\s+[^:=]*)?:(?!=)")
 # What other tools write: its text says nothing about the project.
-_MADE: Final = re.compile(r"(?i)generated (automatically )?by|CMake|automake")
+_MADE: Final = re.compile(r"(?i)generated (?:automatically )?(?:by|from)\b")
 
 
 class Tasks(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ MAX_PATHS: Final = 300_000
 MAX_READ_FILES: Final = 300
 MAX_READ_CHARS: Final = 300_000
 MAX_TOTAL_CHARS: Final = 5_000_000
+MAX_DOTS: Final = 500  # in a line of TOML
 MAX_DEPTH: Final = 5  # folders above a project
 
 # What lies here was made by others, or is not the project itself but shown, documented or tested with it.
@@ -125,7 +126,7 @@ class Tree:
 
     def toml(self, path: str) -> dict[str, Any]:
         """A TOML file as a table."""
-        return self._parsed(path, "toml", tomllib.loads)
+        return self._parsed(path, "toml", _toml)
 
     def json(self, path: str) -> dict[str, Any]:
         """A JSON file as an object."""
@@ -161,6 +162,12 @@ def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
         if len(text) <= MAX_READ_CHARS:
             kept[path] = text.removeprefix("\ufeff")
     return kept
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+        raise ValueError("a key of so many parts would take long to read")
+    return tomllib.loads(text)
 
 
 def _ini(text: str) -> dict[str, dict[str, str]]:

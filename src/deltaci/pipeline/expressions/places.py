@@ -17,7 +17,7 @@ _ANYWHERE: Final = frozenset(SIGNATURES) - STATUS - {"hashfiles"}
 _RUN: Final = ("github", "inputs", "vars")
 _JOB: Final = (*_RUN, "needs")
 _MATRIX: Final = (*_JOB, "strategy", "matrix")
-_PLANNED: Final = (*_RUN, "strategy", "matrix")  # keys of our own, which are filled in when a run is planned
+_PLANNED: Final = (*_RUN, "strategy", "matrix")  # filled in when a run is planned
 _RUNNING: Final = (*_MATRIX, "job", "runner", "env")
 _STEP: Final = (*_RUNNING, "steps")
 
@@ -50,15 +50,15 @@ PLACES: Final = {
     "jobs.continue-on-error": _place(_MATRIX),
     "jobs.defaults": _place((*_MATRIX, "env")),
     "jobs.env": _place((*_MATRIX, "secrets")),
-    "jobs.artifacts": _place(_PLANNED),
-    "jobs.caches": _place(_PLANNED),
-    "jobs.validate": _place(_PLANNED),
+    "jobs.artifacts": _place(_STEP, ("hashFiles",)),
+    "jobs.caches": _place(_RUNNING, ("hashFiles",)),
+    "jobs.validate": _place(_STEP, ("hashFiles",)),
     "jobs.output-path": _place(_PLANNED),
     "jobs.outputs": _place((*_STEP, "secrets")),
     "steps.if": _place(_STEP, (*STATUS, "hashFiles")),
     "steps.name": _place((*_STEP, "secrets"), ("hashFiles",)),
     "steps.run": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.shell": _place((*_STEP, "secrets"), ("hashFiles",)),
+    "steps.shell": _place(_PLANNED),
     "steps.env": _place((*_STEP, "secrets"), ("hashFiles",)),
     "steps.with": _place((*_STEP, "secrets"), ("hashFiles",)),
     "steps.working-directory": _place((*_STEP, "secrets"), ("hashFiles",)),

@@ -33,8 +33,8 @@ _CACHE: Final = {
     "enableCrossOsArchive": note("a cache is for one kind of system"),
     "upload-chunk-size": note(FASTER),
     "save-always": note("a cache is saved when the job succeeded"),
-    "fail-on-cache-miss": outside("a cache that is not there is no failure here"),
-    "lookup-only": outside("a cache is always brought along"),
+    "fail-on-cache-miss": inside(),
+    "lookup-only": inside(),
 }
 _SETUP: Final = {
     "architecture": outside("it is the runner's: choose a runner by its labels"),
@@ -138,8 +138,6 @@ HARMLESS: Final = {
     ("set-safe-directory", "true"),
     ("update-environment", "true"),
     ("freethreaded", "false"),
-    ("fail-on-cache-miss", "false"),
-    ("lookup-only", "false"),
     ("archive", "true"),
     ("skip-decompress", "false"),
     ("registry-url", "https://registry.npmjs.org"),
@@ -157,6 +155,7 @@ SAME_COMMIT: Final = frozenset(
     }
 )
 SAME_REPOSITORY: Final = frozenset({"github.repository", "github.event.pull_request.head.repo.full_name"})
+_HOLES: Final = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _HOLE: Final = re.compile(r"^\s*\$\{\{(.*)\}\}\s*$", re.DOTALL)
 
 
@@ -217,6 +216,19 @@ def _take(action: Action, name: str, key: Node, value: Node, told: dict[str, tup
         desk.outside(key.at, f"{shown(key.written)} of {name}", rule.why)
     elif known not in ("ref", "repository") or _other(known, found, desk):
         told[known] = (made(key.at, known), found)
+        if action.uses == "cache":
+            _check_cache(known, found, desk)
+
+
+def _check_cache(key: str, value: Node, desk: Desk) -> None:
+    """What a cache cannot be told here, as far as it is written in full."""
+    plain = _HOLES.sub("", value.written)
+    if key in ("key", "restore-keys") and "," in plain:
+        desk.outside(value.at, f"a comma in {shown(key)} of a cache", "write something else in its place")
+    for path in plain.splitlines() if key == "path" else ():
+        if any(sign in path for sign in "*?[") and not path.strip().startswith("!"):
+            told = f"{shown(path.strip())} of a cache, which is a pattern"
+            desk.note(value.at, told, "what it stands for is not kept: name the folder")
 
 
 def _other(key: str, value: Node, desk: Desk) -> bool:

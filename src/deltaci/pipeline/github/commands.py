@@ -19,6 +19,8 @@ for each in ${COMPONENTS//,/ }; do arguments+=(--component "$each"); done
 for each in ${TARGETS//,/ }; do arguments+=(--target "$each"); done
 rustup toolchain install "$TOOLCHAIN" --profile minimal --no-self-update "${arguments[@]}"
 rustup default "$TOOLCHAIN"
+echo "name=$TOOLCHAIN" >> "$GITHUB_OUTPUT"
+echo "cachekey=$(rustc "+$TOOLCHAIN" --version --verbose | sha256sum | cut -c 1-12)" >> "$GITHUB_OUTPUT"
 if [ -z "${CARGO_INCREMENTAL+set}" ]; then echo CARGO_INCREMENTAL=0 >> "$GITHUB_ENV"; fi
 """
 # The name of a version says which toolchain is meant; a commit says nothing.

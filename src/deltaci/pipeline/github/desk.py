@@ -32,6 +32,11 @@ PLANNED: Final = frozenset(
         *("jobs.timeout-minutes", "jobs.continue-on-error", "steps.timeout-minutes", "steps.continue-on-error"),
     }
 )
+# Of the context `github`, what there is here. `docs/github-workflows.md` has the list.
+OF_GITHUB: Final = (
+    *("actor", "base_ref", "event", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
+    *("repository_owner", "run_attempt", "run_id", "run_number", "sha", "triggering_actor", "workflow", "workspace"),
+)
 ALWAYS, TRUE = "always()", "true"
 
 
@@ -177,6 +182,9 @@ class Desk:
                 case Index(Context(context, at), Literal(str(name))) if context.lower() == "github":
                     if name.lower() == "token":
                         self.note(self._at(node, at), "'github.token' is empty here", "there is no token of the forge")
+                    elif name.lower() not in OF_GITHUB:
+                        told = f"'github.{name[:40]}' is empty here"
+                        self.note(self._at(node, at), told, f"there are: {', '.join(OF_GITHUB)}")
                 case Context(context, at) if context.lower() == "secrets" and at not in named:
                     told = "all secrets at once, or one whose name is worked out"
                     self.outside(self._at(node, at), told, "a job gets secrets by name: write secrets.NAME")

@@ -10,6 +10,7 @@ from typing import Final
 from deltaci.core.draw import write_or_compare
 from deltaci.pipeline.github.actions import ACTIONS, DROPPED, HARMLESS
 from deltaci.pipeline.github.commands import TOOLCHAIN, TOOLCHAIN_INPUTS
+from deltaci.pipeline.github.desk import OF_GITHUB
 from deltaci.pipeline.github.events import INSIDE, NEVER, UNSAFE, UNSAFE_WHY
 from deltaci.pipeline.github.keys import KEYS, Rule
 
@@ -39,10 +40,12 @@ def _lines() -> Iterator[str]:
     for part, rules in KEYS.items():
         yield f"\n### {part[0].upper()}{part[1:]}\n".replace("'", "`")
         yield from _table("key", rules)
+    yield "\n## The context `github`\n"
+    yield f"It has {_listed(OF_GITHUB)}. Anything else in it is empty, which is told."
     yield "\n## Actions\n"
     yield "At any version or commit. Any other action of GitHub or of anybody else is outside, but for two kinds:\n"
     yield f"- `{TOOLCHAIN}` becomes the commands that it is made of, with {_listed(TOOLCHAIN_INPUTS)};"
-    yield "  `rustup` must be installed where the job runs, and the action's outputs are empty."
+    yield "  `rustup` must be installed where the job runs."
     for name, why in DROPPED.items():
         yield f"- `{name}` has no effect: {why}."
     for name, action in ACTIONS.items():

@@ -11,13 +11,14 @@ import msgspec
 from deltaci.core.graph import find_cycle
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import model
+from deltaci.pipeline.found import Expression, Found, Path
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.desk import Desk, made
 from deltaci.pipeline.github.events import events
 from deltaci.pipeline.github.jobs import Keys, concurrency, job, needs, run_defaults
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.reader import Expression, Found, Part, Path, read_part
+from deltaci.pipeline.reader import Part, read_part
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
 
 FOLDER: Final = ".github/workflows"
@@ -56,7 +57,8 @@ def read(content: str | bytes, file: str, files: Mapping[str, str] | None = None
         text = decoded(content, problems) if isinstance(content, bytes) else content
         root = read_yaml(text, problems)
     except NotYaml:
-        return Workflow(file=file, pipeline=None, problems=problems.in_order())
+        source = content if isinstance(content, str) else content.decode("utf-8", "replace")
+        return Workflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
     return _Reading(file, text, root, problems, {} if files is None else files).result()
 
 
@@ -98,6 +100,7 @@ class _Reading:
             problems=tuple(sorted(set(everything))),
             expressions=tuple(self.expressions),
             places=self.places,
+            source=self.text,
             jobs=tuple(key.written for key, _ in named),
             inside=inside,
             outside=self.outside,

@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
+from deltaci.control.repositories import Repositories
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
@@ -38,6 +39,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     tenants: Tenants
     streams: Streams
+    repositories: Repositories
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,18 +17,21 @@ from deltaci.wire.api_input import GateInput, InputRule, JobInput, PlanInput
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:
     """The jobs of a plan that makes sense. `env` is what every task finds in its environment beside its own."""
-    needs = ordered([(each.name, each.needs) for each in plan.jobs])
+    # Who says what it comes after has said what it waits for.
+    needs = ordered([(each.name, () if each.needs is None and each.after else each.needs) for each in plan.jobs])
     found = tuple(_spec(each, needed, env or {}) for each, needed in zip(plan.jobs, needs, strict=True))
     dependents(found)  # Refuses what makes no sense, before anything exists.
     return found
 
 
 def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:
-    common: dict[str, Any] = {"name": asked.name, "kind": asked.kind, "needs": needs}
+    common: dict[str, Any] = {"name": asked.name, "kind": asked.kind, "needs": needs, "after": tuple(asked.after)}
     common["is_required"] = not asked.allow_failure
     if asked.kind == job.APPROVAL:
-        if asked.work is not None or asked.runs_on:
-            raise Refused("bad_request", f"job {asked.name!r} is an approval; it has neither 'work' nor 'runs_on'")
+        if asked.work is not None or asked.runs_on or asked.group:
+            raise Refused(
+                "bad_request", f"job {asked.name!r} is an approval; it has neither 'work' nor 'runs_on' nor 'group'"
+            )
         gate = asked.approval or GateInput()
         return JobSpec(
             **common,
@@ -51,6 +54,8 @@ def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> Jo
         timeout_seconds=asked.timeout_seconds,
         queue_key=queue_key(asked.runs_on),
         priority=asked.priority,
+        retry_on=tuple(asked.retry.on),
+        group=asked.group,
         work=work,
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.control.planner import Reasons, reasons_of
 from deltaci.core import job, listing, run
 from deltaci.core.decide import StartRun
 from deltaci.core.decisions import addressed
@@ -16,9 +17,10 @@ from deltaci.core.instants import instant
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
+from deltaci.core.reactions import Birth
 from deltaci.core.rerun import rerun
 from deltaci.core.run import Origin, Run
-from deltaci.server.api import plans, shown
+from deltaci.server.api import changes, plans, shown
 from deltaci.server.api.calls import Call, Handler, Made
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import family_of, jobs_of, run_of
@@ -41,6 +43,8 @@ async def start_run(call: Call) -> Made:
     repeat = _Repeat(call, "start", asked)
     if (known := await repeat.known()) is not None:
         return known
+    if asked.template is None and asked.plan is None and asked.repository:
+        return await _born(call, repeat, await changes.started(call, asked, repeat.run()))
     plan, origin = await _wanted(call, asked)
     specs = plans.specs(plan, plans.as_env(origin.inputs))
     record = repeat.run(is_fail_fast=plan.fail_fast, timeout_seconds=plan.timeout_seconds, origin=origin)
@@ -58,8 +62,10 @@ async def _wanted(call: Call, asked: RunInput) -> tuple[PlanInput, Origin]:
     )
     if (asked.template is None) == (asked.plan is None):
         found = "both" if asked.plan is not None else "neither"
-        more = "; this version cannot plan a repository by itself" if asked.repository and found == "neither" else ""
+        more = ", or a 'repository' instead" if found == "neither" else ""
         raise Refused("bad_request", f"{found} of 'template' and 'plan' is given; give exactly one of them{more}")
+    if asked.file:
+        raise Refused("bad_request", "'file' belongs to a repository; leave it out with a template or a plan")
     if asked.plan is not None:
         if asked.inputs or asked.version is not None:
             raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")
@@ -91,6 +97,16 @@ async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec,
     order = StartRun(
         id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, is_drawn=not repeat.key
     )
+    return await _made_by(call, repeat, order)
+
+
+async def _born(call: Call, repeat: _Repeat, record: Run) -> Made:
+    """A run without a plan: the planner makes one."""
+    await call.parts.tenants.check_queue(record.tenant)
+    return await _made_by(call, repeat, Birth(id=record.id, actor=call.actor, record=record, is_drawn=not repeat.key))
+
+
+async def _made_by(call: Call, repeat: _Repeat, order: Command) -> Made:
     try:
         decision = await call.parts.applier.do(order)
     except Refused:
@@ -206,11 +222,18 @@ async def read_run(call: Call) -> api.RunWithJobs:
 async def read_plan(call: Call) -> api.Plan:
     """What the run does."""
     record = await run_of(call)
+    why = await reasons_of(call.parts.store, record) or Reasons()
     return api.Plan(
         plan_hash=record.plan_hash,
         jobs=[shown.planned(each.spec) for each in await jobs_of(call, record)],
         fail_fast=record.is_fail_fast,
         timeout_seconds=record.timeout_seconds,
+        file=why.file,
+        compared_with=why.compared_with,
+        unknown_because=why.unknown_because,
+        group=why.group,
+        choices=[api.Choice(**msgspec.structs.asdict(each)) for each in why.choices],
+        problems=list(why.problems),
     )
 
 

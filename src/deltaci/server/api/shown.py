@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 from deltaci.core import job as jobs
 from deltaci.core.attempt import Attempt
@@ -63,6 +63,12 @@ def _run(record: Run) -> dict[str, Any]:
         "template": origin.template,
         "template_version": origin.template_version,
         "inputs": origin.inputs,
+        "event": origin.event,
+        "file": origin.file,
+        "ref": origin.ref,
+        "number": origin.number,
+        "change": origin.change,
+        "is_fork": origin.is_fork,
         "plan_hash": record.plan_hash,
         "started_by": record.started_by,
         "rerun_of": record.rerun_of,
@@ -130,6 +136,8 @@ def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
         rev=record.rev,
         reason=record.reason,
         needs=list(spec.needs),
+        after=list(spec.after),
+        group=spec.group,
         runs_on=sorted(required_labels(spec.queue_key)),
         allow_failure=not spec.is_required,
         attempts=step_attempts(record),
@@ -168,6 +176,8 @@ def planned(spec: JobSpec) -> api.PlannedJob:
         name=spec.name,
         kind=spec.kind,
         needs=list(spec.needs),
+        after=list(spec.after),
+        group=spec.group,
         runs_on=sorted(required_labels(spec.queue_key)),
         allow_failure=not spec.is_required,
         timeout_seconds=spec.timeout_seconds,
@@ -177,6 +187,7 @@ def planned(spec: JobSpec) -> api.PlannedJob:
             base_delay_seconds=spec.base_delay_seconds,
             max_delay_seconds=spec.max_delay_seconds,
             jitter=spec.jitter,
+            on=cast(list[Literal["INFRA", "TOOLING", "FLAKY"]], list(spec.retry_on)),
         ),
         approval=GateInput(
             role=gate.role,

@@ -1,0 +1,83 @@
+"""`deltaci changes`: what happened in repositories, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated
+
+import typer
+
+from deltaci.cli.completing import complete_project
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.wire import api_projects as wire
+
+app = typer.Typer(add_completion=False)
+
+
+@command(app, "changes")
+def changes_command(
+    session: Session,
+    change: Annotated[str, typer.Argument(metavar="[CHANGE]", help="One of them, by its id.")] = "",
+    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+) -> None:
+    """Show what happened in repositories, and what came of it, the newest first.
+
+    Examples:
+
+      deltaci changes --project shop
+
+      deltaci changes c5f0c2b7
+    """
+    if change:
+        found = session.client.change(change)
+        session.print_json(found) if session.is_json else _one(found)
+        return
+    every = list(itertools.islice(session.client.iter_changes(project=project), limit))
+    if session.is_json:
+        session.print_json(every)
+        return
+    rows = Rows("CHANGE", "PROJECT", "EVENT", "~REF", "COMMIT", "STATUS", "WHEN", "~WHAT CAME OF IT")
+    for each in every:
+        runs = ", ".join(file.run for file in each.files if file.run)
+        rows.add(
+            each.id,
+            each.project,
+            f"{each.event} {each.action}".strip(),
+            each.ref,
+            each.commit[:12],
+            each.status.replace("_", " "),
+            since(each.created_at),
+            runs or each.reason,
+        )
+    rows.print("nothing happened yet; a webhook, a hook, a poll or a schedule tells the server")
+
+
+def _one(found: wire.Change) -> None:
+    show(
+        facts(
+            (
+                ("change", found.id),
+                ("status", found.status.replace("_", " ")),
+                ("outcome", found.reason),
+                ("project", found.project),
+                ("event", f"{found.event} {found.action}".strip()),
+                ("pull request", f"{found.number}{' from a fork' if found.is_fork else ''}" if found.number else ""),
+                ("schedule", found.cron),
+                ("ref", found.ref),
+                ("commit", found.commit),
+                ("title", found.title),
+                ("by", found.actor),
+                ("told", f"{ago(found.created_at)} as {found.delivery}"),
+                ("tries", found.tries if found.tries > 1 else ""),
+                ("superseded", ", ".join(found.superseded)),
+            )
+        )
+    )
+    if found.files:
+        rows = Rows("FILE", "RUN", "~WHY")
+        for each in found.files:
+            rows.add(safe(each.file), each.run, each.reason)
+        console().print()
+        show(rows.table())

@@ -1,0 +1,36 @@
+"""A run's plan as people read it: what runs, what does not, and why."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from deltaci.cli.session import Session
+from deltaci.cli.shown import Rows, console, facts, safe, show
+from deltaci.wire import api
+
+
+def show_plan(session: Session, run_id: str) -> None:
+    """The plan, with the reason for every job; or why there is none."""
+    plan = session.client.plan(run_id)
+    if session.is_json:
+        session.print_json(plan)
+        return
+    out = console()
+    for problem in plan.problems:
+        out.print(safe(problem, 2000), soft_wrap=True)
+    compared = plan.compared_with or (f"nothing: {plan.unknown_because}" if plan.unknown_because else "")
+    show(facts((("file", plan.file), ("compared with", compared), ("group", plan.group), ("plan", plan.plan_hash))))
+    rows = Rows("JOB", "RUNS", "~WHY", "~NEEDS")
+    needs = {job.name: ", ".join(job.needs) for job in plan.jobs}
+    for each in plan.choices or _all(plan):
+        mark = Text("yes", style="green") if each.is_kept else Text("no", style="dim")
+        rows.add(each.name, mark, each.reason, needs.get(each.name, ""))
+    out.print()
+    rows.print("no jobs")
+
+
+def _all(plan: api.Plan) -> list[api.Choice]:
+    """Of a run that was not planned from a file: everything."""
+    return [
+        api.Choice(name=job.name, job=job.name, is_kept=True, code="asked", reason="", path="") for job in plan.jobs
+    ]

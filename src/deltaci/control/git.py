@@ -1,0 +1,227 @@
+"""Git as a program: told exactly what to do, never asked questions, stopped when it takes too long or too much room.
+
+Nothing of this machine's configuration reaches it, no hook runs, no redirect is followed, and only the protocols that
+were allowed are spoken. Credentials travel in its environment, never in its arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from deltaci.control.addresses import FILE, SSH, Address, Resolved
+
+FETCH_SECONDS: Final = 300.0
+COMMAND_SECONDS: Final = 60.0
+MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
+MAX_PACK_BYTES: Final = 8 * 1024**3  # Of one fetch.
+MAX_ERROR_BYTES: Final = 64 * 1024
+MAX_TOLD: Final = 500
+READ_BYTES: Final = 256 * 1024
+END_SECONDS: Final = 5.0
+AT_ONCE: Final = 4
+
+SETTINGS: Final = {
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.quotePath": "false",
+    "credential.interactive": "never",
+    "fetch.recurseSubmodules": "false",
+    "fetch.unpackLimit": "1",  # Always a pack: limits hold for it as a whole.
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+    "maintenance.auto": "false",
+    "protocol.version": "2",
+    "transfer.advertiseSID": "false",
+}
+# What an operator may say about certificates; nothing else of the server's environment is handed on.
+HANDED_ON: Final = ("PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR")
+USER: Final = "x-access-token"  # What forges call whoever shows only a token.
+HELPER: Final = (
+    '!f() { test "$1" = get && printf "username=%s\\npassword=%s\\n" "$DELTACI_USER" "$DELTACI_PASSWORD"; }; f'
+)
+
+
+class GitFailed(Exception):
+    """Git did not do it; the message says what it said. `is_passing`: another time it may go well."""
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a repository: its address, where its host is, and what to show there."""
+
+    address: Address
+    resolved: Resolved | None = None
+    credential: str = ""
+    key_file: str = ""
+    known_hosts: str = ""
+
+
+class Git:
+    """Starts git, so many at a time."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+
+    async def run(
+        self,
+        args: Sequence[str],
+        *,
+        folder: Path | None = None,
+        way: Way | None = None,
+        seconds: float = COMMAND_SECONDS,
+        limit: int = MAX_OUTPUT_BYTES,
+        input: bytes = b"",
+    ) -> bytes:
+        """What it prints. Raises `GitFailed` when it fails, takes too long or prints more than the limit."""
+        async with self._turns:
+            code, out, err = await self._ended(args, folder, way, seconds, limit, input)
+        if code:
+            raise _failed(args[0], code, err)
+        return out
+
+    async def succeeds(self, args: Sequence[str], *, folder: Path) -> bool:
+        """Whether it says yes: 0; no is 1, and anything else a failure."""
+        async with self._turns:
+            code, _, err = await self._ended(args, folder, None, COMMAND_SECONDS, MAX_OUTPUT_BYTES)
+        if code not in (0, 1):
+            raise _failed(args[0], code, err)
+        return code == 0
+
+    async def _ended(
+        self,
+        args: Sequence[str],
+        folder: Path | None,
+        way: Way | None,
+        seconds: float,
+        limit: int,
+        input: bytes = b"",
+    ) -> tuple[int, bytes, bytes]:
+        where = ["--git-dir", str(folder)] if folder is not None else []
+        # A shell says how large a file may get at most; it becomes git.
+        words = ["sh", "-c", f'ulimit -f {MAX_PACK_BYTES // 512}; exec git "$@"', "git", *where, *args]
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.PIPE if input else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(way),
+            start_new_session=True,
+            cwd="/",
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reading = asyncio.gather(
+            _read(process.stdout, limit, is_all=True),
+            _read(process.stderr, MAX_ERROR_BYTES, is_all=False),
+            _write(process.stdin, input),
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                out, err, _ = await reading
+                return await process.wait(), out, err
+        except TimeoutError:
+            raise GitFailed(f"git {args[0]} took longer than {seconds:.0f} s", is_passing=True) from None
+        finally:
+            await _stop(process, reading)
+
+
+async def _read(stream: asyncio.StreamReader, limit: int, *, is_all: bool) -> bytes:
+    found = bytearray()
+    while part := await stream.read(READ_BYTES):
+        found += part
+        if len(found) > limit and is_all:
+            raise GitFailed(f"there is more than the {limit:,} bytes that are read of one thing")
+        del found[limit + 1 :]
+    return bytes(found)
+
+
+async def _write(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    if stream is None:
+        return
+    with suppress(ConnectionError):  # It ended before it had read all.
+        stream.write(data)
+        await stream.drain()
+    stream.close()
+    with suppress(ConnectionError):
+        await stream.wait_closed()
+
+
+async def _stop(process: asyncio.subprocess.Process, reading: asyncio.Future[tuple[bytes, bytes, None]]) -> None:
+    """Nothing of it stays: not git, not what it started."""
+    if process.returncode is None or not reading.done():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    reading.cancel()
+    with suppress(asyncio.CancelledError, GitFailed):
+        await reading
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+
+
+def environment(way: Way | None) -> dict[str, str]:
+    """All that git knows."""
+    env = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    env |= {
+        **{"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull},
+        **{"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "false", "SSH_ASKPASS": "false", "GIT_OPTIONAL_LOCKS": "0"},
+        **{"GIT_ATTR_NOSYSTEM": "1", "GIT_PROTOCOL_FROM_USER": "0", "LC_ALL": "C", "HOME": "/nonexistent"},
+        "GIT_ALLOW_PROTOCOL": way.address.protocol if way is not None else "",
+    }
+    settings = dict(SETTINGS)
+    if way is not None:
+        settings |= _told(way, env)
+    env["GIT_CONFIG_COUNT"] = str(len(settings))
+    for number, (name, value) in enumerate(settings.items()):
+        env[f"GIT_CONFIG_KEY_{number}"], env[f"GIT_CONFIG_VALUE_{number}"] = name, value
+    return env
+
+
+def _told(way: Way, env: dict[str, str]) -> Mapping[str, str]:
+    """What must be said about one address."""
+    address, found = way.address, way.resolved
+    if address.protocol == FILE:
+        return {"safe.directory": "*"}  # Whoever started the server allowed folders, whoever owns them.
+    if address.protocol == SSH:
+        options = ["-F", os.devnull, "-oBatchMode=yes", "-oStrictHostKeyChecking=accept-new", "-oConnectTimeout=20"]
+        options += [f"-oUserKnownHostsFile={way.known_hosts}", "-oClearAllForwardings=yes", "-oPermitLocalCommand=no"]
+        if found is not None:
+            options += [f"-oHostName={found.ips[0]}", f"-oHostKeyAlias={found.host}"]
+        if way.key_file:
+            options += ["-oIdentitiesOnly=yes", "-i", way.key_file]
+        env["GIT_SSH_COMMAND"] = " ".join(["ssh", *map(_quoted, options)])
+        env["GIT_SSH_VARIANT"] = "ssh"
+        return {}
+    settings = {}
+    if found is not None and found.ips != (found.host,):
+        ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in found.ips)
+        settings["http.curloptResolve"] = f"{found.host}:{found.port}:{ips}"
+    if way.credential:
+        user, colon, password = way.credential.strip().partition(":")
+        env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (user, password) if colon else (USER, user)
+        settings["credential.helper"] = HELPER
+    return settings
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def _failed(what: str, code: int, err: bytes) -> GitFailed:
+    lines = [line.strip() for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))] or lines
+    said = "; ".join("".join(char for char in line if char.isprintable()) for line in told[:4])[:MAX_TOLD]
+    return GitFailed(f"git {what} failed: {said or f'exit code {code}'}", is_passing=what in ("fetch", "ls-remote"))

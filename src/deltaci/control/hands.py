@@ -1,0 +1,82 @@
+"""Work by name, a few at a time: a name that is given again while it is worked on is worked on once more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from deltaci.engine.items import Overloaded
+from deltaci.engine.loops import ended
+from deltaci.store.port import Conflict, Unavailable
+
+COUNT: Final = 4
+MAX_WAITING: Final = 10_000  # What is beyond is found by the next sweep.
+RETRY_SECONDS: Final = 1.0
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Hands:
+    """Does what it is given. Trouble with the store passes: it is tried again until it is done."""
+
+    def __init__(self, name: str, work: Callable[[str], Awaitable[None]], count: int = COUNT) -> None:
+        self._name = name
+        self._work = work
+        self._count = count
+        self._waiting: dict[str, None] = {}
+        self._at_work: set[str] = set()
+        self._is_given = asyncio.Event()
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def give(self, name: str) -> None:
+        """To be done soon; once, however often it is said before."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting[name] = None
+            self._is_given.set()
+            self._is_free.clear()
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks = [asyncio.create_task(self._run(), name=f"{self._name} {i}") for i in range(self._count)]
+
+    async def stop(self) -> None:
+        """Do no more."""
+        for task in self._tasks:
+            await ended(task)
+
+    async def idle(self) -> None:
+        """Wait until nothing is left to do."""
+        await self._is_free.wait()
+
+    async def _run(self) -> None:
+        while True:
+            name = self._next()
+            if name is None:
+                self._is_given.clear()
+                if not self._at_work and not self._waiting:
+                    self._is_free.set()
+                await self._is_given.wait()
+                continue
+            self._at_work.add(name)
+            try:
+                await self._work(name)
+            except (Unavailable, Conflict, Overloaded) as error:
+                LOGGER.warning("%s: %s cannot be done now: %s; trying again", self._name, name, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self.give(name)
+            except Exception:
+                LOGGER.exception("%s: an error of ours with %s; the next sweep tries again", self._name, name)
+            finally:
+                self._at_work.discard(name)
+                self._is_given.set()  # Somebody may have stepped over it meanwhile.
+
+    def _next(self) -> str | None:
+        for name in self._waiting:
+            if name not in self._at_work:
+                del self._waiting[name]
+                return name
+        return None

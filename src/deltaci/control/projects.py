@@ -1,0 +1,146 @@
+"""Projects: the repositories that a tenant has told the server about. Nothing is fetched that is not one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from deltaci.core.errors import Refused
+from deltaci.core.listing import EVERYBODY
+from deltaci.store.port import Conflict, Document, Store
+from deltaci.wire.api_projects import Policies, ProjectInput
+
+KIND: Final = "project"
+# What goes on by itself looks through all tenants: their projects are kept together. No tenant has this in its name.
+BETWEEN: Final = "\n"
+MAX_PROJECTS: Final = 10_000  # Of one tenant.
+PAGE: Final = 200
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """One repository of one tenant. Of secrets it knows only the names."""
+
+    name: str
+    tenant: str
+    url: str
+    forge: str = "git"
+    default_branch: str = ""
+    credential: str = ""
+    webhook_secret: str = ""
+    api_url: str = ""
+    api_token: str = ""
+    policies: Policies = Policies()
+    description: str = ""
+    created_at: int = 0
+    created_by: str = ""
+    reports: str = "statuses"
+    version: int = 0  # Of the document, as it was read.
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Project).decode
+
+
+def of(tenant: str, name: str) -> str:
+    """What a tenant's project is called among all."""
+    return f"{tenant}{BETWEEN}{name}"
+
+
+class Projects:
+    """All of them, as documents."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def find(self, tenant: str, name: str) -> Project | None:
+        """The tenant's project of this name."""
+        return _read(await self._store.find_document(KIND, of(tenant, name), EVERYBODY))
+
+    async def named(self, tenant: str, text: str) -> Project | None:
+        """The tenant's project of this name, or the one with this address."""
+        if (found := await self.find(tenant, text)) is not None:
+            return found
+        async for each in self.each(tenant):
+            if plain_url(each.url) == plain_url(text):
+                return each
+        return None
+
+    async def page(self, tenant: str, after: str, limit: int) -> list[Project]:
+        """The tenant's projects by name."""
+        prefix = of(tenant, "")
+        documents = await self._store.documents(
+            KIND, EVERYBODY, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
+        )
+        return [each for each in map(_read, documents) if each is not None]
+
+    async def each(self, tenant: str | None = None) -> AsyncIterator[Project]:
+        """Every project of the tenant, or of everybody."""
+        after, prefix = "", of(tenant, "") if tenant is not None else ""
+        while True:
+            documents = await self._store.documents(KIND, EVERYBODY, after=after, limit=PAGE, prefix=prefix)
+            for document in documents:
+                found = _read(document)
+                if found is not None:
+                    yield found
+            if len(documents) < PAGE:
+                return
+            after = documents[-1].name
+
+    async def is_full(self, tenant: str) -> bool:
+        """Whether the tenant can have no more."""
+        count = 0
+        async for _ in self.each(tenant):
+            count += 1
+        return count >= MAX_PROJECTS
+
+    async def put(self, project: Project) -> Project:
+        """Keep it, in place of the version that it was read at; `stale_version` when somebody else was faster."""
+        body = _encode(msgspec.structs.replace(project, version=0))
+        name = of(project.tenant, project.name)
+        document = Document(kind=KIND, tenant=EVERYBODY, name=name, version=project.version, at=0, body=body)
+        try:
+            await self._store.put_documents([document])
+        except Conflict:
+            raise Refused(
+                "stale_version", f"somebody else changed project {project.name!r} at the same moment"
+            ) from None
+        return msgspec.structs.replace(project, version=project.version + 1)
+
+    async def drop(self, project: Project) -> None:
+        """Forget it."""
+        if not await self._store.drop_document(KIND, EVERYBODY, of(project.tenant, project.name), project.version):
+            raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
+
+
+def _read(document: Document | None) -> Project | None:
+    if document is None:
+        return None
+    return msgspec.structs.replace(_decode(document.body), version=document.version)
+
+
+def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> Project:
+    """A new project, as it was asked for."""
+    fields = {
+        each: getattr(asked, each) for each in ProjectInput.__struct_fields__ if each in Project.__struct_fields__
+    }
+    return Project(**{**fields, "name": name, "tenant": tenant, "created_by": by, "created_at": now})
+
+
+def plain_url(url: str) -> str:
+    """The address without what makes no difference."""
+    return _bare(url).lower()
+
+
+def _bare(url: str) -> str:
+    """Host and path."""
+    short = re.fullmatch(r"(?:[^@/]+@)?([^:/]+):([^/].*)", url)
+    text = f"{short[1]}/{short[2]}" if short else re.sub(r"^[a-z+]+://(?:[^@/]+@)?", "", url)
+    return text.rstrip("/").removesuffix(".git")
+
+
+def forge_name(url: str) -> str:
+    """What a forge calls the repository: `owner/name`, as its address ends."""
+    return "/".join(_bare(url).split("/")[1:][-2:]) or _bare(url)

@@ -1,0 +1,78 @@
+"""Plans whose jobs only come after others, or go one at a time, over the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tests.api.site import ApiSite, gate, task
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+
+@pytest.mark.proves("MOD-S1", "MOD-F5")
+@on_loop
+async def test_bonds_that_make_no_sense_are_refused(site: Opened) -> None:
+    """And nothing exists."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        for jobs, code, said in (
+            ([task("a", after=["b"])], "bad_request", "is after 'b', which is not in the plan"),
+            ([task("a", after=["b"]), task("b", needs=["a"])], "dependency_cycle", "a → b → a"),
+            ([{**gate("g"), "group": "prod"}], "bad_request", "nor 'group'"),
+            ([task("a", retry={"max_attempts": 2, "on": ["USER"]})], "bad_message", "USER"),
+        ):
+            reply = await ada.post("/runs", {"plan": {"jobs": jobs}})
+
+            assert reply.status in (400, 422)
+            assert (reply.code, said in str(reply.body)) == (code, True), reply.body
+
+
+@pytest.mark.proves("MOD-D1")
+@on_loop
+async def test_a_job_runs_after_one_that_failed(site: Opened) -> None:
+    """Who names only what it comes after has said what it waits for: the plan is a graph."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        player = await here.player()
+        id = await ada.start(task("test"), task("mop", after=["test"]), task("zone"))
+
+        await player.fail(await player.take())
+        run = await ada.run(id)
+
+        assert [(job["name"], job["needs"], job["after"], job["state"]) for job in run["jobs"]] == [
+            ("test", [], [], "FAILED"),
+            ("mop", [], ["test"], "QUEUED"),
+            ("zone", [], [], "QUEUED"),
+        ]
+        plan = (await ada.get(f"/runs/{id}/plan")).body
+        assert [job["after"] for job in plan["jobs"]] == [[], ["test"], []]
+        await player.finish(await player.take())
+        await player.finish(await player.take())
+        assert (await here.until(ada, id, "REPORTED"))["conclusion"] == "FAILED"
+
+
+@pytest.mark.proves("MOD-D3")
+@on_loop
+async def test_one_of_a_group_goes_at_a_time_and_explain_says_which(site: Opened) -> None:
+    """In whatever run; the next one begins when it is over."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        player = await here.player()
+        first = await ada.start(task("deploy", group="prod", retry={"on": ["INFRA"]}))
+        second = await ada.start(task("deploy", group="prod"))
+        lease = await player.take()
+        await player.begin(lease)
+
+        why = (await ada.get(f"/runs/{second}/explain")).body
+
+        assert [reason["code"] for reason in why["waiting"]] == ["waiting_for_group"]
+        assert f"waits for group prod, which job deploy of run {first} holds" in why["summary"]
+        assert await player.lease(wait_seconds=0) == []
+        assert (await ada.get(f"/runs/{first}/plan")).body["jobs"][0]["retry"]["on"] == ["INFRA"]
+        await player.finish(lease)
+        await player.finish(await player.take())
+        assert (await here.until(ada, second, "REPORTED"))["conclusion"] == "SUCCESS"

@@ -1,0 +1,248 @@
+"""All other ecosystems, and repositories with several projects."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.pipeline.discovery import discovered
+from deltaci.pipeline.discovery.projects import MAX_PROJECTS
+from tests.pipeline.trees import PACKAGE, PYTEST, jobs, package, proposed, steps
+
+GO = {"go.mod": "module x\n\ngo 1.23\n", "a.go": "", "a_test.go": ""}
+CRATE = '[package]\nname = "x"\n'
+MVN = "-B -ntp -Dmaven.repo.local=.m2/repository verify"
+CTEST = "ctest --test-dir _build --output-on-failure --output-junit test-results.xml"
+HEX = "mix local.hex --force"
+C = {f"src/{name}.c": "" for name in "abcdefghijkl"}
+FORMS = "<UseWindowsForms>true</UseWindowsForms>"
+
+# what it is: files, and for every job how sure it is and what it does at last
+TREES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
+    "Go": (GO, {"build": ("sure", "go vet ./..."), "test": ("sure", "go test ./...")}),
+    "Go without tests": ({"go.mod": "", "a.go": ""}, {"build": ("sure", "go vet ./...")}),
+    "Go with a linter": (
+        {"go.mod": "", "a.go": "", ".golangci.yml": 'version: "2"\n'},
+        {
+            "build": ("sure", "go vet ./..."),
+            "lint": ("likely", "go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@latest run"),
+        },
+    ),
+    "Go with tests of its own": (
+        GO | {"Makefile": "check test:\n\t./hack/test.sh\n"},
+        {"build": ("sure", "go vet ./..."), "test": ("likely", "go test ./...")},
+    ),
+    "Go with make": (
+        GO | {"Makefile": "test: vet\n\t$(GO) test -race ./...\nvet:\n\tgo vet\n"},
+        {"build": ("sure", "go vet ./..."), "test": ("sure", "go test ./...")},
+    ),
+    "Rust": (
+        {"Cargo.toml": CRATE, "src/lib.rs": "", "rustfmt.toml": "max_width = 100\n", "clippy.toml": ""},
+        {
+            "build": ("sure", "cargo build"),
+            "test": ("sure", "cargo test"),
+            "format": ("sure", "cargo fmt --all --check"),
+            "clippy": ("sure", "cargo clippy"),
+        },
+    ),
+    "a Rust workspace": (
+        {"Cargo.toml": '[workspace]\nmembers = ["a"]\n', "a/Cargo.toml": CRATE, "rustfmt.toml": "wrap_comments = 1\n"},
+        {
+            "build": ("sure", "cargo build --workspace"),
+            "test": ("likely", "cargo test --workspace"),
+            "format": ("unsure", "cargo +nightly fmt --all --check"),
+            "clippy": ("likely", "cargo clippy --workspace"),
+        },
+    ),
+    "Maven": ({"pom.xml": ""}, {"test": ("sure", f"mvn {MVN}")}),
+    "Maven's wrapper": ({"pom.xml": "", "mvnw": "", "a/pom.xml": ""}, {"test": ("sure", f"sh ./mvnw {MVN}")}),
+    "Gradle": ({"build.gradle": ""}, {"test": ("likely", "gradle --no-daemon build")}),
+    "Gradle's wrapper": (
+        {"settings.gradle.kts": "", "gradlew": "", "app/build.gradle.kts": ""},
+        {"test": ("sure", "sh ./gradlew --no-daemon build")},
+    ),
+    "Android": (
+        {"build.gradle": "id 'com.android.application'", "gradlew": ""},
+        {"test": ("likely", "sh ./gradlew --no-daemon build")},
+    ),
+    "both": ({"pom.xml": "", "build.gradle": "", "gradlew": ""}, {"test": ("sure", "sh ./gradlew --no-daemon build")}),
+    ".NET": (
+        {"X.sln": "", "src/X/X.csproj": "<TargetFramework>net8.0</TargetFramework>", "test/X.Tests/X.Tests.csproj": ""},
+        {"build": ("sure", "dotnet build X.sln --no-restore"), "test": ("sure", "dotnet test X.sln --no-restore")},
+    ),
+    ".NET for several": (
+        {"X.slnx": "", "X/X.csproj": "<TargetFrameworks>net8.0;net472</TargetFrameworks>"},
+        {"build": ("likely", "dotnet build X.slnx --no-restore")},
+    ),
+    ".NET for Windows": ({"X.csproj": FORMS}, {"build": ("unsure", "dotnet build X.csproj --no-restore")}),
+    "RSpec": (
+        {"Gemfile": "gem 'rspec'", "spec/a_spec.rb": "", ".rubocop.yml": ""},
+        {"test": ("sure", "bundle exec rspec"), "lint": ("likely", "bundle exec rubocop")},
+    ),
+    "Rake": (
+        {"Gemfile": "gemspec", "Rakefile": "Rake::TestTask.new(:test)", "a.gemspec": ""},
+        {"test": ("sure", "bundle exec rake test")},
+    ),
+    "Rails": (
+        {"Gemfile": "gem 'rails'", "bin/rails": "", "config/application.rb": "", "Rakefile": ""},
+        {"test": ("likely", "bundle exec ruby bin/rails test")},
+    ),
+    "PHPUnit": (
+        {"composer.json": '{"require-dev": {"phpunit/phpunit": "*"}}', "phpunit.xml.dist": ""},
+        {"test": ("sure", "vendor/bin/phpunit --log-junit test-results.xml")},
+    ),
+    "Composer's script": (
+        {"composer.json": '{"scripts": {"test": "x", "phpstan": "y"}}'},
+        {"test": ("sure", "composer test"), "lint": ("sure", "composer run-script phpstan")},
+    ),
+    "Laravel": (
+        {"composer.json": "{}", "artisan": "", ".env.example": "", "phpunit.xml": ""},
+        {"test": ("likely", "php artisan test")},
+    ),
+    "CMake": ({"CMakeLists.txt": "project(x)\nenable_testing()\n"}, {"test": ("likely", CTEST)}),
+    "CMake without tests": (
+        {"CMakeLists.txt": "project(x)\n"},
+        {"build": ("likely", "cmake --build _build --parallel")},
+    ),
+    "CMake behind make": (
+        {"CMakeLists.txt": "project(x)\n", "Makefile": "all:\n\tcmake\ntest: all\n\tx\n"},
+        {"test": ("likely", "make test")},
+    ),
+    "Meson": ({"meson.build": "project('x', 'c')\n"}, {"test": ("likely", "meson test -C _build --print-errorlogs")}),
+    "autotools": ({"configure.ac": "", "Makefile.am": "TESTS = a\n"}, {"test": ("likely", "make check")}),
+    "autotools without tests": ({"configure.ac": "", "autogen.sh": ""}, {"build": ("likely", "make")}),
+    "Elixir": (
+        {"mix.exs": "", "test/a_test.exs": "", ".formatter.exs": ""},
+        {
+            "build": ("sure", "mix compile"),
+            "test": ("likely", "mix test"),
+            "format": ("sure", "mix format --check-formatted"),
+        },
+    ),
+    "Swift": ({"Package.swift": "", "Tests/A.swift": ""}, {"test": ("likely", "swift test")}),
+    "Make": (
+        {"Makefile": "all: x\nx:\n\tcc\ntest: x\n\t./x\nlint:\n\tx\n"},
+        {"test": ("likely", "make test"), "lint": ("likely", "make lint")},
+    ),
+    "Make without targets": ({"Makefile": "x: x.c\n\tcc\n"}, {"build": ("unsure", "make")}),
+    "Make that passes everything on": (
+        {"Makefile": "default: all\n.DEFAULT:\n\tcd src && $(MAKE) $@\n", "src/Makefile": "all:\ntest: all\n"},
+        {"test": ("likely", "make test")},
+    ),
+    "just": ({"justfile": "default:\n  x\ntest *ARGS: build\n  y\n"}, {"test": ("likely", "just test")}),
+    "task": ({"Taskfile.yml": "version: '3'\ntasks:\n  test:\n    cmds: [x]\n"}, {"test": ("likely", "task test")}),
+    "mostly C": (
+        C | {"Makefile": "all:\ntest: all\n", "Cargo.toml": CRATE, "lib.rs": ""},
+        {
+            "build": ("unsure", "cargo build"),
+            "rust-test": ("unsure", "cargo test"),
+            "format": ("unsure", "cargo fmt --all --check"),
+            "clippy": ("unsure", "cargo clippy"),
+            "make-test": ("likely", "make test"),
+        },
+    ),
+    "nothing": ({"README.md": "", "a.sh": ""}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(TREES))
+def test_a_repository_is_built_and_tested_as_its_ecosystem_does_it(name: str) -> None:
+    """Every job, and nothing else."""
+    files, expected = TREES[name]
+
+    assert jobs(files) == expected
+
+
+def test_two_ecosystems_in_one_folder_have_names_that_tell_them_apart() -> None:
+    """Only where they would be the same."""
+    files = {"pyproject.toml": PACKAGE + PYTEST, "tests/test_a.py": "", "package.json": package({"test": "jest"})}
+
+    assert set(jobs(files)) == {"build", "python-test", "node-test"}
+
+
+def test_projects_in_folders_have_jobs_of_their_own() -> None:
+    """Each runs in its folder, when something in it or at the root has changed."""
+    files = {
+        "services/api/pyproject.toml": PACKAGE + PYTEST,
+        "services/api/tests/test_a.py": "",
+        "apps/web/package.json": package({"test": "jest"}),
+        "apps/web/package-lock.json": "",
+    }
+    found = {each.id: each for each in proposed(files).findings}
+
+    assert set(found) == {"services-api-build", "services-api-test", "apps-web-test"}
+    job = found["apps-web-test"].job
+    assert job.defaults.run.working_directory == "apps/web"
+    assert job.paths == ("apps/web/**", "*")
+    assert (job.caches[0].paths, job.caches[0].lock_files) == (("apps/web/.npm",), ("apps/web/package-lock.json",))
+    assert found["services-api-test"].job.artifacts[0].path == "services/api/test-results.xml"
+
+
+def test_who_refers_to_the_folder_beside_it_always_runs() -> None:
+    """A change there may affect it, and a job that is wrongly left out is worse than one too many."""
+    files = {"a/go.mod": "module a\nreplace b => ../b\n", "a/a.go": "", "b/go.mod": "module b\n", "b/b.go": ""}
+    found = {each.id: each.job.paths for each in proposed(files).findings}
+
+    assert found == {"a-build": None, "b-build": ("b/**", "*")}
+
+
+def test_a_project_inside_another_one_is_a_guess_unless_its_folder_is_a_usual_one() -> None:
+    """It may be a part of it."""
+    files = GO | {"weird/package.json": package({"test": "jest"}), "ui/package.json": package({"test": "jest"})}
+
+    assert {job: found[0] for job, found in jobs(files).items()} == {
+        "build": "sure",
+        "test": "sure",
+        "ui-test": "sure",
+        "weird-test": "unsure",
+    }
+
+
+@pytest.mark.parametrize("folder", ["examples/a", "docs", "node_modules/a", "vendor/a", "test/fixtures/a", ".hidden"])
+def test_examples_documentation_and_copies_are_not_looked_at(folder: str) -> None:
+    """But it is told that they are there."""
+    proposal = proposed(GO | {f"{folder}/package.json": package({"test": "jest"})})
+
+    assert {each.id for each in proposal.findings} == {"build", "test"}
+    assert any("1 more folder" in each for each in proposal.unclear)
+
+
+def test_there_are_limits() -> None:
+    """A repository with a thousand packages does not get a thousand jobs."""
+    files = {f"packages/p{number:03}/go.mod": "" for number in range(100)}
+    proposal = proposed(files | {f"packages/p{number:03}/a.go": "" for number in range(100)})
+
+    assert len(proposal.findings) == MAX_PROJECTS
+    assert any(f"at most {MAX_PROJECTS}" in each for each in proposal.unclear)
+
+
+def test_submodules_are_fetched_first() -> None:
+    """The checkout does not bring them."""
+    files = {".gitmodules": "", "Cargo.toml": CRATE}
+
+    assert steps(files, "test") == ["git submodule update --init --recursive", "cargo test"]
+    assert jobs(files)["test"][0] == "likely"
+
+
+def test_what_is_unsure_does_not_run() -> None:
+    """It is only shown."""
+    proposal = proposed(TREES["a Rust workspace"][0])
+
+    assert proposal.pipeline is not None
+    assert set(proposal.pipeline.jobs) == {"build", "test", "clippy"}
+
+
+def test_every_job_may_use_the_network() -> None:
+    """What a project needs has to come from somewhere."""
+    assert all(each.job.network for files, _ in TREES.values() for each in proposed(files).findings)
+
+
+def test_the_planner_gets_the_pipeline_or_a_reason() -> None:
+    """One call, for a repository without a file."""
+    texts: dict[str, str | None] = {"go.mod": "module x", "a.go": ""}
+
+    assert set(discovered(texts, texts.get).jobs) == {"build"}
+    with pytest.raises(Refused, match=r"no pipeline file.*deltaci init"):
+        discovered(["README.md"], lambda path: None)
+    with pytest.raises(Refused, match=r"it could be: \.NET build"):
+        discovered(["X.csproj"], lambda path: FORMS)

@@ -1,0 +1,42 @@
+"""The fixtures of repositories: a real one, and a server beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from deltaci.store.memory import wall_clock
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.conftest import contract_dsn, make_place
+from tests.contract.places import Place
+from tests.repositories.site import RepositorySite, opened
+from tests.repositories.upstream import Upstream
+
+__all__ = ["contract_dsn", "place", "postgres_place", "site", "upstream"]
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    """A repository with a pipeline."""
+    return Upstream(tmp_path / "upstream")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Where the server keeps everything."""
+    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "ci.db"), clock=place.now), origin=wall_clock)
+
+
+@pytest.fixture
+def postgres_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """The same for servers side by side."""
+    return make_place("postgres", tmp_path, request)
+
+
+@pytest.fixture
+def site(place: Place, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[RepositorySite]]:
+    """Opens a server."""
+    return lambda: opened(place, tmp_path / "data")

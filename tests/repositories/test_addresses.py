@@ -1,0 +1,132 @@
+"""Where repositories may be, and where nothing may ever be sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deltaci.control import addresses
+from deltaci.control.addresses import ALLOWABLE, Address, Rules, is_public
+from deltaci.core.errors import Refused
+from tests.contract.places import on_loop
+
+PUBLIC = Rules()
+ALL = Rules(frozenset(ALLOWABLE))
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("https://github.com/acme/shop.git", "github.com", 443),
+        ("https://git.example.org:8443/shop", "git.example.org", 8443),
+        ("ssh://git@git.example.org/acme/shop.git", "git.example.org", 22),
+        ("ssh://git@git.example.org:2222/acme/shop.git", "git.example.org", 2222),
+        ("git@github.com:acme/shop.git", "github.com", 22),
+        ("https://[2606:50c0::1]/shop", "2606:50c0::1", 443),
+    ],
+)
+def test_good_addresses(url: str, host: str, port: int) -> None:
+    """What people write, with its host and port; the address itself stays as it is."""
+    read = addresses.read(url, PUBLIC)
+
+    assert (read.url, read.host, read.port) == (url, host, port)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("", "printable"),
+        ("https://github.com/a b", "spaces"),
+        ("https://github.com/a\nb", "printable"),
+        ("https://github.com", "path"),
+        ("https://github.com/", "path"),
+        ("https://user@github.com/a/b", "secret"),
+        ("https://user:pass@github.com/a/b", "secret"),
+        ("ssh://git:pass@github.com/a/b", "secret"),
+        ("ssh://-oProxyCommand=evil/a", "host"),
+        ("ssh://-oProxyCommand=evil@github.com/a", "user"),
+        ("-oProxyCommand=evil@github.com:a", "begins with"),
+        ("git@github.com:-evil", "begins with"),
+        ("https://github.com:0x50/a", "like"),
+        ("https://github.com/a?b", "nothing else"),
+        ("https://github.com/a#b", "nothing else"),
+        ("https:///a", "host"),
+        ("ext::sh -c evil", "spaces"),
+        ("ext::evil", "begins with"),
+        ("fd::17/foo", "begins with"),
+        ("git://github.com/a/b", "begins with"),
+        ("ftp://github.com/a/b", "begins with"),
+        ("http://github.com/a/b", "--allow-repositories http"),
+        ("file:///srv/git/a", "--allow-repositories file"),
+        ("/srv/git/a", "--allow-repositories file"),
+        ("../a", "begins with"),
+    ],
+)
+def test_bad_addresses(url: str, told: str) -> None:
+    """Refused with what is wrong, before anything is asked."""
+    with pytest.raises(Refused) as refused:
+        addresses.read(url, PUBLIC)
+
+    assert told in refused.value.message
+
+
+def test_what_whoever_started_the_server_allows() -> None:
+    """And folders are named by their whole path."""
+    assert addresses.read("http://git.example.org/a", ALL).protocol == "http"
+    assert addresses.read("/srv/git/a.git", ALL) == Address(url="file:///srv/git/a.git", protocol="file")
+    assert addresses.read("file:///srv/git/a.git", ALL).url == "file:///srv/git/a.git"
+    for url in ("file://host/srv/a", "file:///srv/../etc", "/srv/../etc"):
+        with pytest.raises(Refused):
+            addresses.read(url, ALL)
+
+
+@pytest.mark.parametrize(
+    "ip",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "240.0.0.1"),
+        *("::1", "::", "fe80::1", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1"),
+        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::", "2002:a00:1::"),
+    ],
+)
+def test_private_ranges(ip: str) -> None:
+    """However they are written."""
+    assert not is_public(ip)
+
+
+@pytest.mark.parametrize("ip", ["140.82.121.4", "1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
+def test_public_ranges(ip: str) -> None:
+    """What everybody can reach."""
+    assert is_public(ip)
+
+
+@on_loop
+async def test_a_host_of_our_own_is_refused_before_a_packet_is_sent() -> None:
+    """A name counts by what it leads to."""
+    for url in ("https://127.0.0.1/a", "https://localhost/a", "ssh://git@[::1]/a", "git@localhost:a"):
+        with pytest.raises(Refused) as refused:
+            await addresses.resolved(addresses.read(url, PUBLIC), PUBLIC)
+        assert refused.value.code == "not_allowed"
+        assert "nothing was sent" in refused.value.message
+    found = await addresses.resolved(addresses.read("https://localhost/a", ALL), ALL)
+    assert found is not None
+    assert found.port == 443
+
+
+@on_loop
+async def test_a_project_at_a_private_host_sends_no_packet() -> None:
+    """A socket that listens there hears nobody."""
+    heard = asyncio.Event()
+
+    async def hear(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.set()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(hear, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        rules = Rules(frozenset({"http"}))
+        with pytest.raises(Refused):
+            await addresses.resolved(addresses.read(f"http://127.0.0.1:{port}/a", rules), rules)
+        assert not heard.is_set()

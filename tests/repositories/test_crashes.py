@@ -1,0 +1,190 @@
+"""Servers that stop in the middle, and servers side by side: everything is done once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from deltaci.control import handling, planner
+from deltaci.control.polling import push
+from deltaci.core.machine import Command
+from deltaci.store.port import Unavailable
+from tests.api.site import TENANT
+from tests.contract.places import Place, on_loop
+from tests.repositories.site import PROJECT, RepositorySite, opened
+from tests.repositories.upstream import Upstream
+
+Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
+
+
+@pytest.mark.parametrize("after", ["claim", "birth", "handled"])
+@on_loop
+async def test_a_server_that_dies_while_it_handles_a_change(
+    site: Opened, upstream: Upstream, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one makes of it what this one would have made, and nothing twice."""
+    async with site() as here:
+        await here.project(upstream.url)
+        older = await here.change((await here.pushed(upstream.first)).id)
+        second = upstream.push({"a": "1"})
+        repositories = here.service.repositories
+        with monkeypatch.context() as broken:
+            reached = asyncio.Event()
+
+            async def die(*_args: object, **_kwargs: object) -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            if after == "claim":
+                broken.setattr(handling, "pipelines_at", die)
+            elif after == "birth":
+                born = here.service.applier.do
+
+                async def bear_and_die(command: Command) -> None:
+                    await born(command)
+                    await die()
+
+                broken.setattr(here.service.applier, "do", bear_and_die)
+            else:
+                broken.setattr(repositories.handling._superseding, "settled", die)
+            told = push("refs/heads/main", upstream.first, second)
+            accepted = await repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await reached.wait()
+            await repositories.stop()
+
+    async with site() as again:
+        await again.settled()
+        change = await again.change(accepted.id)
+
+        assert change["status"] == "handled"
+        runs = await again.runs()
+        assert len(runs) == 2
+        people = again.operator()
+        assert [job["name"] for job in (await people.run(change["files"][0]["run"]))["jobs"]] == ["build", "test"]
+        assert (await people.run(older["files"][0]["run"]))["status"] == "CANCELED"
+
+
+@on_loop
+async def test_a_server_that_dies_while_it_plans(
+    site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it left PLANNING is planned by the next one."""
+    async with site() as here:
+        await here.project(upstream.url)
+        with monkeypatch.context() as broken:
+            reached = asyncio.Event()
+            do_all = here.service.applier.do_all
+
+            async def begin_and_die(commands: list[Command]) -> None:
+                await do_all(commands[:1])
+                reached.set()
+                await asyncio.Event().wait()
+
+            broken.setattr(here.service.repositories.planner._applier, "do_all", begin_and_die)
+            told = push("refs/heads/main", "", upstream.first)
+            await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await reached.wait()
+            [left] = await here.runs()
+            await here.service.repositories.stop()
+
+    async with site() as again:
+        await again.settled()
+        assert left["state"] == "PLANNING"
+        assert (await again.operator().run(left["id"]))["state"] == "QUEUED"
+
+
+@on_loop
+async def test_an_error_of_ours_fails_the_run_and_says_so(
+    site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that makes the planner fall over is tried again, and not for ever."""
+
+    def fall(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("poison")
+
+    monkeypatch.setattr(planner, "planned", fall)
+    monkeypatch.setattr(planner, "RETRY_SECONDS", 0.01)
+    async with site() as here:
+        people = await here.project(upstream.url)
+        change = await here.change((await here.pushed(upstream.first)).id)
+        id = change["files"][0]["run"]
+
+        run = await here.until(people, id, "FAILED")
+
+        assert run["reason"] == "PLAN_FAILED"
+        assert "an error of ours: RuntimeError: poison" in (await people.get(f"/runs/{id}/plan")).body["problems"][0]
+
+
+@on_loop
+async def test_a_store_that_is_away_for_a_moment_costs_no_try(
+    site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is wrong with the change itself counts."""
+    monkeypatch.setattr("deltaci.control.hands.RETRY_SECONDS", 0.01)
+    async with site() as here:
+        await here.project(upstream.url)
+        born, left = here.service.applier.do, [20]
+
+        async def away(command: Command) -> object:
+            left[0] -= 1
+            if left[0] > 0:
+                raise Unavailable("the store is away")
+            return await born(command)
+
+        monkeypatch.setattr(here.service.applier, "do", away)
+        change = await here.change((await here.pushed(upstream.first)).id)
+
+        assert (change["status"], change["tries"]) == ("handled", 1)
+
+
+@on_loop
+async def test_two_servers_handle_a_change_once(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+    """Told of it at the same moment, by every hook there is."""
+    async with AsyncExitStack() as stack:
+        sites = [
+            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+        ]
+        await sites[0].project(upstream.url, policies={"supersede_pushes": "none"})
+        commits = [upstream.push({"a": str(number)}) for number in range(6)]
+        pushes = [push("refs/heads/main", *pair) for pair in zip([upstream.first, *commits], commits, strict=False)]
+
+        told = await asyncio.gather(
+            *(
+                site.service.repositories.changes.accept(TENANT, PROJECT, each, f"{number % 3} {each.commit}")
+                for each in pushes
+                for number, site in enumerate(sites * 3)
+            )
+        )
+        for site in sites * 2:
+            await site.settled()
+
+        assert len({each.id for each in told}) == len(commits)
+        assert sum(each.is_new for each in told) == len(commits)
+        runs = await sites[0].runs()
+        assert sorted(each["commit"] for each in runs) == sorted(commits)
+        assert {each["state"] for each in runs} == {"QUEUED"}
+        created = [each for each in await sites[0].log() if each.entity == "run" and each.from_ is None]
+        assert len(created) == len(commits)
+
+
+@on_loop
+async def test_two_servers_agree_who_is_newest(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+    """Of many pushes at once the last one is left, whoever handles which."""
+    async with AsyncExitStack() as stack:
+        sites = [
+            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+        ]
+        await sites[0].project(upstream.url, policies={"supersede_pushes": "all"})
+        commits = [upstream.push({"a": str(number)}) for number in range(8)]
+        for before, commit in zip([upstream.first, *commits], commits, strict=False):
+            changes = sites[int(commit, 16) % 2].service.repositories.changes
+            await changes.accept(TENANT, PROJECT, push("refs/heads/main", before, commit), commit)
+        for site in sites * 2:
+            await site.settled()
+
+        live = [each["commit"] for each in await sites[0].runs() if each["status"] == "PENDING"]
+        assert live == commits[-1:]

@@ -1,0 +1,139 @@
+"""Groups: of all runs with the same one, one goes on at a time; after restarts and with servers side by side, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from deltaci.control.polling import push
+from tests.api.site import TENANT, Caller, Player
+from tests.contract.places import Place, on_loop
+from tests.repositories.site import PROJECT, RepositorySite, opened
+from tests.repositories.upstream import Upstream
+
+Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
+
+
+def pipeline(cancels: str = "false") -> str:
+    """One job, one run at a time."""
+    return (
+        f"on: [push, manual]\nconcurrency:\n  group: deploy\n  cancel-in-progress: {cancels}\n"
+        "jobs:\n  a:\n    steps: [run: x]\n"
+    )
+
+
+async def pushed(here: RepositorySite, commit: str, branch: str) -> str:
+    """A push to a branch of its own; the run."""
+    change = await here.change((await here.pushed(commit, "", branch)).id)
+    return str(change["files"][0]["run"])
+
+
+async def states(caller: Caller, runs: list[str]) -> list[Any]:
+    """How they are."""
+    return [(await caller.run(id))["state"] for id in runs]
+
+
+async def ended(here: RepositorySite, player: Player, caller: Caller, run: str) -> None:
+    """Do the one job of a run."""
+    lease = await player.take()
+    assert lease["job_id"].startswith(run), lease
+    await player.finish(lease)
+    await here.until(caller, run, "REPORTED")
+    await here.settled()
+
+
+@on_loop
+async def test_one_goes_on_at_a_time_in_the_order_of_their_creation(site: Opened, upstream: Upstream) -> None:
+    """The others wait without a plan, also for a server that was started anew."""
+    commit = upstream.push({".deltaci.yml": pipeline()})
+    async with site() as here:
+        people = await here.project(upstream.url)
+        runs = [await pushed(here, commit, branch) for branch in ("a", "b", "c")]
+        assert await states(people, runs) == ["QUEUED", "CREATED", "CREATED"]
+        assert (await people.get(f"/runs/{runs[0]}/plan")).body["group"].endswith("deploy")
+        player = await here.player()
+        await ended(here, player, people, runs[0])
+        assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
+
+    async with site() as again:
+        again._names = 10
+        people, player = again.operator(), await again.player()
+        await again.settled()
+        assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
+        await ended(again, player, people, runs[1])
+        assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
+        await ended(again, player, people, runs[2])
+        await again.service.repositories.planner.groups.prune()
+        assert await again.store.documents("run-group", "") == []
+
+
+@on_loop
+async def test_one_that_waits_can_be_cancelled(site: Opened, upstream: Upstream) -> None:
+    """And those behind it do not wait for it."""
+    commit = upstream.push({".deltaci.yml": pipeline()})
+    async with site() as here:
+        people = await here.project(upstream.url)
+        runs = [await pushed(here, commit, branch) for branch in ("a", "b", "c")]
+
+        await people.post(f"/runs/{runs[1]}/cancel", {"reason": "enough"})
+        await here.until(people, runs[1], "REPORTED")
+        await ended(here, await here.player(), people, runs[0])
+
+        assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
+
+
+@on_loop
+async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: Upstream) -> None:
+    """With `cancel-in-progress`: what runs and what waits is cancelled, and the newest goes on as soon as it can."""
+    commit = upstream.push({".deltaci.yml": pipeline("true")})
+    async with site() as here:
+        people = await here.project(upstream.url)
+        first = await pushed(here, commit, "a")
+        player = await here.player()
+        lease = await player.take()
+
+        runs = [first, *[await pushed(here, commit, branch) for branch in ("b", "c")]]
+        assert await states(people, runs[::2]) == ["CANCEL_REQUESTED", "CREATED"]
+        await player.say(lease, "CancelAck")
+        await here.until(people, first, "REPORTED")
+        await here.settled()
+
+        assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
+        assert (await people.run(first))["reason"].startswith("superseded: run ")
+
+
+@on_loop
+async def test_servers_side_by_side_let_one_in(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+    """However many come at once, to whichever server."""
+    commit = upstream.push({".deltaci.yml": pipeline()})
+    async with AsyncExitStack() as stack:
+        sites = [
+            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+        ]
+        here = sites[0]
+        people = await here.project(upstream.url)
+        await asyncio.gather(
+            *(
+                site.service.repositories.changes.accept(
+                    TENANT, PROJECT, push(f"refs/heads/{n}{name}", "", commit), f"{n}{name}"
+                )
+                for n, site in enumerate(sites)
+                for name in "abc"
+            )
+        )
+        for site in sites * 2:
+            await site.settled()
+        runs = sorted(await here.runs(), key=lambda run: run["created_at"])
+        player = await here.player()
+        seen = []
+        for _ in runs:
+            [live] = [each["id"] for each in await here.runs() if each["state"] == "QUEUED"]
+            seen.append(live)
+            await ended(here, player, people, live)
+            for site in sites:
+                await site.settled()
+
+        assert len(seen) == len(set(seen)) == 6

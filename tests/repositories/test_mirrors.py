@@ -1,0 +1,183 @@
+"""Git on the server: exact commits, what changed, and nothing that a repository could make it do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deltaci.control.addresses import Rules, read
+from deltaci.control.git import Git, GitFailed, Way, environment
+from deltaci.control.mirrors import Mirror, Mirrors, is_commit, is_ref, secrets_missing
+from deltaci.control.projects import Project, forge_name, plain_url
+from deltaci.core.errors import Refused
+from tests.contract.places import on_loop
+from tests.repositories.upstream import Upstream, git
+
+LOCAL = Rules(frozenset({"file"}))
+
+
+def mirrors(folder: Path, **values: str) -> Mirrors:
+    """With these secrets."""
+
+    def secret_of(_tenant: str, _project: str, name: str) -> str:
+        return values[name] if name in values else secrets_missing("", "", name)
+
+    return Mirrors(folder, LOCAL, secret_of)
+
+
+def mirror(folder: Path, upstream: Upstream, credential: str = "") -> Mirror:
+    """Of this repository."""
+    return mirrors(folder).of(Project(name="shop", tenant="t", url=upstream.url, credential=credential))
+
+
+@on_loop
+async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, upstream: Upstream) -> None:
+    """By its ref, and once it left the branch by its name alone."""
+    second = upstream.push({"src/a.py": "1\n", "README": None}, "second\n\nmore about it")
+    upstream.switch("main", upstream.first)
+    other = upstream.push({"b": "2"}, "written anew")
+    here = mirror(tmp_path, upstream)
+
+    await here.need(other, "refs/heads/main")
+    await here.need(second, "refs/heads/main")
+
+    assert await here.files(second) == [".deltaci.yml", "src/a.py"]
+    assert await here.read(second, "src/a.py") == b"1\n"
+    assert (await here.about(second)).message == "second\n\nmore about it"
+    assert (await here.about(second)).title == "second"
+    assert await here.is_ancestor(upstream.first, second)
+    assert not await here.is_ancestor(other, second)
+    assert await here.merge_base(other, second) == upstream.first
+    assert await here.changed(upstream.first, second) == frozenset({"README", "src/a.py"})
+    assert await here.changed(second, second) == frozenset()
+
+
+@on_loop
+async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upstream: Upstream) -> None:
+    """Both names of a file that moved; all that is below a submodule."""
+    upstream.push({"a/long name\twith tab": "x" * 1000})
+    base = git(upstream.tree, "rev-parse", "HEAD")
+    git(upstream.tree, "mv", "a/long name\twith tab", "b.txt")
+    git(upstream.tree, "update-index", "--add", "--cacheinfo", f"160000,{base},libs/sub")
+    git(upstream.tree, "commit", "-q", "-m", "moved")
+    head = git(upstream.tree, "rev-parse", "HEAD")
+    git(upstream.tree, "push", "-q", "origin", "HEAD:main")
+    here = mirror(tmp_path, upstream)
+
+    await here.need(head, "refs/heads/main")
+
+    assert await here.changed(base, head) == frozenset({"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"})
+    assert "libs/sub" not in await here.files(head)
+
+
+@on_loop
+async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> None:
+    """A commit, a file, a repository, a secret."""
+    here = mirror(tmp_path, upstream)
+    await here.need(upstream.first)
+
+    with pytest.raises(GitFailed, match="fetch failed"):
+        await here.need("a" * 40, "refs/heads/main")
+    with pytest.raises(GitFailed, match="not the full name"):
+        await here.need("main")
+    with pytest.raises(GitFailed, match="cat-file failed"):
+        await here.read(upstream.first, "nothing")
+    with pytest.raises(GitFailed, match="more than the 10 bytes"):
+        await here.read(upstream.first, ".deltaci.yml", limit=10)
+    gone = mirrors(tmp_path).of(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
+    with pytest.raises(GitFailed, match="ls-remote failed"):
+        await gone.remote()
+    with pytest.raises(Refused, match="no secret 'KEY'"):
+        await mirror(tmp_path, upstream, credential="KEY").remote()
+
+
+@on_loop
+async def test_branches_become_folders_of_branches(tmp_path: Path, upstream: Upstream) -> None:
+    """A mirror keeps no names that could be in each other's way."""
+    here = mirror(tmp_path, upstream)
+    first = upstream.push({"a": "1"}, branch="topic")
+    assert await here.bring(["refs/heads/topic", "refs/heads/none"]) == {"refs/heads/topic": first}
+    git(upstream.bare, "update-ref", "-d", "refs/heads/topic")
+    second = upstream.push({"a": "2"}, branch="topic/one")
+
+    assert await here.bring(["refs/heads/topic/one"]) == {"refs/heads/topic/one": second}
+    remote = await here.remote()
+    assert (remote.head, remote.refs) == (
+        *("refs/heads/main", {"refs/heads/main": upstream.first, "refs/heads/topic/one": second}),
+    )
+
+
+@on_loop
+async def test_a_tag_with_a_message_stands_for_its_commit(tmp_path: Path, upstream: Upstream) -> None:
+    """Wherever it is looked at."""
+    git(upstream.tree, "tag", "-a", "v1", "-m", "one")
+    git(upstream.tree, "push", "-q", "origin", "v1")
+    tag = git(upstream.tree, "rev-parse", "v1")
+    here = mirror(tmp_path, upstream)
+
+    assert (await here.remote()).refs["refs/tags/v1"] == upstream.first
+    await here.need(tag, "refs/tags/v1")
+    assert await here.commit_of(tag) == upstream.first
+
+
+@on_loop
+async def test_nothing_of_a_repository_or_of_this_machine_is_run(tmp_path: Path, upstream: Upstream) -> None:
+    """Hooks, filters and configuration of the repository; those of whoever started the server."""
+    proof = tmp_path / "proof"
+    for name in ("post-checkout", "reference-transaction", "post-merge"):
+        hook = upstream.bare / "hooks" / name
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(f"#!/bin/sh\ntouch {proof}\n")
+        hook.chmod(0o755)
+    git(upstream.bare, "config", "core.fsmonitor", f"touch {proof}")
+    git(upstream.bare, "config", "uploadpack.packObjectsHook", f"touch {proof}; exec")
+    here = mirror(tmp_path / "server", upstream)
+
+    await here.need(upstream.first, "refs/heads/main")
+
+    assert not proof.exists()
+    told = environment(Way(address=read("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
+    assert (told["DELTACI_USER"], told["DELTACI_PASSWORD"]) == ("user", "pa:ss")
+    assert told["GIT_ALLOW_PROTOCOL"] == "https"
+    assert not set(told) & (
+        set(os.environ) - {"PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR", "HOME", "LC_ALL"}
+    )
+
+
+@on_loop
+async def test_git_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """With everything that it started."""
+    os.mkfifo(tmp_path / "never")
+
+    with pytest.raises(GitFailed, match="longer than"):
+        await Git().run(["hash-object", str(tmp_path / "never")], seconds=0.2)
+
+
+@pytest.mark.parametrize("ref", ["refs/heads/main", "refs/heads/größe", "refs/pull/7/head", "refs/tags/v1.0"])
+def test_good_refs(ref: str) -> None:
+    """What git allows."""
+    assert is_ref(ref)
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        *("", "main", "refs/heads/a b", "refs/heads/a..b", "refs/heads/a:b", "refs/heads/*", "refs/heads/a.lock"),
+        *("refs/heads/", "refs/heads/a/", "refs/heads/.a", "refs/heads/a\\b", "refs/heads/a@{1}", "-refs/heads/a"),
+        *("refs/heads/a\n", "refs/" + "a" * 300),
+    ],
+)
+def test_bad_refs(ref: str) -> None:
+    """What git would refuse, or read as something else."""
+    assert not is_ref(ref)
+
+
+def test_names() -> None:
+    """Of commits and of repositories."""
+    assert is_commit("a" * 40)
+    assert is_commit("a" * 64)
+    assert not any(map(is_commit, ("0" * 40, "a" * 39, "A" * 40, "", "g" * 40)))
+    assert plain_url("git@GitHub.com:Acme/Shop.git") == plain_url("https://github.com/acme/shop/")
+    assert forge_name("git@github.com:Acme/Shop.git") == forge_name("https://github.com/Acme/Shop") == "Acme/Shop"

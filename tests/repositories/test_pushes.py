@@ -1,0 +1,318 @@
+"""A push becomes a run with its jobs; what is told twice, superseded, skipped or broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from deltaci.control.changes import KEEP_SECONDS
+from deltaci.control.handling import MAX_TRIES
+from deltaci.control.polling import push
+from tests.api.site import TENANT
+from tests.contract.places import Place, on_loop
+from tests.repositories.site import PROJECT, RepositorySite
+from tests.repositories.upstream import PIPELINE, Upstream, git
+
+Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
+
+
+@on_loop
+async def test_a_push_becomes_a_run_with_its_jobs(site: Opened, upstream: Upstream) -> None:
+    """From the commit, with the reason for every job."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+
+        accepted = await here.pushed(upstream.first)
+
+        change = await here.change(accepted.id)
+        assert (accepted.is_new, change["status"], change["reason"]) == (
+            *(True, "handled", "1 of 1 pipeline files started a run"),
+        )
+        [file] = change["files"]
+        run = await people.run(file["run"])
+        assert (run["state"], run["commit"], run["branch"]) == ("QUEUED", upstream.first, "main")
+        assert (run["project"], run["file"], run["event"]) == ("shop", ".deltaci.yml", "push")
+        assert (run["title"], run["labels"], run["change"]) == ("a change", ["event:push"], accepted.id)
+        assert [job["name"] for job in run["jobs"]] == ["build", "test"]
+        plan = (await people.get(f"/runs/{run['id']}/plan")).body
+        assert [(each["name"], each["is_kept"]) for each in plan["choices"]] == [("build", True), ("test", True)]
+        assert plan["file"] == ".deltaci.yml"
+
+
+@on_loop
+async def test_what_is_told_twice_makes_nothing_new(site: Opened, upstream: Upstream) -> None:
+    """The same delivery, the same push by another delivery, and all of it at once."""
+    async with site() as here:
+        await here.project(upstream.url)
+        second = upstream.push({"a": "1"})
+        changes = here.service.repositories.changes
+        told = push("refs/heads/main", upstream.first, second)
+
+        first = await here.happened(told, "one")
+        repeats = [await here.happened(told, delivery) for delivery in ("one", "two", "three")]
+        many = await asyncio.gather(*(changes.accept(TENANT, PROJECT, told, f"many {n}") for n in range(20)))
+        await here.settled()
+
+        assert first.is_new
+        assert {(each.id, each.is_new) for each in (*repeats, *many)} == {(first.id, False)}
+        assert len(await here.runs()) == 1
+        assert len((await here.operator().get("/changes")).body["changes"]) == 1
+
+
+@on_loop
+async def test_a_push_that_was_undone_can_be_made_again(site: Opened, upstream: Upstream) -> None:
+    """The branch went back in between: then the same push is another event."""
+    async with site() as here:
+        await here.project(upstream.url, policies={"supersede_pushes": "none"})
+        second = upstream.push({"a": "1"})
+
+        there = await here.pushed(second, upstream.first, delivery="d1")
+        back = await here.pushed(upstream.first, second, delivery="d2")
+        late = await here.pushed(upstream.first, second, delivery="d3")
+        again = await here.pushed(second, upstream.first, delivery="d4")
+
+        assert [each.is_new for each in (there, back, late, again)] == [True, True, False, True]
+        assert late.id == back.id
+        assert len({run["id"] for run in await here.runs()}) == 3
+
+
+@on_loop
+async def test_a_newer_push_supersedes_what_has_not_begun(site: Opened, upstream: Upstream) -> None:
+    """Of the same branch and file, as the project wants it; what runs goes on."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        first = await here.change((await here.pushed(upstream.first)).id)
+        player = await here.player()
+        lease = await player.take()
+        waiting = await here.change((await here.pushed(one := upstream.push({"a": "1"}), upstream.first)).id)
+        elsewhere = await here.change((await here.pushed(upstream.push({"a": "9"}, branch="b"), branch="b")).id)
+
+        newest = await here.change((await here.pushed(upstream.push({"a": "2"}), one)).id)
+
+        states = [(await people.run(each["files"][0]["run"]))["status"] for each in (first, waiting, elsewhere, newest)]
+        assert states == ["RUNNING", "CANCELED", "PENDING", "PENDING"]
+        assert newest["superseded"] == [waiting["files"][0]["run"]]
+        superseded = await people.run(waiting["files"][0]["run"])
+        assert superseded["reason"] == f"superseded: a newer commit, {newest['commit'][:12]}"
+        await player.finish(lease)
+
+
+@on_loop
+async def test_what_starts_nothing_supersedes_nothing(site: Opened, upstream: Upstream) -> None:
+    """A newer push that the file does not run for leaves the older run alone."""
+    async with site() as here:
+        people = await here.project(upstream.url, policies={"supersede_pushes": "all"})
+        only = "on:\n  push:\n    paths: [src/**]\njobs:\n  a:\n    steps: [run: x]\n"
+        base = upstream.push({".deltaci.yml": only, "src/a": "1"})
+        older = await here.change((await here.pushed(base, upstream.first)).id)
+
+        docs = upstream.push({"docs/a": "1"})
+        newer = await here.change((await here.pushed(docs, base)).id)
+
+        assert [each["run"] for each in newer["files"]] == [""]
+        assert "no changed file matches" in newer["files"][0]["reason"]
+        assert newer["reason"] == "no pipeline file runs for it"
+        assert (await people.run(older["files"][0]["run"]))["status"] == "PENDING"
+
+
+@pytest.mark.parametrize(
+    "message", ["[skip ci] docs", "docs\n\n[ci skip]", "[NO CI] x", "docs\n\nskip-checks: true", "a [skip actions]"]
+)
+@on_loop
+async def test_a_commit_may_say_that_nothing_should_run(site: Opened, upstream: Upstream, message: str) -> None:
+    """By its message, as at GitHub; and it supersedes nothing."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        older = await here.change((await here.pushed(upstream.first)).id)
+
+        skipped = await here.change((await here.pushed(upstream.push({"a": "1"}, message), upstream.first)).id)
+
+        assert (skipped["status"], skipped["files"]) == ("handled", [])
+        assert "says that nothing should run" in skipped["reason"]
+        assert (await people.run(older["files"][0]["run"]))["status"] == "PENDING"
+
+
+@on_loop
+async def test_one_run_for_each_file(site: Opened, upstream: Upstream) -> None:
+    """And the reason where there is none."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        other = "on: pull_request\njobs:\n  a:\n    steps: [run: x]\n"
+        commit = upstream.push({".deltaci/deploy.yml": other, ".deltaci/lint.yml": PIPELINE})
+
+        change = await here.change((await here.pushed(commit, upstream.first)).id)
+
+        assert [(each["file"], bool(each["run"])) for each in change["files"]] == [
+            *((".deltaci.yml", True), (".deltaci/deploy.yml", False), (".deltaci/lint.yml", True)),
+        ]
+        assert change["files"][1]["reason"] == "it does not run on pushes"
+        assert len({(await people.run(each["run"]))["file"] for each in change["files"] if each["run"]}) == 2
+
+
+@on_loop
+async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upstream: Upstream) -> None:
+    """With file, line and column."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        commit = upstream.push({".deltaci.yml": "on: push\njobs:\n  a:\n    stepz: [run: x]\n"})
+
+        change = await here.change((await here.pushed(commit, upstream.first)).id)
+
+        [file] = change["files"]
+        run = await here.until(people, file["run"], "FAILED")
+        assert (run["reason"], run["jobs"]) == ("PLAN_FAILED", [])
+        plan = (await people.get(f"/runs/{run['id']}/plan")).body
+        assert plan["problems"][0].startswith(".deltaci.yml:4:5: ")
+        assert "steps" in plan["problems"][0]
+        events = (await people.get(f"/runs/{run['id']}/events")).body["events"]
+        [failed] = [each for each in events if each["to"] == "PLAN_FAILED"]
+        assert failed["metadata"]["error"] == "\n".join(plan["problems"])
+
+
+@on_loop
+async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream) -> None:
+    """Compared with what the branch had; a new branch with the default branch; unsure means everything."""
+    two = (
+        "on: push\njobs:\n  docs:\n    paths: [docs/**]\n    steps: [run: x]\n"
+        "  code:\n    paths: [src/**]\n    steps: [run: x]\n"
+    )
+    async with site() as here:
+        people = await here.project(upstream.url, policies={"supersede_pushes": "none"})
+
+        async def jobs(commit: str, before: str = "", branch: str = "main") -> tuple[list[str], Any]:
+            change = await here.change((await here.pushed(commit, before, branch)).id)
+            id = change["files"][0]["run"]
+            plan = (await people.get(f"/runs/{id}/plan")).body
+            return [each["name"] for each in (await people.run(id))["jobs"]], plan
+
+        base = upstream.push({".deltaci.yml": two, "docs/a": "1", "src/a": "1"})
+        assert (await jobs(base))[0] == ["code", "docs"]
+        docs = upstream.push({"docs/a": "2"})
+        names, plan = await jobs(docs, base)
+        assert (names, plan["compared_with"]) == (["docs"], base)
+        assert [(each["name"], each["is_kept"], each["code"]) for each in plan["choices"]] == [
+            *(("docs", True, "path_matches"), ("code", False, "no_match")),
+        ]
+        upstream.switch("topic", base)
+        topic = upstream.push({"src/a": "3"}, branch="topic")
+        names, plan = await jobs(topic, branch="topic")
+        assert (names, plan["compared_with"]) == (["code"], base)
+        upstream.switch("main", base)
+        rewritten = upstream.push({"docs/a": "4"})
+        names, plan = await jobs(rewritten, docs)
+        assert (names, plan["compared_with"]) == (["code", "docs"], "")
+        assert "not known what the branch had" in plan["unknown_because"]
+
+
+@on_loop
+async def test_what_nobody_can_run(site: Opened, upstream: Upstream) -> None:
+    """A branch that is gone, a commit without files, a project that is no more."""
+    async with site() as here:
+        await here.project(upstream.url)
+        empty = upstream.push({".deltaci.yml": None})
+
+        gone = await here.change((await here.pushed("0" * 40, upstream.first, "old")).id)
+        none = await here.change((await here.pushed(empty, upstream.first)).id)
+        await here.operator().ask("DELETE", f"/projects/{PROJECT}")
+        lost = await here.change((await here.pushed(upstream.first, "", "other")).id)
+
+        assert gone["reason"] == "the branch or tag was deleted"
+        assert none["reason"] == "the commit has no pipeline files"
+        assert lost["reason"] == "there is no such project any more"
+        assert await here.runs() == []
+
+
+@on_loop
+async def test_what_cannot_be_handled_is_put_aside_visibly(site: Opened, upstream: Upstream, place: Place) -> None:
+    """After so many tries, with the reason; nothing else waits for it."""
+    async with site() as here:
+        await here.project(upstream.url)
+        bad = await here.pushed("a" * 40, upstream.first)
+        waiting = await here.change(bad.id)
+        good = await here.change((await here.pushed(upstream.first, "", "other")).id)
+        for _ in range(MAX_TRIES):
+            place.after(3600)
+            await here.settled()
+
+        aside = await here.change(bad.id)
+        assert (waiting["status"], waiting["tries"], good["status"]) == ("waiting", 1, "handled")
+        assert (aside["status"], aside["tries"]) == ("put_aside", MAX_TRIES)
+        assert "git fetch failed" in aside["reason"]
+
+
+@on_loop
+async def test_tags_and_annotated_tags(site: Opened, upstream: Upstream) -> None:
+    """A tag runs at the commit that it is about, compared with nothing."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        git(upstream.tree, "tag", "-a", "v1", "-m", "one")
+        git(upstream.tree, "push", "-q", "origin", "v1")
+        tag = git(upstream.tree, "rev-parse", "v1")
+
+        change = await here.change((await here.happened(push("refs/tags/v1", "", tag), "d")).id)
+
+        run = await people.run(change["files"][0]["run"])
+        assert (run["commit"], run["ref"], run["branch"]) == (upstream.first, "refs/tags/v1", "")
+
+
+@on_loop
+async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, place: Place) -> None:
+    """What waits stays, however old."""
+    async with site() as here:
+        await here.project(upstream.url)
+        old = await here.pushed(upstream.first)
+        place.after(KEEP_SECONDS + 60)
+        new = await here.pushed(upstream.push({"a": "1"}), upstream.first)
+        changes = here.service.repositories.changes
+
+        assert await changes.prune() == 1
+        assert await changes.prune() == 0
+        assert [each["id"] for each in (await here.operator().get("/changes")).body["changes"]] == [new.id]
+        assert (await here.operator().get(f"/changes/{old.id}")).status == 404
+        await changes.forget_past()
+
+
+@on_loop
+async def test_workflows_of_github_and_what_is_discovered(site: Opened, upstream: Upstream) -> None:
+    """Where a repository has no files of ours; and a workflow that cannot run as a whole says why."""
+    workflow = "on: push\njobs:\n  t:\n    runs-on: ubuntu-latest\n    steps: [{run: make}]\n"
+    async with site() as here:
+        people = await here.project(upstream.url, policies={"supersede_pushes": "none"})
+
+        async def seen(commit: str, before: str) -> list[tuple[str, str, list[str]]]:
+            change = await here.change((await here.pushed(commit, before)).id)
+            runs = [await people.run(each["run"]) for each in change["files"] if each["run"]]
+            return [(run["file"], run["state"], [job["name"] for job in run["jobs"]]) for run in runs]
+
+        names = {name: f".github/workflows/{name}.yml" for name in ("good", "bad")}
+        bad = workflow.replace("{run: make}", "{uses: somebody/something@v1}")
+        first = upstream.push({".deltaci.yml": None, names["good"]: workflow, names["bad"]: bad})
+        found = {file: (state, jobs) for file, state, jobs in await seen(first, upstream.first)}
+        assert found[names["good"]] == ("QUEUED", ["t"])
+        assert found[names["bad"]][1] == []
+        second = upstream.push(
+            {names["good"]: None, names["bad"]: None, "go.mod": "module x\n\ngo 1.22\n", "x_test.go": "package x\n"}
+        )
+        [(file, state, jobs)] = await seen(second, first)
+        assert (file, state, bool(jobs)) == ("discovered", "QUEUED", True)
+
+
+@on_loop
+async def test_files_that_are_too_large_or_no_files(site: Opened, upstream: Upstream) -> None:
+    """Are told, or not looked at."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        (upstream.tree / ".deltaci").mkdir()
+        (upstream.tree / ".deltaci" / "link.yml").symlink_to("/etc/passwd")
+        commit = upstream.push({".deltaci.yml": f"# {'x' * 1024 * 1024}\n{PIPELINE}"})
+
+        change = await here.change((await here.pushed(commit, upstream.first)).id)
+
+        [file] = change["files"]
+        await here.until(people, file["run"], "FAILED")
+        [problem] = (await people.get(f"/runs/{file['run']}/plan")).body["problems"]
+        assert problem.startswith(".deltaci.yml:1:1: it is too large")
