@@ -194,10 +194,13 @@ def _content(project: ForgeProject, heard: Heard) -> str:
 
 
 def _is_about(project: ForgeProject, change: Change) -> bool:
-    """Whether it happened in the project's repository: one webhook may tell of many."""
+    """Whether it happened in the project's repository: one webhook may tell of many.
+
+    A project may know it by a longer path, below which the whole forge is.
+    """
     if not change.repository or not project.repository:
         return True
-    return change.repository.casefold() == project.repository.casefold()
+    return f"/{project.repository.casefold()}".endswith(f"/{change.repository.casefold()}")
 
 
 def _named(request: Request) -> tuple[str, str]:

@@ -102,7 +102,7 @@ class OpenedProjects:
             "tenant": tenant,
             "name": written.name,
             "forge": written.forge,
-            "repository": repository_of(written.url),
+            "repository": getattr(written, "repository", "") or repository_of(written.url),
             "webhook_secret": webhook_secret,
             "api_url": written.api_url or api_of(written.forge, written.url),
             "api_token": api_token,
