@@ -101,7 +101,8 @@ class Desk:
     async def begin(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
         """A run of one job, or of these, that is queued."""
         self.place.after(1)
-        origin = Origin(project=project, commit=commit, template=fields.pop("pipeline", "build"))
+        pipeline, is_fork = fields.pop("pipeline", "build"), fields.pop("is_fork", False)
+        origin = Origin(project=project, commit=commit, template=pipeline, is_fork=is_fork)
         specs = fields.pop("jobs", (task("test"),))
         await self.server.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, origin=origin, **fields)))
         await self.server.do(run.BeginPlanning(id=id))

@@ -323,7 +323,28 @@ async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp
 
         event = await at.reported("old")
 
-        assert event.metadata["told"] == "superseded: the forge shows run new"
+        assert event.metadata["told"] == "superseded by run new"
+        assert forge.kept[-1].body["state"] == "success"
+
+
+@on_loop
+async def test_a_fork_does_not_change_what_is_shown_of_a_commit_that_is_here(memory: Place, tmp_path: Path) -> None:
+    """Anybody may propose the commit that a branch has; its check stays what our own run made of it."""
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
+        await joined(at, forge)
+        await at.begin("fork 1", is_fork=True)
+        await forge.told(1)
+        await at.begin("ours")
+        for _ in range(2):
+            await at.end(await at.work())
+        await at.reported("ours")
+        await at.begin("fork 2", is_fork=True)
+        await at.end(await at.work(), ok=False)
+
+        event = await at.reported("fork 2")
+
+        assert event.metadata["told"] == "superseded by run ours"
+        assert forge.kept[0].body["target_url"].endswith("fork 1")
         assert forge.kept[-1].body["state"] == "success"
 
 

@@ -186,7 +186,7 @@ class Teller:
             await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
             return None
         report = await self._forges.reports.of(record, subject, project)
-        mark = Mark(record.created_at, record.id, record.rev)
+        mark = Mark(not record.origin.is_fork, record.created_at, record.id, record.rev)
         name = name_of(project.name, subject.commit, report.context)
         for _ in range(MAX_CONFLICTS):
             found = await keeping.found(self._store, keeping.TOLD, record.tenant, name)
