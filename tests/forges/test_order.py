@@ -137,6 +137,11 @@ NEWER = Mark(True, 2, "r2", 1)
         (Told(mark=Mark(True, 1, "r1", 3), state="running", is_unsure=True), Mark(True, 1, "r1", 3), Tell),
         (Told(mark=Mark(True, 1, "r1", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Done),
         (Told(mark=Mark(True, 1, "r0", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Tell),
+        (
+            Told(mark=Mark(True, 1, "r1", 1), tried=Mark(True, 1, "r1", 2), state="running", description="under way"),
+            Mark(True, 1, "r1", 3),
+            Tell,
+        ),
         (Told(holder="other", held_until=101.0), Mark(True, 1, "r1", 3), Later),
         (Told(holder="other", held_until=100.0), Mark(True, 1, "r1", 3), Tell),
         (Told(holder="me", held_until=101.0), Mark(True, 1, "r1", 3), Tell),

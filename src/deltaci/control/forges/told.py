@@ -157,7 +157,9 @@ def next_step(told: Told, mark: Mark, report: Report, who: str, now: float, pati
     newest = max(told.mark, told.tried)
     if newest > mark:
         return Done(told.state if newest.run_id == mark.run_id else f"superseded by run {newest.run_id}")
-    is_known = told.mark.run_id == mark.run_id and (told.state, told.description) == (report.state, report.description)
+    # What it was told before is as good, unless it may have heard something else since then.
+    is_same = told.mark.run_id == mark.run_id and (told.state, told.description) == (report.state, report.description)
+    is_known = is_same and newest == told.mark
     if not told.is_unsure and (told.mark == mark or is_known):
         return Done(told.state)
     if told.failing == mark and told.is_given_up:
