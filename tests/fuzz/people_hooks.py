@@ -110,6 +110,8 @@ class Insider:
         found = dict(body)
         if _fits(found, api_input.SecretInput):
             found |= {"value": "hunter2", **_scope(found)}
+        if _fits(found, api_projects.ProjectInput):
+            found["url"] = "https://git.example.org/acme/shop.git"
         if _fits(found, api_input.FailureRulesInput):
             found["text"] = "rules: []"
             found.pop("expected_version", None)
@@ -174,10 +176,14 @@ def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
     for each in jobs:
         name = each["name"] if each["name"] not in names else f"{each['name'][:90]}{len(names)}"
         changed = {**each, "name": name}
+        if each.get("group") and _fits(each["group"], api_input.Word):  # It can be printed; an approval has none.
+            changed["group"] = "" if each.get("kind") == "approval" else "group"
         if isinstance(each.get("work"), dict) and isinstance(each["work"].get("contexts"), dict):
             changed["work"] = {**each["work"], "contexts": {}}  # Any JSON, but no number beyond 64 bits.
         if each.get("needs") and _fits(each["needs"], list[api_input.JobName]):
             changed["needs"] = names[-len(each["needs"]) :]
+        if each.get("after") and _fits(each["after"], list[api_input.JobName]):
+            changed["after"] = [] if changed.get("needs") else names[-len(each["after"]) :]
         names.append(name)
         made.append(changed)
     return {**plan, "jobs": made}
