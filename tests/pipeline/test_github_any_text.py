@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline import model, reader
-from deltaci.pipeline.github import read
+from deltaci.pipeline.github import composites, read
 from deltaci.pipeline.github.actions import ACTIONS
 from deltaci.pipeline.github.draw import page
 from deltaci.pipeline.github.keys import KEYS
@@ -132,6 +133,21 @@ def test_a_large_workflow_is_read_quickly_enough() -> None:
     workflow = read(text, FILE)
 
     assert len(workflow.jobs) == 200
+
+
+def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten levels of a hundred uses each would be more steps than anybody has time for."""
+    monkeypatch.setattr(composites, "MAX_COST", 500)
+    files = {}
+    for level in range(9):
+        uses = f"      - uses: ./a{level + 1}\n" * 100
+        files[f"a{level}/action.yml"] = f"runs:\n  using: composite\n  steps:\n{uses}"
+    files["a9/action.yml"] = "runs: {using: composite, steps: [{run: a, shell: sh}]}"
+
+    workflow = read(job(steps="- uses: ./a0"), FILE, files)
+
+    assert workflow.inside is None
+    assert any("more uses of actions than one workflow may have" in problem.found for problem in workflow.problems)
 
 
 def test_the_page_shows_what_the_code_takes() -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from deltaci.core.nearest import nearest
+from deltaci.pipeline.expressions import ExpressionRefused, read
 from deltaci.pipeline.github.desk import Desk, made
 from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside
 from deltaci.pipeline.problems import shown
@@ -155,7 +156,6 @@ SAME_COMMIT: Final = frozenset(
     }
 )
 SAME_REPOSITORY: Final = frozenset({"github.repository", "github.event.pull_request.head.repo.full_name"})
-_HOLES: Final = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _HOLE: Final = re.compile(r"^\s*\$\{\{(.*)\}\}\s*$", re.DOTALL)
 
 
@@ -222,7 +222,10 @@ def _take(action: Action, name: str, key: Node, value: Node, told: dict[str, tup
 
 def _check_cache(key: str, value: Node, desk: Desk) -> None:
     """What a cache cannot be told here, as far as it is written in full."""
-    plain = _HOLES.sub("", value.written)
+    try:
+        plain = "".join(part for part in read(value.written).parts if isinstance(part, str))
+    except ExpressionRefused:
+        return  # It was said.
     if key in ("key", "restore-keys") and "," in plain:
         desk.outside(value.at, f"a comma in {shown(key)} of a cache", "write something else in its place")
     for path in plain.splitlines() if key == "path" else ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from deltaci.pipeline.expressions import STATUS, BadExpression, Expression, functions_of, parse, read
@@ -18,16 +19,44 @@ from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.github.desk import Desk, keyed, listed, made
 from deltaci.pipeline.github.labels import as_expression
 from deltaci.pipeline.github.substitution import replaced, text
-from deltaci.pipeline.problems import Place, shown
+from deltaci.pipeline.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
 
 MAX_DEPTH: Final = 10  # Of actions that use actions, as on GitHub.
 MAX_STEPS: Final = 300  # Of one step that uses an action, with all that it uses.
+MAX_COST: Final = 5_000  # Of all uses in a workflow: their steps, and one for every 500 characters.
 NAMES: Final = ("action.yml", "action.yaml")
 PATH: Final = "GITHUB_ACTION_PATH"
 END: Final = "_deltaci_end_of_output_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 MAY_FAIL, LIMIT = "continue-on-error", "timeout-minutes"
+
+
+class Actions:
+    """The actions of a repository, each read once, and how much of them one workflow may still use."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = files
+        self._left = MAX_COST
+        self._read: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
+
+    def root(self, path: str, desk: Desk) -> Node | None:
+        """What a file says; what is wrong with it is said every time."""
+        if path not in self._read:
+            problems = Problems(path)
+            try:
+                self._read[path] = read_yaml(self.files[path], problems), problems.in_order()
+            except NotYaml:
+                self._read[path] = None, problems.in_order()
+        root, found = self._read[path]
+        for each in found:
+            desk.outside(Place(each.line, each.column), each.found, each.expected, each.nearest)
+        return root
+
+    def can_use(self, steps: int, characters: int) -> bool:
+        """Whether one more use is not too much: actions that use actions could be endless work otherwise."""
+        self._left -= steps + characters // 500
+        return self._left >= 0
 
 
 class Uses(NamedTuple):
@@ -36,7 +65,7 @@ class Uses(NamedTuple):
     node: Node  # the step
     uses: Node
     number: int  # of the step in its job: ids follow from it
-    files: Mapping[str, str]
+    actions: Actions
     depth: int = 0
     moves: bool = False  # whether the job's steps run in a folder of their own, which is not the action's
 
@@ -54,7 +83,8 @@ def is_local(uses: Node) -> bool:
 def inlined(asked: Uses, desk: Desk, step: Callable[[Node, Desk, Uses], list[Node]]) -> list[Node]:
     """The steps of an action as steps of the job; none, if it was said why not."""
     folder = asked.uses.value.strip().removeprefix("./").strip("/")
-    path = next((f"{folder}/{name}".lstrip("/") for name in NAMES if f"{folder}/{name}".lstrip("/") in asked.files), "")
+    files = asked.actions.files
+    path = next((path for name in NAMES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
     what = f"the action {shown(asked.uses.value)}"
     if not path:
         desk.outside(asked.uses.at, what, f"there is no {folder}/{NAMES[0]} to read it from")
@@ -62,7 +92,7 @@ def inlined(asked: Uses, desk: Desk, step: Callable[[Node, Desk, Uses], list[Nod
     if asked.depth >= MAX_DEPTH:
         desk.outside(asked.uses.at, what, f"expected at most {MAX_DEPTH} actions that use each other")
         return []
-    own = Desk(path, asked.files[path])
+    own = Desk(path, files[path])
     steps = _Action(asked, folder, own).steps(step)
     for problem in own.problems.in_order():
         told = f"{what}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
@@ -96,9 +126,8 @@ class _Action:
 
     def steps(self, step: Callable[[Node, Desk, Uses], list[Node]]) -> list[Node]:
         """All steps, the one that sets outputs included."""
-        try:
-            root = read_yaml(self.desk.source, self.desk.problems)
-        except NotYaml:
+        root = self.asked.actions.root(self.desk.problems.file, self.desk)
+        if root is None:
             return []
         parts = {key.written: value for key, value in root.value} if root.kind == OBJECT else {}
         runs = {key.written: value for key, value in _pairs(parts.get("runs"))}
@@ -111,6 +140,9 @@ class _Action:
         inner = runs.get("steps")
         if inner is None or inner.kind != LIST or not inner.value or len(inner.value) > MAX_STEPS:
             self.desk.outside(runs["using"].at, "an action without steps", f"expected 1 to {MAX_STEPS}")
+            return []
+        if not self.asked.actions.can_use(len(inner.value), len(self.desk.source)):
+            self.desk.outside(inner.at, "more uses of actions than one workflow may have", "use fewer of them")
             return []
         self._take_inputs(parts.get("inputs"))
         self._name(inner.value)
@@ -182,6 +214,7 @@ class _Action:
             self.desk.outside(written.at, refused.mistake.found, f"expected {refused.mistake.expected}")
             return None
 
+    @cached_property
     def _outer(self) -> Expression | None:
         written = self.asked.key("if")
         return None if written is None or not written.written.strip() else self._condition(written, lambda _: None)
@@ -193,7 +226,7 @@ class _Action:
 
     def _can_be_split(self, steps: list[Node], asked: list[Expression | None]) -> bool:
         """Whether its steps one by one do what it does as a whole."""
-        outer, at = self._outer(), steps[0].at
+        outer, at = self._outer, steps[0].at
         if self.asked.key(LIMIT) is not None and len(steps) > 1:
             self.desk.outside(at, f"{shown(LIMIT)} of an action with several steps", "give it to a command")
             return False
@@ -210,7 +243,7 @@ class _Action:
 
     def _when(self, own: Expression | None, position: int) -> Node | None:
         """When a step of the action runs: if the action does, and nothing in it failed, unless it says otherwise."""
-        outer = self._outer()
+        outer = self._outer
         first = next(iter(self.ids.values()))
         parts: list[Expression] = []
         if own is not None and _asks_status(own):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from deltaci.pipeline.expressions import contexts_of
+from deltaci.pipeline.github.composites import Actions
 from deltaci.pipeline.github.containers import Container, container, services, variables
 from deltaci.pipeline.github.desk import KNOWN, Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
@@ -23,8 +23,8 @@ MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
 Keys = dict[str, tuple[Node, Node]]
 
 
-def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, str]) -> Node:
-    """A job; `defaults` are those of the workflow, `files` those of the repository that it may use."""
+def job(key: Node, node: Node, defaults: Keys, desk: Desk, actions: Actions) -> Node:
+    """A job; `defaults` are those of the workflow, `actions` those of the repository that it may use."""
     found = keys(node, "a job", desk)
     told: dict[str, Node | None] = {}
     called = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
@@ -51,7 +51,7 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
     _limits(key, found, told, desk)
     if "steps" in found:
         moves = has(child(told["defaults"], "run"), "working-directory")
-        told["steps"] = steps(*found["steps"], desk, files, moves=moves)
+        told["steps"] = steps(*found["steps"], desk, actions, moves=moves)
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
     told["checkout"] = Node(BOOL, key.at, False, "false")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from deltaci.core.nearest import nearest
 from deltaci.pipeline.github.actions import DROPPED, built_in
 from deltaci.pipeline.github.commands import as_keys, is_toolchain, toolchain
-from deltaci.pipeline.github.composites import Uses, inlined, is_local
+from deltaci.pipeline.github.composites import Actions, Uses, inlined, is_local
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.desk import Desk, keyed, listed
 from deltaci.pipeline.github.keys import KEYS, keys
@@ -16,7 +14,7 @@ from deltaci.pipeline.problems import Place, shown
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node
 
 
-def steps(key: Node, node: Node, desk: Desk, files: Mapping[str, str], *, moves: bool = False) -> Node | None:
+def steps(key: Node, node: Node, desk: Desk, actions: Actions, *, moves: bool = False) -> Node | None:
     """All steps of a job; `moves` says that they run in a folder of their own."""
     if node.kind != LIST:
         desk.outside(key.at, f"{node.described()} as 'steps'", "expected a list of steps")
@@ -24,7 +22,7 @@ def steps(key: Node, node: Node, desk: Desk, files: Mapping[str, str], *, moves:
     told: list[Node] = []
     ids: dict[str, Place] = {}
     for number, each in enumerate(node.value):
-        told += step(each, desk, Uses(each, each, number, files, moves=moves))
+        told += step(each, desk, Uses(each, each, number, actions, moves=moves))
         _check_id(each, ids, desk)
     if not node.value:
         desk.outside(key.at, "a job without steps", "expected one at least")

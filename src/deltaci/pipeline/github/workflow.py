@@ -12,6 +12,7 @@ from deltaci.core.graph import find_cycle
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.found import Expression, Found, Path
+from deltaci.pipeline.github.composites import Actions
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.desk import Desk, made
 from deltaci.pipeline.github.events import events
@@ -66,7 +67,7 @@ class _Reading:
     """One workflow while it is read: the file as a whole, then job by job."""
 
     def __init__(self, file: str, text: str, root: Node, problems: Problems, files: Mapping[str, str]) -> None:
-        self.file, self.text, self.files = file, text, files
+        self.file, self.text, self.actions = file, text, Actions(files)
         self.desk = Desk(file, text)
         self.desk.problems = problems
         self.places: dict[Path, Place] = {(): root.at}
@@ -153,7 +154,7 @@ class _Reading:
 
     def _job(self, key: Node, node: Node) -> None:
         desk = self.desks[key.written] = Desk(self.file, self.text)
-        told = job(key, node, self.defaults, desk, self.files)
+        told = job(key, node, self.defaults, desk, self.actions)
         names = [*dict.fromkeys([*self.desk.secrets, *desk.secrets])]
         if names:
             listed = Node(LIST, key.at, [made(key.at, name) for name in names])
