@@ -16,6 +16,7 @@ from tests.fuzz.prey import Prey
 TENANT: Final = "default"
 WAIT_SECONDS: Final = 30.0
 LABEL: Final = "nobody-has-this"
+REPOSITORY: Final = "https://127.0.0.1/acme/shop.git"  # A private host: nothing is sent there.
 ARTIFACT: Final = "out/report.txt"
 WITH_FILES: Final = ("build", "done")  # The jobs that leave it behind.
 LOG: Final = b"made \xff something\n" * 20
@@ -72,6 +73,14 @@ async def _play(ada: Caller, player: Player) -> None:
         await ada.post("/runs", {"template": "nightly", "inputs": {"region": "us"}})
 
 
+async def _tell(ada: Caller) -> None:
+    """A repository, and something that happened in it."""
+    policies = {"schedules": False}
+    await ada.ask("PUT", "/projects/shop", {"url": REPOSITORY, "default_branch": "main", "policies": policies})
+    gone = {"ref": "refs/heads/old", "before": "a" * 40, "after": "0" * 40}
+    await ada.post("/projects/shop/pushes", {"delivery": "delivery-1", "refs": [gone]})
+
+
 async def _settled(here: Prey) -> People:
     token = here.operator()
     async with httpx.AsyncClient(base_url=here.url, timeout=WAIT_SECONDS) as http:
@@ -81,6 +90,7 @@ async def _settled(here: Prey) -> People:
         for n in range(SPARE_KEYS):
             await _key(operator, f"spare{n}", "run")
         await _play(Caller(http, admin), await _player(http, here.folder))
+        await _tell(Caller(http, admin))
     return People(admin, token, reader)
 
 
@@ -112,6 +122,8 @@ class Directory:
         self.templates: list[str] = []
         self.workers: list[str] = []
         self.keys: list[str] = []
+        self.projects: list[str] = []
+        self.changes: list[str] = []
 
     def read(self) -> None:
         """Look again."""
@@ -124,6 +136,8 @@ class Directory:
         self.cursors = [str(self._get("/runs?limit=2")["next"]), str(self._get("/workers?limit=1")["next"] or "")]
         self.templates = [each["name"] for each in self._get("/templates?limit=50")["templates"]]
         self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
+        self.projects = [each["name"] for each in self._get("/projects?limit=50")["projects"]]
+        self.changes = [each["id"] for each in self._get("/changes?limit=50")["changes"]]
         # Never those with which we ask ourselves: who revokes them finds nothing more.
         keys = self._get("/keys?limit=200")["keys"]
         self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]

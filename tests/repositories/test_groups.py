@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.control.polling import push
-from tests.api.site import TENANT, Caller, Player
+from tests.api.site import TENANT, TIME, Caller, Player
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened
 from tests.repositories.upstream import Upstream
@@ -97,7 +97,7 @@ async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: 
 
         runs = [first, *[await pushed(here, commit, branch) for branch in ("b", "c")]]
         assert await states(people, runs[::2]) == ["CANCEL_REQUESTED", "CREATED"]
-        await player.say(lease, "CancelAck")
+        assert (await player.say(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
         await here.until(people, first, "REPORTED")
         await here.settled()
 

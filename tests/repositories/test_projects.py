@@ -18,7 +18,7 @@ from tests.repositories.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
-URL = "https://git.example.org/acme/shop.git"
+URL = "https://127.0.0.1/acme/shop.git"
 
 
 @on_loop

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.pipeline.change import Change
+from tests.api.site import TIME
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import RepositorySite
 from tests.repositories.upstream import Upstream, git
@@ -57,7 +58,7 @@ async def test_a_newer_commit_cancels_what_runs_and_a_label_does_not(site: Opene
         assert (labelled["files"][0]["run"], before) == ("", "RUNNING")
         assert second["superseded"] == [first["files"][0]["run"]]
         assert (await people.run(first["files"][0]["run"]))["state"] == "CANCEL_REQUESTED"
-        await player.say(lease, "CancelAck")
+        assert (await player.say(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
 
 
 @on_loop

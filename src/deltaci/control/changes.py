@@ -8,6 +8,7 @@ what waits, and what is known of its branch or pull request.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -186,13 +187,12 @@ class Changes:
             return Accepted(id, is_new=True)
         raise Unavailable(f"too much happens to {project!r} at once; say it again")
 
-    async def keep_handled(self, kept: Kept) -> None:
-        """Keep one that needs no handling, such as a start by hand; one that is there already is left as it is."""
-        if await self._store.find_document(CHANGE, kept.id, kept.tenant) is None:
-            try:
+    async def keep_handled(self, kept: Kept) -> Kept:
+        """Keep one that needs no handling, such as a start by hand; one that is there already is what is answered."""
+        with suppress(Conflict):
+            if await self._store.find_document(CHANGE, kept.id, kept.tenant) is None:
                 await self._store.put_documents([_document(kept), _line(kept)])
-            except Conflict:
-                return
+        return await self.find(kept.tenant, kept.id) or kept
 
     async def find(self, tenant: str, id: str) -> Kept | None:
         """The tenant's change of this id."""

@@ -114,14 +114,14 @@ class Planner:
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
-        for event in events:
-            if event.entity != RUN:
-                continue
-            if run.MACHINE.changes(event.to, run.BeginPlanning):
-                self.hands.give(event.entity_id)
-            elif run.MACHINE.changes(event.to, run.Report):
-                for id in self._in_line:
-                    self.hands.give(id)
+        # Of each run only how it is by now: one that is started with its plan is none of our business.
+        states = {event.entity_id: event.to for event in events if event.entity == RUN}
+        for id, state in states.items():
+            if run.MACHINE.changes(state, run.BeginPlanning):
+                self.hands.give(id)
+        if self._in_line and any(map(run.is_outcome, states.values())):
+            for id in self._in_line:
+                self.hands.give(id)
 
     def start(self) -> None:
         """Begin with what was left over."""

@@ -89,12 +89,15 @@ class Repositories:
         """Look at every project when it is time."""
         loop = asyncio.get_running_loop()
         while True:
+            due: dict[str, float] = {}
             try:
                 async for project in self.projects.each():
                     name = of(project.tenant, f"{project.name}{BETWEEN}{project.version}")
-                    if self._due.get(name, 0) <= loop.time():
-                        self._due[name] = loop.time() + TROUBLE_SECONDS
+                    due[name] = self._due.get(name, 0)
+                    if due[name] <= loop.time():
+                        due[name] = loop.time() + TROUBLE_SECONDS
                         self._hands.give(name)
+                self._due = due  # Without those that are no more.
             except (Unavailable, Conflict, Overloaded) as error:
                 LOGGER.warning("projects cannot be looked at now: %s; trying again", error)
             await asyncio.sleep(WATCH_SECONDS)

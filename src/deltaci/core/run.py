@@ -53,7 +53,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a run comes from, for people: it is looked up by this, and nothing is decided by it.
+    """Where a run comes from: people find it by this, and which secrets its jobs may have follows from it.
 
     A run keeps the version of the template that it started with.
     """
@@ -361,7 +361,12 @@ TERMINAL: Final = MACHINE.terminal
 
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
-    return run.state in OVER or run.state == REPORTED
+    return is_outcome(run.state)
+
+
+def is_outcome(state: str) -> bool:
+    """Whether a run in this state is over."""
+    return state in OVER or state == REPORTED
 
 
 def is_unplanned(run: Run) -> bool:

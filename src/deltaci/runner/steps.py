@@ -210,7 +210,8 @@ class Steps:
             return await self._built_in(BUILT_INS[step.uses], inputs, timeout)
         workdir = inside(stage.layout.workspace, await self._think(scene.text, step.workdir or self._spec.workdir))
         script = await self._think(scene.text, step.run, {**outer, **own})
-        begun = start(step.shell, script, stage.layout, index)
+        shell = await self._think(scene.text, step.shell, {**outer, **own})
+        begun = start(shell, script, stage.layout, index)
         if not scene.is_live:
             ended = await stage.cell.run(
                 begun.script,

@@ -71,7 +71,10 @@ BETWEEN_FIELDS: Final[dict[str, Json]] = {
     },
     "RunInput": {
         "oneOf": [
-            {"required": ["template"], "properties": {"template": {"type": "string"}, "plan": {"type": "null"}}},
+            {
+                "required": ["template"],
+                "properties": {"template": {"type": "string"}, "plan": {"type": "null"}, "file": {"maxLength": 0}},
+            },
             {
                 "required": ["plan"],
                 "properties": {
@@ -79,6 +82,17 @@ BETWEEN_FIELDS: Final[dict[str, Json]] = {
                     "template": {"type": "null"},
                     "version": {"type": "null"},
                     "inputs": {"maxProperties": 0},
+                    "file": {"maxLength": 0},
+                },
+            },
+            {
+                "required": ["repository"],
+                "properties": {
+                    "repository": {"minLength": 1},
+                    "plan": {"type": "null"},
+                    "template": {"type": "null"},
+                    "version": {"type": "null"},
+                    "commit": {"pattern": "^([0-9a-f]{40}|[0-9a-f]{64})?$(?!\\n)"},
                 },
             },
         ]

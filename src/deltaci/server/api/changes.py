@@ -91,7 +91,7 @@ async def started(call: Call, asked: RunInput, record: Run) -> Run:
         reason="somebody started it",
         files=(FileOutcome(asked.file, record.id, "somebody started it"),),
     )
-    await call.parts.repositories.changes.keep_handled(kept)
+    kept = await call.parts.repositories.changes.keep_handled(kept)
     made = run_of(record.id, kept, project, asked.file, asked=record.asked, labels=asked.labels)
     origin = msgspec.structs.replace(made.origin, title=asked.title or made.origin.title, inputs=dict(asked.inputs))
     return msgspec.structs.replace(made, origin=origin, started_by=record.started_by)
@@ -103,17 +103,16 @@ async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
     commit, tag, default = asked.commit, "", project.default_branch
     if commit and not is_commit(commit):
         raise Refused("bad_request", f"{commit[:80]!r} is not the full name of a commit; give that, or a branch")
-    if not commit or not default:
+    if not commit:
         try:
             remote = await call.parts.repositories.mirrors.of(project).remote()
         except GitFailed as error:
             raise Unavailable(f"the repository of {project.name!r} cannot be asked: {error}") from None
         default = default or remote.head.removeprefix(HEADS)
-        if not commit:
-            branch = branch or default
-            commit = remote.refs.get(f"{HEADS}{branch}", "")
-            if not commit and f"{TAGS}{branch}" in remote.refs:
-                commit, tag, branch = remote.refs[f"{TAGS}{branch}"], branch, ""
+        branch = branch or default
+        commit = remote.refs.get(f"{HEADS}{branch}", "")
+        if not commit and f"{TAGS}{branch}" in remote.refs:
+            commit, tag, branch = remote.refs[f"{TAGS}{branch}"], branch, ""
         if not commit:
             raise Refused("bad_request", f"project {project.name!r} has no branch or tag {branch!r}")
     ref = f"{TAGS}{tag}" if tag else f"{HEADS}{branch}" if branch else ""

@@ -44,6 +44,7 @@ async def start_run(call: Call) -> Made:
     if (known := await repeat.known()) is not None:
         return known
     if asked.template is None and asked.plan is None and asked.repository:
+        await call.parts.tenants.check_queue(call.who.tenant)
         return await _born(call, repeat, await changes.started(call, asked, repeat.run()))
     plan, origin = await _wanted(call, asked)
     specs = plans.specs(plan, plans.as_env(origin.inputs))
@@ -102,7 +103,6 @@ async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec,
 
 async def _born(call: Call, repeat: _Repeat, record: Run) -> Made:
     """A run without a plan: the planner makes one."""
-    await call.parts.tenants.check_queue(record.tenant)
     return await _made_by(call, repeat, Birth(id=record.id, actor=call.actor, record=record, is_drawn=not repeat.key))
 
 
