@@ -13,7 +13,7 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.runner.builtins.checkout import check_out
 from deltaci.runner.builtins.stage import Stage, StepFailed
-from deltaci.runner.checkout import Wanted, bring, remote_of
+from deltaci.runner.checkout import Wanted, _for_submodules, bring, remote_of
 from deltaci.runner.git import (
     KNOWN_PROTOCOLS,
     PROTOCOLS,
@@ -284,6 +284,24 @@ def test_a_submodule_that_is_a_command_is_refused(url: str, repository: Reposito
         checked_out(repository, tmp_path, submodules="true")
 
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_trusted", "wanted"),
+    [
+        ("https://h/x", True, (("http", "https", "git"), "token", "")),
+        ("https://h/x", False, (("http", "https", "git"), "", "")),
+        ("ssh://h/x", True, (KNOWN_PROTOCOLS, "token", "key")),
+        ("ssh://h/x", False, (("http", "https", "git"), "", "")),
+        ("/x", True, (("http", "https", "git", "file"), "token", "")),
+    ],
+)
+def test_submodules_are_not_a_way_to_what_only_the_runner_may_read(url: str, is_trusted: bool, wanted: Any) -> None:
+    """A stranger's change may name any repository as a submodule."""
+    remote = Remote(url=url, protocols=KNOWN_PROTOCOLS, credential="token", key_file="key")
+    used = _for_submodules(remote, is_trusted)
+
+    assert (used.protocols, used.credential, used.key_file) == wanted
 
 
 def test_what_the_job_planted_in_its_workspace_is_replaced_and_never_followed(

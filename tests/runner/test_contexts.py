@@ -108,6 +108,7 @@ def test_the_jobs_of_a_matrix_are_one_need(tmp_path: Path) -> None:
         "a (2)": Need(result="failure", outputs={"two": "2"}, family="a"),
         "b (1)": Need(result="success", outputs={"v": "b"}),
         "c, one": Need(result="success", outputs={"v": "c"}),
+        "gone": Need(result="skipped", is_there=False),
     }
     here = scene(tmp_path, contexts, needs=needs)
 

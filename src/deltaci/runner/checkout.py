@@ -49,6 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     submodules: str = ""  # empty, `true` or `recursive`
     is_clean: bool = True
     has_tags: bool = False
+    is_trusted: bool = True  # Whether its submodules may be read with what reads it.
 
 
 def remote_of(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
@@ -101,8 +102,19 @@ async def check_out(kept: Mirror, remote: Remote, wanted: Wanted, staged: Path) 
             *("submodule", "update", "--init", "--force", *recursive, *depth),
             folder=staged,
             timeout_seconds=SUBMODULE_SECONDS,
-            remote=remote,
+            remote=_for_submodules(remote, wanted.is_trusted),
         )
+
+
+def _for_submodules(remote: Remote, is_trusted: bool) -> Remote:
+    """How submodules are read. Whoever writes the sources names them, and could name what only the runner may read:
+    so its own ssh keys are not for sources that need none, and nothing of its is for a stranger's."""
+    if is_trusted and remote.scheme == "ssh":
+        return remote
+    without = tuple(each for each in remote.protocols if each != "ssh" and (each != "file" or remote.scheme == "file"))
+    return msgspec.structs.replace(
+        remote, protocols=without, credential=remote.credential if is_trusted else "", key_file=""
+    )
 
 
 async def _head(local: Local, wanted: Wanted) -> None:

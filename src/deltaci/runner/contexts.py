@@ -229,6 +229,8 @@ def _grouped(needs: Mapping[str, Need], told: Mapping[str, Any]) -> dict[str, di
         matrix = name.partition(" (")[0] if name.endswith(")") else ""
         key = names.get(name) or need.family or matrix or name
         before = found.get(key)
+        if before is not None and not need.is_there:
+            continue  # What was told of it is all there is.
         if before is None or not before["is_there"]:
             before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.is_there}
         before["outputs"].update(need.outputs)

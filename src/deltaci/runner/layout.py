@@ -46,15 +46,17 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def within(self, path: str) -> str:
         """Where a path leads that somebody wrote, from the root on: `~` is the home, anything else the workspace's."""
         if path == "~" or path.startswith("~/"):
-            start, rest = self.home, path[2:]
+            start: Path | None = self.home
+            rest = path[2:]
         elif path.startswith("/"):
             found = Path(path)
-            start = next((each for each in (self.workspace, self.root) if found.is_relative_to(each)), Path("/"))
-            rest = str(found.relative_to(start))
+            start = next((each for each in (self.workspace, self.root) if found.is_relative_to(each)), None)
+            rest = str(found.relative_to(start)) if start is not None else ""
         else:
             start, rest = self.workspace, path
         names = [name for name in rest.split("/") if name not in ("", ".")]
-        if ".." in names or "\0" in path or start == Path("/") or not (names or start != self.root):
+        is_all = start == self.root and not names and not self.is_plain
+        if start is None or is_all or ".." in names or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
         return "/".join((*start.relative_to(self.root).parts, *names))
 

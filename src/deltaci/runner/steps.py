@@ -29,7 +29,6 @@ from deltaci.wire.messages import CacheRule, Step, StepResult
 
 FAILED: Final = 1  # What a step of the runner's own ends with when it fails.
 PATH_SECONDS: Final = 30.0
-MAX_NAME: Final = 500
 
 T = TypeVar("T")
 GoOn = Callable[[int, str], Awaitable[bool]]
@@ -90,8 +89,10 @@ class Steps:
             name = await self._think(self._scene.text, name, env)
             is_wanted = not self._is_conditional(step) or await self._think(self._scene.holds, step.condition, env)
         except Refused as refused:
+            name = self._log.said(name)
+            self._log.line(f"{name}: {refused.message}")
             return self._fail(index, step, name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
-        name = self._log.said(name)[:MAX_NAME]
+        name = self._log.said(name)
         if not is_wanted:
             self._skip(index, step, name)
             return True
@@ -104,7 +105,7 @@ class Steps:
         try:
             ended, outputs, why = await self._do(index, step)
         except Refused as refused:
-            ended, why, code = Exit(None, None, 0.0), refused.message, _code(refused)
+            ended, why, code = Exit(None, None, 0.0), refused.message, code_of(refused)
         except StepFailed as failed:
             ended, why, code = Exit(FAILED, None, 0.0), str(failed), failed.code
         except (CellFailed, OSError) as error:
@@ -171,7 +172,7 @@ class Steps:
 
     def _refused(self, why: str, refused: Refused) -> Ended:
         self._log.line(why)
-        code = _code(refused)
+        code = code_of(refused)
         return Ended(exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.said(why))
 
     async def _restore_caches(self, step: Step) -> None:
@@ -320,6 +321,6 @@ def told(name: str, last: Exit) -> str:
     return f"{name}: exit code {last.exit_code}"
 
 
-def _code(refused: Refused) -> str:
+def code_of(refused: Refused) -> str:
     """Whose fault it is that it did not run: the job's, or this runner's, so that another may try."""
     return "BAD_SPEC" if refused.code == "bad_spec" else "RUNNER_STARTUP"

@@ -24,7 +24,7 @@ from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
 from deltaci.runner.sections import UPLOAD_ARTIFACTS
 from deltaci.runner.services import Services
-from deltaci.runner.steps import GoOn, Steps
+from deltaci.runner.steps import GoOn, Steps, code_of
 from deltaci.runner.transfers import Over, Transfers
 from deltaci.wire.answers import Need
 from deltaci.wire.messages import ArtifactRule, JobSpec
@@ -88,7 +88,9 @@ class Work:
             self._is_failed = not ended.is_success
             if spec.rules and ended.is_success:
                 ended = await Rules(stage, steps, left).check(ended)
-        except (StepFailed, CellFailed) as failed:
+        except Refused as refused:
+            return self._failed(code_of(refused), refused.message)
+        except (StepFailed, CellFailed, OSError) as failed:
             return self._failed(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
         finally:
             working(None)

@@ -51,6 +51,7 @@ async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
         submodules=_SUBMODULES[submodules],
         is_clean=flag(inputs, "clean", True),
         has_tags=flag(inputs, "fetch-tags", False),
+        is_trusted=not stage.spec.cache_scope,
     )
     for name in ("sparse-checkout", "filter"):
         if inputs.get(name, "").strip():
