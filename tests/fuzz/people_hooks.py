@@ -158,6 +158,8 @@ def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
         changed = {**each, "name": name}
         if each.get("needs") and _fits(each["needs"], list[api_input.JobName]):
             changed["needs"] = names[-len(each["needs"]) :]
+        if each.get("after") and _fits(each["after"], list[api_input.JobName]):
+            changed["after"] = []
         names.append(name)
         made.append(changed)
     return {**plan, "jobs": made}
