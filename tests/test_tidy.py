@@ -68,6 +68,7 @@ PURE_MODULES = {
 # The modules of pure rooms that are run by hand, to draw a page of the documentation, or that need a pure library.
 PURE_EXCEPT = {
     "deltaci.core.draw": {"sys", "pathlib"},
+    "deltaci.core.draw_failures": {"sys", "pathlib"},
     "deltaci.pipeline.draw": {"sys", "pathlib"},
     "deltaci.pipeline.github.draw": {"sys", "pathlib"},
     "deltaci.pipeline.yaml": {"ruamel"},

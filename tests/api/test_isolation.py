@@ -20,13 +20,14 @@ BODIES: dict[str, Any] = {
     "saveTemplate": {"plan": {"jobs": [task("a")]}},
     "setQuotas": {},
     "saveProject": {"url": "https://127.0.0.1/acme/shop.git"},
+    "setSecret": {"value": "hunter2"},
     "tellPushes": {
         "delivery": "one-push",
         "refs": [{"ref": "refs/heads/main", "before": "0" * 40, "after": "a" * 40}],
     },
 }
 # With a name that is everybody's own, and so leads to one's own things.
-OWN_NAMES = {"saveTemplate", "saveProject"}
+OWN_NAMES = {"saveTemplate", "saveProject", "setSecret"}
 # Only for who operates the server, for any tenant.
 OPERATORS = {"setQuotas"}
 
@@ -43,13 +44,14 @@ async def filled(here: ApiSite) -> dict[str, str]:
     assert (await player.keep(lease, "out/file", b"a file")).status_code == 200
     await player.finish(lease)
     assert (await them.ask("PUT", "/templates/t", BODIES["saveTemplate"])).status == 200
+    assert (await them.ask("PUT", "/secrets/S", BODIES["setSecret"])).status == 200
     assert (await them.ask("PUT", "/projects/p", BODIES["saveProject"])).status == 200
     change = Change(event="push", ref="refs/heads/gone", commit="0" * 40)
     accepted = await here.service.repositories.changes.accept("them", "p", change, "d")
     key = (await them.get("/keys")).body["keys"][0]["id"]
     return {
         **{"run": id, "job": "a", "index": "1", "path": "out/file", "template": "t", "version": "1"},
-        **{"worker": player.name, "key": key, "project": "p", "change": accepted.id},
+        **{"worker": player.name, "key": key, "project": "p", "change": accepted.id, "secret": "S"},
     }
 
 
@@ -86,7 +88,7 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
         # Of the same shape, and nobody's.
         nobodys = {
             **{"run": "r" + "0" * 20, "job": "zz", "index": "9", "path": "no/file", "template": "zz", "version": "9"},
-            **{"worker": "zz", "key": "0" * 16, "project": "zz", "change": "c" + "0" * 24},
+            **{"worker": "zz", "key": "0" * 16, "project": "zz", "change": "c" + "0" * 24, "secret": "ZZ"},
         }
         seq = await here.store.last_seq()
 
@@ -111,7 +113,7 @@ async def test_the_same_addresses_answer_to_their_own_tenant(site: Opened) -> No
 
         by_id = {route.id: route for route in FOREIGN}
         reads = [route.id for route in FOREIGN if route.method == "GET"]
-        for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "removeProject", "revokeKey"):
+        for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "removeProject", "removeSecret", "revokeKey"):
             reply = await asked(them, by_id[id], theirs)
             assert reply.status == 200, (id, reply)
 
@@ -131,6 +133,7 @@ async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
         assert (await us.get("/projects")).body["projects"] == []
         assert (await us.get("/changes")).body["changes"] == []
         assert [key["person"] for key in (await us.get("/keys")).body["keys"]] == ["eve"]
+        assert (await us.get("/secrets")).body["secrets"] == []
         assert (await us.get("/events")).body["events"] == []
         tenant = (await us.get("/tenant")).body
         assert (tenant["name"], tenant["usage"]) == (

@@ -22,7 +22,7 @@ from tests.contract.places import Place, on_loop
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 NAMES = {
     **{"run": "r1", "job": "a", "index": "1", "path": "p", "template": "t", "version": "1", "worker": "w"},
-    **{"key": "0" * 16, "tenant": "us"},
+    **{"key": "0" * 16, "tenant": "us", "secret": "S"},
 }
 
 

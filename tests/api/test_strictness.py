@@ -114,3 +114,18 @@ async def test_a_refusal_is_short_however_much_was_wrong(site: Opened) -> None:
             assert reply.status in (400, 422)
             assert len(reply.body["message"]) <= MAX_MESSAGE + 1
         assert (await ada.post("/runs", {"title": "x" * MAX_BODY_BYTES})).code == "too_large"
+
+
+@on_loop
+async def test_a_number_that_cannot_be_kept_is_refused_wherever_any_json_may_stand(site: Opened) -> None:
+    """Beyond 64 bits there is no form in which it could be stored: it was an error of ours."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        job = task("a")
+        job["work"]["contexts"] = {"github": {"run_number": 2**70}}
+
+        reply = await ada.post("/runs", {"plan": {"jobs": [job]}})
+
+        assert reply.code == "bad_request"
+        assert "'contexts' of job 'a'" in reply.body["message"]
+        assert (await ada.get("/runs")).body["runs"] == []

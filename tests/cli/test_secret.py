@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,20 @@ from deltaci.blobs.store import FolderBlobs
 from deltaci.main import app
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
+from tests.cli.desk import Desk
 
 
 def said(data: Path, *words: str, value: str | bytes = "") -> tuple[int, str]:
     """The exit code and everything that was shown."""
     shown = CliRunner().invoke(app, ["secret", *words, "--data", str(data)], input=value)
     return shown.exit_code, shown.output
+
+
+def names(data: Path, *words: str) -> list[str]:
+    """Which there are."""
+    code, shown = said(data, "list", "--json", *words)
+    assert code == 0
+    return [each["name"] for each in json.loads(shown)]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +45,7 @@ def test_a_mistake_is_told_and_nothing_is_kept(tmp_path: Path, words: list[str],
     assert code == 1
     assert told in shown
     assert "hunter2" not in shown
-    assert said(tmp_path, "list") == (0, "")
+    assert names(tmp_path) == []
 
 
 def test_a_value_is_no_argument(tmp_path: Path) -> None:
@@ -49,11 +58,48 @@ def test_what_is_set_is_listed_sealed_and_removed(tmp_path: Path) -> None:
     assert said(tmp_path, "set", "A", value="hunter2\nline two\n") == (0, "")
     assert said(tmp_path, "set", "B", "--tenant", "other", value="hunter3") == (0, "")
 
-    assert said(tmp_path, "list") == (0, "A\n")
+    assert names(tmp_path) == ["A"]
     held = Secrets(FolderBlobs(tmp_path / "blobs"), server_key(tmp_path / "server.key"))
     assert held.opened("default", ["A"]) == {"A": "hunter2\nline two"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"hunter" not in written
     assert said(tmp_path, "remove", "A") == (0, "")
-    assert said(tmp_path, "list") == (0, "")
-    assert said(tmp_path, "list", "--tenant", "other") == (0, "B\n")
+    assert names(tmp_path) == []
+    assert names(tmp_path, "--tenant", "other") == ["B"]
+    assert said(tmp_path, "list")[1] == "no secrets; 'deltaci secret set NAME' keeps one\n"
+
+
+def test_scopes_without_a_server(tmp_path: Path) -> None:
+    """In the folder of one that does not run."""
+    assert said(tmp_path, "set", "A", "--project", "shop", value="hunter2") == (0, "")
+    assert said(tmp_path, "set", "A", "--project", "shop", "--branch", "rel/*", value="hunter3") == (0, "")
+    assert said(tmp_path, "set", "A", "--branch", "main", value="hunter4")[0] == 1
+
+    assert [line.split()[:3] for line in said(tmp_path, "list")[1].splitlines()[1:]] == [
+        ["A", "shop", "1"],
+        ["A", "shop", "rel/*"],
+    ]
+    assert said(tmp_path, "remove", "A")[0] == 1
+    assert said(tmp_path, "remove", "A", "--project", "shop", "--branch", "rel/*") == (0, "")
+    assert names(tmp_path) == ["A"]
+
+
+def test_scopes_through_a_server(desk: Desk) -> None:
+    """Of the folder where it runs, or with a key; who set it is remembered."""
+    desk.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter2\n")
+    desk.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter3\n")
+    desk.text("secret", "set", "B", input="hunter2")
+    weak = desk.json("key", "create", "eve", "--scope", "run")["token"]
+
+    [first, second] = desk.json("secret", "list")
+    named = [first[each] for each in ("name", "project", "branch", "version", "set_by")]
+    assert named == ["A", "shop", "rel/*", 2, "ada"]
+    assert (second["name"], second["project"]) == ("B", "")
+    assert "rel/*" in desk.text("secret", "list")
+    assert "missing_scope" in desk.refused(4, "secret", "set", "A", input="hunter9", DELTACI_KEY=weak)
+    told = desk.refused(3, "secret", "set", "A", "--branch", "x", input="hunter9")
+    assert "say which project" in told
+    assert "hunter9" not in told
+    assert "not_found" in desk.refused(3, "secret", "remove", "A")
+    desk.text("secret", "remove", "A", "--project", "shop", "--branch", "rel/*")
+    assert [each["name"] for each in desk.json("secret", "list")] == ["B"]

@@ -38,6 +38,7 @@ class Hosted:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Listener | None = None
+        self._service: Service | None = None
         self._trouble: list[BaseException] = []
 
     def start(self, port: int | None = None) -> Hosted:
@@ -60,6 +61,7 @@ class Hosted:
     async def _serve(self, port: int) -> None:
         async with Service(open_store(f"sqlite:{self.folder / 'deltaci.db'}"), self.folder) as service:
             self._loop = asyncio.get_running_loop()
+            self._service = service
             self._listener = Listener(service, "127.0.0.1", port, self._tls)
             self.url = self._listener.url
             self.port = int(self.url.rpartition(":")[2])
@@ -83,6 +85,12 @@ class Hosted:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def learn(self) -> None:
+        """Returns when everything was learned that the log tells of flaky tests."""
+        assert self._service is not None
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._service.flaky.catch_up(), self._loop).result(WAIT_SECONDS)
 
     def token(self, tenant: str = "default", person: str = "root") -> str:
         """An operator's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,10 +56,24 @@ def test_an_approval_has_no_group() -> None:
         dependents([gate("a", group="deploy")])
 
 
+@pytest.mark.proves("MOD-D3")
+@pytest.mark.parametrize("group", ["a\x00b", "a\nb", "\ud800", "x" * 201])
+def test_a_group_has_a_name_that_can_be_kept_and_shown(group: str) -> None:
+    """Databases keep it, and people read it."""
+    with pytest.raises(Refused, match="characters that can be printed"):
+        dependents([task("a", group=group)])
+
+
 @pytest.mark.proves("MOD-S3")
 def test_every_bond_is_part_of_the_plans_hash() -> None:
     """Whoever approves a plan approves them too."""
-    bonds = ({}, {"after": ("a",)}, {"family": "f"}, {"is_family_fail_fast": True}, {"retry_on": ("INFRA",)})
+    bonds: tuple[dict[str, Any], ...] = (
+        {},
+        {"after": ("a",)},
+        {"family": "f"},
+        {"is_family_fail_fast": True},
+        {"retry_on": ("INFRA",)},
+    )
     plans = [(task("a"), task("b", **bond)) for bond in (*bonds, {"group": "g"})]
 
     assert len({plan_hash(plan) for plan in plans}) == len(plans)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +107,109 @@ async def test_a_failure_does_not_hinder_those_who_ask_for_it(tmp_path: Path) ->
         assert "}} at its end" in steps[4]["why"]
         assert "cleaned up" in place.log_of(record)
         assert "not this" not in place.log_of(record).replace("skipped: echo not this", "")
+
+
+@on_loop
+async def test_what_a_step_sets_holds_for_those_after_it(tmp_path: Path) -> None:
+    """Variables, programs, masks, a summary; and what is said wrongly fails the step that said it."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        spec = job(
+            "job",
+            {
+                "run": """
+                    mkdir -p "$RUNNER_TEMP/tools"
+                    printf '#!/bin/sh\\necho "I am a tool"' > "$RUNNER_TEMP/tools/tool"
+                    chmod +x "$RUNNER_TEMP/tools/tool"
+                    echo "$RUNNER_TEMP/tools" >> "$GITHUB_PATH"
+                    printf 'COLOR<<END\\nred\\ngreen\\nEND\\n' >> "$GITHUB_ENV"
+                    echo '# well done' >> "$GITHUB_STEP_SUMMARY"
+                    echo "::add-mask::hunter2-token"
+                    echo "the token is hunter2-token"
+                """
+            },
+            {"run": "tool", "shell": "sh"},
+            {"id": "py", "run": "import os; print(os.environ['COLOR'].split())", "shell": "python3 {0}"},
+            {"run": 'test "$COLOR" = blue', "env": {"COLOR": "blue"}},
+            {"run": "test '${{ env.COLOR }}' != ''"},
+            {"id": "wrong", "run": "echo DELTACI_JOB_MARK=mine >> $DELTACI_ENV", "continue_on_error": True},
+            {"run": "echo ${{ steps.wrong.outcome }} in $HOME", "workdir": "."},
+        )
+        await started(place, "r", spec)
+
+        record = await place.outcome("r/job.1")
+        log = place.log_of(record)
+
+        assert record.state == "SUCCEEDED", log
+        assert "I am a tool" in log
+        assert "['red', 'green']" in log
+        assert "the token is ***" in log
+        assert "hunter2" not in log
+        assert "summary: # well done" in log
+        assert "'DELTACI_JOB_MARK' cannot be set" in log
+        assert "failure in " in log
+
+
+@on_loop
+async def test_files_go_from_job_to_job_by_name(tmp_path: Path) -> None:
+    """A named artifact, and what a job keeps by its rules; in the sandbox, too."""
+    async with deployed(tmp_path) as place:
+        place.start_runner("r1")
+        make = job(
+            "make",
+            {"run": "mkdir -p dist/bin; echo built > dist/bin/app; chmod +x dist/bin/app; echo log > build.log"},
+            {"uses": "upload-artifact", "inputs": {"name": "app ${{ 'v1' }}", "path": "dist"}},
+            executor="sandbox",
+            artifacts=[{"path_glob": "*.log"}],
+        )
+        use = job(
+            "use",
+            {"uses": "download-artifact", "inputs": {"name": "app v1", "path": "app"}},
+            {"uses": "download-artifact", "inputs": {"path": "all"}},
+            {"run": "test -x app/bin/app && grep built 'all/app v1/bin/app' && grep log all/make/build.log"},
+            {"uses": "download-artifact", "inputs": {"name": "none"}},
+            needs=("make",),
+            executor="sandbox",
+        )
+        await started(place, "r", make, use)
+
+        ends = [await place.outcome(f"r/{name}.1") for name in ("make", "use")]
+
+        assert ends[0].state == "SUCCEEDED", place.log_of(ends[0])
+        kinds = [(each["type"], each["name"]) for each in ends[0].report["artifacts"][1:]]
+        assert kinds == [("archive", "app v1"), ("file", "build.log")]
+        assert ends[1].error is not None
+        assert ends[1].error.message == (
+            "download-artifact: no job of this run that is over kept an artifact 'none'; there are: 'app v1', 'make'"
+        ), place.log_of(ends[1])
+
+
+@on_loop
+async def test_a_cancel_ends_a_checkout_at_once(tmp_path: Path) -> None:
+    """Nobody waits for sources that nobody wants: a repository that never answers is left alone."""
+    async with deployed(tmp_path) as place, deaf() as port:
+        place.start_runner("r1")
+        source = {"url": f"git://127.0.0.1:{port}/x", "commit": "0" * 40}
+        await started(place, "r", job("job", {"uses": "checkout"}, source=source))
+        await place.until("r/job.1", lambda event: event.to == "RUNNING")
+
+        await place.cancel("r/job.1", 60)
+        record = await place.outcome("r/job.1")
+
+        assert record.state == "CANCELED"
+        assert record.ended_lease is not None
+        assert record.report["summary"] == "stopped: CANCELED"
+
+
+@asynccontextmanager
+async def deaf() -> AsyncIterator[int]:
+    """Somebody who takes every call and never says a word."""
+    calls: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: calls.append(writer), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        for call in calls:
+            call.close()
+        server.close()
+        await server.wait_closed()

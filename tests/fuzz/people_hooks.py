@@ -24,6 +24,7 @@ Case = schemathesis.Case[Any]
 LIVE: Final = 0.85  # How often something real is put in place of what was made up.
 LOOK_AGAIN: Final = 150
 NOBODY: Final = "0000"
+SECRET: Final = "SECRET"
 OTHER_TENANT: Final = "others"  # Whose quotas may be anything: ours must let us in.
 REACHED: Final = Path(os.environ["FUZZ_REACHED"])
 OWN: Final = os.environ["FUZZ_OWN_KEYS"].split()
@@ -49,7 +50,7 @@ class Insider:
         real = {
             **{"run": run.id, "job": job, "index": self._random.randint(1, max(1, tries)), "path": ARTIFACT},
             **{"template": self._one(self._there.templates), "version": self._random.randint(1, 2)},
-            **{"worker": self._one(self._there.workers), "key": self._one(self._there.keys)},
+            **{"worker": self._one(self._there.workers), "key": self._one(self._there.keys), "secret": SECRET},
             **{"project": self._one(self._there.projects), "change": self._one(self._there.changes)},
         }
         self._path(case, real if is_live else {})
@@ -95,6 +96,9 @@ class Insider:
             is_of_runs = case.operation.path.endswith("/runs")
             query["cursor"] = self._there.cursors[0] if is_of_runs else ""
 
+        if "/secrets/" in case.operation.path and _is_scope(query):
+            query.update(_scope(query))
+
     def _headers(self, case: Case) -> None:
         if case.meta is not None and case.meta.generation.mode.is_negative:
             return  # With a header that was set here schemathesis would send one that it had taken away, too.
@@ -104,12 +108,19 @@ class Insider:
 
     def _body(self, body: dict[str, Any], plan_hash: str, job: str | None) -> dict[str, Any]:
         found = dict(body)
+        if _fits(found, api_input.SecretInput):
+            found |= {"value": "hunter2", **_scope(found)}
+        if _fits(found, api_input.FailureRulesInput):
+            found["text"] = "rules: []"
+            found.pop("expected_version", None)
         if isinstance(found.get("plan"), dict):
             found["plan"] = _sensible(found["plan"])
         if _fits(found.get("url"), api_projects.Url):
             found["url"] = REPOSITORY  # Nothing is ever fetched from there; and no schema can say which make sense.
         if found.get("api_url") and _fits(found["api_url"], api_projects.Url):
             found["api_url"] = REPOSITORY
+        if "plan" in found and _fits(found.get("inputs"), _RULES):
+            found["inputs"] = _one_name_each(found["inputs"])
         if job is None:
             return found
         if _fits(found.get("template"), api_input.TemplateName) and self._there.templates:
@@ -122,8 +133,6 @@ class Insider:
             found["plan_hash"] = plan_hash
         if _fits(found.get("job"), api_input.JobName):
             found["job"] = job
-        if "plan" in found and _fits(found.get("inputs"), _RULES):
-            found["inputs"] = _one_name_each(found["inputs"])
         return found
 
 
@@ -146,6 +155,15 @@ def _fits(value: object, kind: Any) -> bool:
     return True
 
 
+def _is_scope(asked: Any) -> bool:
+    return all(_fits(asked.get(name, ""), api_input.Word) for name in ("project", "branch"))
+
+
+def _scope(asked: Any) -> dict[str, str]:
+    """A pattern that is one, and of a project: no schema can say that."""
+    return {"project": "shop", "branch": "main"} if asked.get("branch") else {}
+
+
 def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
     """No name twice, and needs that are names of jobs before it: no schema can say that."""
     jobs = plan.get("jobs")
@@ -156,6 +174,8 @@ def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
     for each in jobs:
         name = each["name"] if each["name"] not in names else f"{each['name'][:90]}{len(names)}"
         changed = {**each, "name": name}
+        if isinstance(each.get("work"), dict) and isinstance(each["work"].get("contexts"), dict):
+            changed["work"] = {**each["work"], "contexts": {}}  # Any JSON, but no number beyond 64 bits.
         if each.get("needs") and _fits(each["needs"], list[api_input.JobName]):
             changed["needs"] = names[-len(each["needs"]) :]
         if each.get("after") and _fits(each["after"], list[api_input.JobName]):

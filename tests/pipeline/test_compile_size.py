@@ -58,6 +58,24 @@ def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
     assert "bytes of steps in the job 'a'" in problems("jobs:\n" + both)[0]
 
 
+def test_expressions_that_cost_much_are_given_up() -> None:
+    """All together may do so much and no more; conditions stay as they are then, for the runner."""
+    heavy = "{run: x, if: \"contains(format('" + "{0}" * 600 + "', github.repository), vars.a) || env.B\"}"
+    steps = f"[&a {heavy}{', *a' * 100}]"
+    text = f"jobs:\n  a: {{strategy: {{matrix: {{a: [{', '.join(map(str, range(40)))}]}}}}, steps: {steps}}}\n"
+    found = read(text)
+
+    began = time.process_time()
+    made = compile(found, PUSH, changed=None, variables={"a": "zzz"})
+    took = time.process_time() - began
+
+    assert took < 30.0
+    assert made.plan is not None
+    first, *_, last = made.plan.kept
+    assert first.spec.work["steps"][0]["condition"] == "success() && env.B"
+    assert last.spec.work["steps"][0]["condition"].startswith("success() && (contains(format(")
+
+
 def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
     """As many jobs as a file may have, one after the other."""
     jobs = "".join(f"  j{n}: {{needs: j{n - 1}, if: always(), steps: [x]}}\n" for n in range(1, 1000))

@@ -11,7 +11,7 @@ from tests.pipeline.trees import PACKAGE, PYTEST, jobs, package, proposed, steps
 
 GO = {"go.mod": "module x\n\ngo 1.23\n", "a.go": "", "a_test.go": ""}
 CRATE = '[package]\nname = "x"\n'
-MVN = "-B -ntp -Dmaven.repo.local=.m2/repository verify"
+MVN = "-B -ntp verify"
 CTEST = "ctest --test-dir _build --output-on-failure --output-junit test-results.xml"
 HEX = "mix local.hex --force"
 C = {f"src/{name}.c": "" for name in "abcdefghijkl"}
@@ -48,7 +48,7 @@ TREES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
     "a Rust workspace": (
         {"Cargo.toml": '[workspace]\nmembers = ["a"]\n', "a/Cargo.toml": CRATE, "rustfmt.toml": "wrap_comments = 1\n"},
         {
-            "build": ("sure", "cargo build --workspace"),
+            "build": ("likely", "cargo build --workspace"),
             "test": ("likely", "cargo test --workspace"),
             "format": ("unsure", "cargo +nightly fmt --all --check"),
             "clippy": ("likely", "cargo clippy --workspace"),
@@ -111,6 +111,11 @@ TREES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
     "Meson": ({"meson.build": "project('x', 'c')\n"}, {"test": ("likely", "meson test -C _build --print-errorlogs")}),
     "autotools": ({"configure.ac": "", "Makefile.am": "TESTS = a\n"}, {"test": ("likely", "make check")}),
     "autotools without tests": ({"configure.ac": "", "autogen.sh": ""}, {"build": ("likely", "make")}),
+    "a configure script": (
+        {"configure": "", "Makefile.in": "all:\ntest: all\n"},
+        {"test": ("likely", "make test")},
+    ),
+    "Go itself": ({"src/go.mod": "module std\n", "src/a.go": ""}, {}),
     "Elixir": (
         {"mix.exs": "", "test/a_test.exs": "", ".formatter.exs": ""},
         {
@@ -222,6 +227,13 @@ def test_submodules_are_fetched_first() -> None:
 
     assert steps(files, "test") == ["git submodule update --init --recursive", "cargo test"]
     assert jobs(files)["test"][0] == "likely"
+
+
+def test_what_has_to_be_configured_is_configured_first() -> None:
+    """Before anything is made."""
+    files = {"configure": "", "Makefile": "all:\ntest: all\n"}
+
+    assert steps(files, "test") == ["sh ./configure", "make", "make test"]
 
 
 def test_what_is_unsure_does_not_run() -> None:

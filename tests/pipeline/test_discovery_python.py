@@ -65,16 +65,16 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
         "sure",
         ".tools/bin/pipenv sync --dev",
     ),
-    "tox": ({"setup.py": "", "tox.ini": TOX, TEST: ""}, "sure", ".tools/bin/tox run -e py"),
+    "tox": ({"setup.py": "", "tox.ini": TOX, TEST: ""}, "sure", ".venv/bin/tox run -e py"),
     "tox with factors": (
         {"setup.py": "", "tox.ini": "[testenv]\ncommands =\n  unit: pytest\n  docs: make\n", TEST: ""},
         "sure",
-        ".tools/bin/tox run -e py-unit",
+        ".venv/bin/tox run -e py-unit",
     ),
     "tox in TOML": (
         {"pyproject.toml": PACKAGE + "[tool.tox.env_run_base]\ncommands = [['pytest']]\n", TEST: ""},
         "sure",
-        ".tools/bin/tox run -e py",
+        ".venv/bin/tox run -e py",
     ),
     "tox beside a lock": (
         {"pyproject.toml": PACKAGE + PYTEST, "uv.lock": "", "tox.ini": TOX, TEST: ""},
@@ -84,12 +84,12 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
     "nox": (
         {"pyproject.toml": PACKAGE, "noxfile.py": "@nox.session(\n  python=['3.9']\n)\ndef tests(session):\n  pass\n"},
         "likely",
-        ".tools/bin/nox --no-error-on-missing-interpreters -s tests",
+        ".venv/bin/nox --no-error-on-missing-interpreters -s tests",
     ),
     "hatch": (
         {"pyproject.toml": PACKAGE + "[tool.hatch.envs.test.scripts]\nrun = 'pytest'\n", TEST: ""},
         "sure",
-        ".tools/bin/hatch run test:run",
+        ".venv/bin/hatch run test:run",
     ),
     "Django": (
         {"manage.py": "", "requirements.txt": "django", "app/tests.py": ""},
@@ -101,6 +101,12 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
         "likely",
         RUN,
     ),
+    "Django in a folder": (
+        {"src/manage.py": "", "src/app/tests.py": "", "requirements.txt": "django"},
+        "likely",
+        ".venv/bin/python src/manage.py test",
+    ),
+    "test functions": ({"requirements.txt": "x", "a.py": "", TEST: "def test_a():\n    pass\n"}, "likely", RUN),
     "unittest": (
         {"setup.py": "", TEST: "import unittest\n"},
         "likely",
@@ -132,7 +138,7 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
     "tox with variables": (
         {"setup.py": "", "tox.ini": "[testenv]\ncommands = {env:RUN} {posargs}\n", TEST: ""},
         "likely",
-        ".tools/bin/tox run -e py",
+        ".venv/bin/tox run -e py",
     ),
 }
 
@@ -167,21 +173,21 @@ def test_a_report_is_kept_where_the_tool_can_write_one() -> None:
 @pytest.mark.parametrize(
     ("files", "confidence", "command"),
     [
-        ({"pyproject.toml": PACKAGE + "[tool.ruff]\n"}, "likely", ".tools/bin/ruff check ."),
+        ({"pyproject.toml": PACKAGE + "[tool.ruff]\n"}, "likely", ".venv/bin/ruff check ."),
         (
             {"pyproject.toml": PACKAGE + "[tool.ruff]\n", "requirements-dev.txt": "ruff==0.9.1\n"},
             "sure",
-            ".tools/bin/ruff check .",
+            ".venv/bin/ruff check .",
         ),
-        ({"pyproject.toml": PACKAGE + "[tool.ruff.format]\n"}, "likely", ".tools/bin/ruff format --check ."),
-        ({"setup.py": "", ".flake8": ""}, "likely", ".tools/bin/flake8 --extend-exclude .venv,.tools,.cache"),
-        ({"pyproject.toml": PACKAGE + "[tool.black]\n"}, "likely", ".tools/bin/black --check ."),
+        ({"pyproject.toml": PACKAGE + "[tool.ruff.format]\n"}, "likely", ".venv/bin/ruff format --check ."),
+        ({"setup.py": "", ".flake8": ""}, "likely", ".venv/bin/flake8 --extend-exclude .venv"),
+        ({"pyproject.toml": PACKAGE + "[tool.black]\n"}, "likely", ".venv/bin/black --check ."),
         (
             {"pyproject.toml": PACKAGE + "[tool.ruff]\n", ".pre-commit-config.yaml": ""},
             "likely",
-            ".tools/bin/pre-commit run --all-files --show-diff-on-failure",
+            ".venv/bin/pre-commit run --all-files --show-diff-on-failure",
         ),
-        ({"setup.py": "", "tox.ini": TOX + "[testenv:lint]\n"}, "sure", ".tools/bin/tox run -e lint"),
+        ({"setup.py": "", "tox.ini": TOX + "[testenv:lint]\n"}, "sure", ".venv/bin/tox run -e lint"),
     ],
 )
 def test_linters_that_pin_their_versions_win(files: dict[str, str], confidence: str, command: str) -> None:

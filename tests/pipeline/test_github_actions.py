@@ -138,7 +138,11 @@ def test_outputs_of_an_action_are_set_under_its_id() -> None:
 
     assert [step.id for step in steps] == ["go__v", "go___1", "go"]
     assert steps[1].run == "b ${{ steps.go__v.outputs.x }}"
-    assert steps[2].env == {"OUTPUT_0": "${{ steps.go__v.outputs.x }}"}
+    assert steps[2].env == {
+        "FAILED": "${{ steps.go__v.conclusion == 'failure' || steps.go___1.conclusion == 'failure' }}",
+        "OUTPUT_0": "${{ steps.go__v.outputs.x }}",
+    }
+    assert steps[2].if_ == "steps.go__v.conclusion != 'skipped' && always()"
     assert "'version'" in (steps[2].run or "")
 
 
@@ -161,6 +165,22 @@ def test_conditions_of_an_action_and_of_its_steps(outer: str, inner: str, condit
     steps = steps_of(action, f"- uses: ./.github/actions/go\n  if: {outer}")
 
     assert [step.if_ for step in steps] == conditions
+
+
+def test_an_action_that_may_fail_ends_where_it_fails() -> None:
+    """The job goes on; a step that fails ends the action, not the job. What is given is a text, as GitHub reads it."""
+    action = composite("[{run: '${{ inputs.v }}', shell: sh}, {run: b, shell: sh}]", "inputs: {v: {}}\n")
+
+    steps = steps_of(action, "- uses: ./.github/actions/go\n  id: go\n  continue-on-error: true\n  with: {v: 4.0}")
+
+    assert [step.continue_on_error for step in steps] == [True, True, True]
+    assert [step.if_ for step in steps] == [
+        None,
+        "steps.go___0.outcome != 'failure'",
+        "steps.go___0.conclusion != 'skipped' && always()",
+    ]
+    assert steps[0].run == "4"
+    assert steps[2].env["FAILED"] == "${{ steps.go___0.outcome == 'failure' || steps.go___1.outcome == 'failure' }}"
 
 
 def test_an_action_knows_where_it_is() -> None:
@@ -196,14 +216,14 @@ def test_an_action_knows_where_it_is() -> None:
         ),
         (
             composite("[{run: a, shell: sh}, {run: b, shell: sh}]"),
-            "continue-on-error: true",
-            ":4:11: 'continue-on-error' of an action with several steps; give it to a command",
+            "timeout-minutes: 3",
+            ":4:11: 'timeout-minutes' of an action with several steps; give it to a command",
         ),
         (
             composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"),
             "if: always()",
-            ":4:11: steps that ask how things went, in an action whose own 'if' asks for it as well; ask in "
-            "one of both",
+            ":4:11: steps that ask how things went, in an action that may fail, or whose own 'if' asks for it as well; "
+            "ask in one of both",
         ),
         (
             "a: [",

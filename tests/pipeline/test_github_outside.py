@@ -263,6 +263,22 @@ def test_what_has_no_effect_is_told(keys: str, note: str) -> None:
     assert note in told(job(keys), notes=True)
 
 
+def test_a_name_that_is_known_too_late_is_the_id() -> None:
+    """Nobody's job should fail for its name."""
+    text = (
+        "on: push\njobs:\n  a: {runs-on: ubuntu-latest, steps: [{run: a}]}\n"
+        "  b: {name: 'B ${{ needs.a.outputs.x }}', needs: a, runs-on: ubuntu-latest, steps: [{run: b}]}\n"
+    )
+
+    pipeline = found(text).pipeline
+
+    assert pipeline is not None
+    assert pipeline.jobs["b"].name == ""
+    assert told(text, notes=True) == [
+        "4:13: a name with 'needs', which is not known when a run is planned; the job is called by its id"
+    ]
+
+
 def test_anchors_are_followed() -> None:
     """GitHub has them since 2025; each use is what it stands for."""
     workflow = found(

@@ -215,3 +215,13 @@ def test_only_what_was_asked_for_is_moved_and_only_where_nothing_is(tmp_path: Pa
     assert tree(root) == {"a": "/", "a/b": "/", "a/b/x": "new", "c": "/", "l": "-> ../elsewhere"}
     assert os.listdir(tmp_path / "elsewhere") == []
     assert inner_path("~/a/./b/") == "a/b"
+
+
+def test_a_folder_deep_inside_comes_out_without_those_above_it(tmp_path: Path, inside: Path) -> None:
+    """`~/.cache/pip` is what people cache; nobody packs `.cache` for that."""
+    (tmp_path / "home" / ".cache" / "pip").mkdir(parents=True)
+    (tmp_path / "home" / ".cache" / "pip" / "wheel").write_text("w")
+
+    unpack(inside, io.BytesIO(packed(tmp_path, "home/.cache/pip")), SMALL)
+
+    assert tree(inside)["home/.cache/pip/wheel"] == "w"

@@ -69,7 +69,17 @@ def asked(tree: Path, *words: str) -> str:
     "url",
     [
         *("ext::sh -c 'touch /tmp/x'", "--upload-pack=x", "-x", "https://", "https://user:pw@host/x", "https://-x/y"),
-        *("ssh://-oProxyCommand=x/y", "-oProxyCommand=x:y", "host:-x", "ftp://host/x", "a\nb", "a\0b", "fd::3", "ext::x", ""),
+        *(
+            "ssh://-oProxyCommand=x/y",
+            "-oProxyCommand=x:y",
+            "host:-x",
+            "ftp://host/x",
+            "a\nb",
+            "a\0b",
+            "fd::3",
+            "ext::x",
+            "",
+        ),
         "ssh://-x@host/y",
     ],
 )
@@ -209,6 +219,16 @@ def test_submodules_of_the_same_place(repository: Repository, tmp_path: Path) ->
 
     assert not (checked_out(repository, tmp_path) / "sub" / "deep.txt").exists()
     assert (checked_out(repository, tmp_path, submodules="recursive") / "sub" / "deep.txt").read_text() == "deep"
+
+
+def test_a_mirror_that_is_broken_is_made_again(repository: Repository, tmp_path: Path) -> None:
+    """A disk that was full, or a machine that lost its power, must not fail every job from then on."""
+    checked_out(repository, tmp_path)
+    for part in (tmp_path / "mirrors").glob("*.git/objects/??/*"):
+        part.chmod(0o644)
+        part.write_bytes(b"")
+
+    assert (checked_out(repository, tmp_path) / "a.txt").read_text() == "2\n"
 
 
 def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.contexts import Scene, hash_files
 from deltaci.runner.layout import layout_of
 from deltaci.wire.answers import Need
-from deltaci.wire.messages import JobSpec
+from deltaci.wire.messages import JobSpec, Source
 
 
 def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> Scene:
@@ -145,6 +145,18 @@ def test_a_step_of_a_pipeline_knows_where_it_is(tmp_path: Path) -> None:
     assert told["HOME"] == str(tmp_path / "home")
     assert {"GITHUB_EVENT", "GITHUB_REF", "GITHUB_ACTIONS"}.isdisjoint(told)
     assert scene(tmp_path, {"github": {"workflow_ref": "a/.github/workflows/ci.yml"}}).variables()["GITHUB_ACTIONS"]
+
+
+def test_what_nobody_mentions_is_known_from_the_sources(tmp_path: Path) -> None:
+    """Tools look for these variables, and no expression says so."""
+    source = Source(url="https://git.example/acme/shop.git", commit="a" * 40, ref="refs/tags/v1/x")
+    spec = JobSpec(contexts={"github": {"ref": "refs/heads/other"}}, source=source)
+    told = Scene(spec, layout_of(spec, tmp_path)).variables()
+
+    assert (told["GITHUB_SHA"], told["GITHUB_REF"]) == ("a" * 40, "refs/heads/other")
+    assert (told["GITHUB_REF_NAME"], told["GITHUB_REF_TYPE"]) == ("v1/x", "tag")
+    assert told["GITHUB_REPOSITORY"] == "acme/shop"
+    assert told["GITHUB_WORKSPACE"] == str(tmp_path / "work" / "shop")
 
 
 @pytest.mark.parametrize("path", ["..", "/etc", "a/../../b", "~/../x", "a\0b"])

@@ -11,8 +11,10 @@ import pytest
 from deltaci.blobs.keys import secret_key
 from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.errors import Refused
+from deltaci.core.run import Origin
 from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
-from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets
+from deltaci.server import secrets as sealing
+from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import KEY, Held, OpenSite, Reply, Site
@@ -65,7 +67,7 @@ def test_a_seal_opens_only_where_it_was_made_for_and_with_the_servers_key() -> N
     blobs.put(secret_key("other", "A"), seal)
     blobs.put(secret_key(TENANT, "C"), seal[:-1] + bytes([seal[-1] ^ 1]))
     blobs.put(secret_key(TENANT, "D"), b"")
-    blobs.put(secret_key(TENANT, "E"), b"\x02" + seal[1:])
+    blobs.put(secret_key(TENANT, "E"), b"\x03" + seal[1:])
 
     for tenant, name in ((TENANT, "B"), ("other", "A"), (TENANT, "C"), (TENANT, "D"), (TENANT, "E")):
         with pytest.raises(Refused, match=f"'{name}' was not sealed with this server's key"):
@@ -99,7 +101,7 @@ async def test_an_unknown_secret_is_told_by_its_name(site: OpenSite) -> None:
         reply = await here.refused(lambda: secrets(held))
 
         assert (reply.status, reply.code) == (409, "no_secret")
-        assert "no secret 'B'" in reply.message
+        assert "no secret 'B' for this job" in reply.message
         assert "deltaci secret set" in reply.message
 
 
@@ -144,3 +146,172 @@ def test_what_is_kept_tells_nothing() -> None:
     assert not [seal for seal in seals if b"hunter2" in seal]
     assert sealed.names(TENANT) == ["_A1"]
     assert (sealed.remove(TENANT, "_A1"), sealed.remove(TENANT, "_A1"), sealed.names(TENANT)) == (True, False, [])
+
+
+# -- for whom a secret is
+
+
+def scoped(blobs: MemoryBlobs | None = None) -> Secrets:
+    """The same name in every scope; each value says which."""
+    sealed = Secrets(blobs if blobs is not None else MemoryBlobs(), KEY)
+    sealed.set(TENANT, "A", "of the tenant")
+    sealed.set(TENANT, "A", "of the shop", SecretScope("shop"))
+    for branch in ("main", "release/*", "release/2.*", "release/2.0"):
+        sealed.set(TENANT, "A", f"of {branch}", SecretScope("shop", branch))
+    sealed.set(TENANT, "B", "of another project", SecretScope("other"))
+    sealed.set(TENANT, "C", "of one branch only", SecretScope("shop", "main"))
+    return sealed
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (Where(), "of the tenant"),
+        (Where("other"), "of the tenant"),
+        (Where("", "main"), "of the tenant"),
+        (Where("Shop"), "of the tenant"),
+        (Where("shop"), "of the shop"),
+        (Where("shop", "feature"), "of the shop"),
+        (Where("shop", "main2"), "of the shop"),
+        (Where("shop", "release/a/b"), "of the shop"),
+        (Where("shop", "main"), "of main"),
+        (Where("shop", "release/1"), "of release/*"),
+        (Where("shop", "release/2.1"), "of release/2.*"),
+        (Where("shop", "release/2.0"), "of release/2.0"),
+    ],
+)
+def test_the_narrowest_secret_that_fits_is_given(at: Where, value: str) -> None:
+    """A branch goes before its project, that before the tenant; a name before a pattern, the longer one first."""
+    assert scoped().opened(TENANT, ["A"], at) == {"A": value}
+
+
+@pytest.mark.parametrize(("name", "at"), [("B", Where("shop")), ("B", Where()), ("C", Where("shop", "x"))])
+def test_what_is_for_others_only_is_as_good_as_none(name: str, at: Where) -> None:
+    """With the words for one that never was."""
+    with pytest.raises(Refused, match=f"no secret '{name}' for this job"):
+        scoped().opened(TENANT, [name], at)
+
+
+def test_the_branch_of_a_pull_request_is_where_it_is_not_yet() -> None:
+    """Whoever may open one for `release/2` need not be allowed to push there: it gets what its project's jobs get."""
+    sealed = scoped()
+    pushed = Origin(project="shop", branch="main")
+    asked = Origin(project="shop", branch="main", labels=("event:pull_request",))
+
+    assert sealed.opened(TENANT, ["A", "C"], where(pushed)) == {"A": "of main", "C": "of one branch only"}
+    assert sealed.opened(TENANT, ["A"], where(asked)) == {"A": "of the shop"}
+    with pytest.raises(Refused, match="no secret 'C'"):
+        sealed.opened(TENANT, ["C"], where(asked))
+    assert not is_foreign(pushed)
+
+
+def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
+    """By the same rule; what is for others is as good as none."""
+    sealed = scoped()
+
+    assert sealed.there(TENANT, ["A", "B", "C", "D", "a-b"], Where("shop", "main")) == {
+        "A": "of main",
+        "C": "of one branch only",
+    }
+    assert sealed.there(TENANT, ["A", "C"], Where("shop")) == {"A": "of the shop"}
+    assert sealed.there(TENANT, ["A", "B"]) == {"A": "of the tenant"}
+
+
+def test_what_the_forge_told_of_a_run_is_believed_before_its_labels() -> None:
+    """The server writes down what kind of event it was, and whether it came from a fork."""
+    proposed = Origin(project="shop", branch="main", event="pull_request")
+
+    assert where(proposed) == Where("shop", "")
+    assert where(Origin(project="shop", branch="main", event="push")) == Where("shop", "main")
+    assert (is_foreign(proposed), is_foreign(Origin(is_fork=True))) == (False, True)
+
+
+def test_a_seal_opens_only_in_its_own_scope() -> None:
+    """Whoever can write to the store must not be able to widen a secret, or to move it to a project of their own."""
+    blobs = MemoryBlobs()
+    sealed = scoped(blobs)
+    seal = blobs.get(secret_key(TENANT, "C", "shop", "main"))
+    places = [("", ""), ("shop", ""), ("other", ""), ("other", "main"), ("shop", "feature")]
+    for project, branch in places:
+        blobs.put(secret_key(TENANT, "C", project, branch), seal)
+
+    for at in (Where(), Where("shop"), Where("other"), Where("other", "main"), Where("shop", "feature")):
+        with pytest.raises(Refused, match="'C'"):
+            sealed.opened(TENANT, ["C"], at)
+    assert sealed.opened(TENANT, ["C"], Where("shop", "main")) == {"C": "of one branch only"}
+
+
+def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
+    """After `server.key` was changed, a deployment must not get the key of a test."""
+    blobs = MemoryBlobs()
+    scoped(blobs)
+    renewed = Secrets(blobs, b"n" * 32)
+    renewed.set(TENANT, "A", "of the tenant, anew")
+
+    with pytest.raises(Refused, match="'A' was not sealed with this server's key; set it again"):
+        renewed.opened(TENANT, ["A"], Where("shop", "main"))
+    assert renewed.opened(TENANT, ["A"], Where("elsewhere")) == {"A": "of the tenant, anew"}
+    assert len(renewed.listed(TENANT)) == 8
+
+
+def test_what_an_earlier_version_sealed_still_opens() -> None:
+    """It was bound to tenant and name, and nothing was written beside it."""
+    blobs = MemoryBlobs()
+    sealed = Secrets(blobs, KEY)
+    nonce = b"n" * sealing.NONCE_BYTES
+    old = sealed._cipher().encrypt(nonce, VALUE.encode(), b'["%s","A"]' % TENANT.encode())
+    blobs.put(secret_key(TENANT, "A"), b"\x01" + nonce + old)
+    blobs.put(secret_key(TENANT, "A", "shop"), b"\x01" + nonce + old)
+
+    assert sealed.opened(TENANT, ["A"]) == {"A": VALUE}
+    assert [(each.name, each.version, each.at) for each in sealed.listed(TENANT)] == [("A", 1, 0)]
+    with pytest.raises(Refused, match="not sealed"):
+        sealed.opened(TENANT, ["A"], Where("shop"))
+    assert sealed.set(TENANT, "A", "another one", by="ada", at=7).version == 2
+
+
+def test_who_set_what_is_known_and_cannot_be_altered() -> None:
+    """It is part of what the seal is bound to."""
+    blobs = MemoryBlobs()
+    sealed = Secrets(blobs, KEY)
+    for _ in range(3):
+        known = sealed.set(TENANT, "A", VALUE, SecretScope("shop", "release/*"), by="ada", at=5)
+    key = secret_key(TENANT, "A", "shop", "release/*")
+
+    assert (known.version, known.by, known.at) == (3, "ada", 5)
+    assert sealed.listed(TENANT) == [known] == [sealed.find(TENANT, "A", known.scope)]
+    blobs.put(key, blobs.get(key).replace(b"ada", b"bob"))
+    with pytest.raises(Refused, match="not sealed"):
+        sealed.opened(TENANT, ["A"], Where("shop", "release/1"))
+
+
+@pytest.mark.parametrize(
+    ("scope", "told"),
+    [
+        (SecretScope("", "main"), "say which project"),
+        (SecretScope("p", "!main"), "only patterns with"),
+        (SecretScope("p", "a//b"), "a folder without a name"),
+        (SecretScope("p", "refs/heads/x"), "the short name"),
+        (SecretScope("p" * 201), "at most 200"),
+        (SecretScope("a\nb"), "printable"),
+    ],
+)
+def test_a_scope_that_can_fit_nothing_is_refused(scope: SecretScope, told: str) -> None:
+    """A secret that silently fits nothing is missed when it is needed."""
+    sealed = Secrets(MemoryBlobs(), KEY)
+    with pytest.raises(Refused, match=told):
+        sealed.set(TENANT, "A", VALUE, scope)
+    assert sealed.listed(TENANT) == []
+
+
+def test_a_tenant_has_so_many_secrets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there can be set again."""
+    monkeypatch.setattr(sealing, "MAX_SECRETS", 2)
+    sealed = Secrets(MemoryBlobs(), KEY)
+    sealed.set(TENANT, "A", VALUE)
+    sealed.set(TENANT, "A", VALUE, SecretScope("p"))
+
+    with pytest.raises(Refused, match="2 secrets already"):
+        sealed.set(TENANT, "B", VALUE)
+    assert sealed.set(TENANT, "A", VALUE).version == 2
+    sealed.set("other", "B", VALUE)

@@ -4,7 +4,9 @@
     caches/TENANT/trusted/KEY               what trusted runs bring along
     caches/TENANT/of-SCOPE/KEY              what the runs of another scope do
     recent/TENANT/SCOPE/KEY!TIME            when a cache was kept, to find the newest by the beginning of its key
-    secrets/TENANT/NAME                     sealed
+    secrets/TENANT/NAME                     sealed, for all jobs of the tenant
+    scoped-secrets/TENANT/PROJECT/NAME/any  sealed, for those of a project
+    scoped-secrets/TENANT/PROJECT/NAME/of-BRANCH    and for those on branches that fit a pattern
 
 Every part but PATH is one name, however odd the text is that it was made from; no two texts give the same one. So no
 text can lead into another tenant, another lease or another scope.
@@ -27,6 +29,7 @@ MAX_PATH_BYTES: Final = 600
 PART_BYTES: Final = 512 * 1024  # Whoever reads slowly keeps one or two of them in memory.
 MAX_SAFE: Final = 100
 TRUSTED: Final = "trusted"
+ANY_BRANCH: Final = "any"
 SHARED: Final = "@"  # Before the name of an artifact that other jobs of the run ask for by it.
 PACKED: Final = ".tar.gz"
 MAX_RECENT: Final = 10_000  # So many keys are looked at for the newest,
@@ -171,19 +174,36 @@ def secrets_of(tenant: str) -> str:
     return f"secrets/{safe_name(tenant)}/"
 
 
-def secret_key(tenant: str, name: str) -> str:
-    """Where a secret is. Its name is that of a variable."""
+def secret_key(tenant: str, name: str, project: str = "", branch: str = "") -> str:
+    """Where a secret is. Its name is that of a variable; a project and a pattern of branches make it narrower."""
     if not SECRET_NAME.fullmatch(name):
         raise Refused(
             "bad_request", f"{name[:80]!r} is no name for a secret; give letters, digits and '_', at most {MAX_SAFE}"
         )
-    return secrets_of(tenant) + name
+    if not project:
+        return secrets_of(tenant) + name
+    return f"{project_secrets(tenant, project)}{name}/{f'of-{safe_name(branch)}' if branch else ANY_BRANCH}"
+
+
+def scoped_secrets(tenant: str) -> str:
+    """What the keys of those of a tenant's secrets begin with that are not for all of its jobs."""
+    return f"scoped-secrets/{safe_name(tenant)}/"
+
+
+def project_secrets(tenant: str, project: str) -> str:
+    """The same for one project."""
+    return f"{scoped_secrets(tenant)}{safe_name(project)}/"
+
+
+def all_keys(blobs: Blobs, prefix: str) -> Iterator[str]:
+    """Every key that begins like this."""
+    after = ""
+    while page := blobs.list(prefix, after):
+        after = page[-1].key
+        yield from (each.key for each in page)
 
 
 def secret_names(blobs: Blobs, tenant: str) -> list[str]:
-    """The names of a tenant's secrets."""
-    prefix, names, after = secrets_of(tenant), [], ""
-    while page := blobs.list(prefix, after):
-        after = page[-1].key
-        names += [each.key.removeprefix(prefix) for each in page]
-    return names
+    """The names of a tenant's secrets that are for all of its jobs."""
+    prefix = secrets_of(tenant)
+    return [key.removeprefix(prefix) for key in all_keys(blobs, prefix)]

@@ -39,6 +39,8 @@ COMMANDS: Final = {
     "outputs": Entry("results", LEFT, "Show what the jobs of a run gave as their results."),
     "costs": Entry("results", LEFT, "Show what a run used: each attempt, and the sum."),
     "events": Entry("events", LEFT, "Export or follow the log of everything that happened."),
+    "flaky": Entry("flaky", LEFT, "List jobs and tests that are known to fail now and then."),
+    "failure-rules": Entry("failures", PEOPLE, "Show, set and try the rules by which failures are classed."),
     "template": Entry("template", PEOPLE, "Save, list and look at templates: plans to be used again."),
     "project": Entry("project", PEOPLE, "Tell a server of repositories, list and change them."),
     "workers": Entry("workers", PEOPLE, "List workers, look at one, let a new one in."),

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from deltaci.blobs import open_blobs
+from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import lease
@@ -48,6 +49,13 @@ AllowOption = Annotated[
         autocompletion=lambda: list(ALLOWABLE),
     ),
 ]
+FailureRulesOption = Annotated[
+    Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
+]
 
 
 @app.command("server")
@@ -60,16 +68,12 @@ def server_command(
     lease_ttl: Annotated[
         int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
     ] = lease.TTL_SECONDS,
+    failure_rules: FailureRulesOption = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
     tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."
-        ),
-    ] = None,
+    client_ca: ClientCaOption = None,
     require_client_cert: ClientCertOption = False,
     allow_repositories: AllowOption = None,
     oidc_issuer: Annotated[
@@ -91,6 +95,7 @@ def server_command(
     Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # What forges are told is in the documents, not here.
     try:
         data.mkdir(parents=True, exist_ok=True)
         bus = bus_address(nats, nats_credentials)
@@ -106,6 +111,7 @@ def server_command(
             issuer=issuer,
             allowed_forges=allow_forge or (),
             public_url=public_url,
+            failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
             rules=_rules(allow_repositories or []),
         )
         loops.run(_serve(service, data, host, port, tls))

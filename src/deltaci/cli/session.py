@@ -133,8 +133,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Sessi
         @wraps(function)
         def called(**given: Any) -> None:
             shared = {option: given.pop(option) for option in _SHARED}
-            patience = Patience(give_up_seconds=PATIENCE_SECONDS)
-            with reported(name), _client(shared, patience, ANSWER_SECONDS) as client:
+            with reported(name), patient_client(shared) as client:
                 function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
                 sys.stdout.flush()
 
@@ -194,6 +193,16 @@ def leave_by(run: api.Run) -> NoReturn:
 def quick_client(given: Mapping[str, Any], seconds: float) -> Client:
     """A client that gives up soon, for shell completion; `given` is what the command line says so far."""
     return _client(given, Patience(give_up_seconds=0), seconds)
+
+
+def patient_client(given: Mapping[str, Any]) -> Client:
+    """A client as every command has it; `given` is what its shared options say."""
+    return _client(given, Patience(give_up_seconds=PATIENCE_SECONDS), ANSWER_SECONDS)
+
+
+def person() -> str:
+    """Who sits here, as events name it."""
+    return _person()
 
 
 def _client(given: Mapping[str, Any], patience: Patience, seconds: float) -> Client:

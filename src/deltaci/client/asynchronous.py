@@ -172,11 +172,19 @@ class AsyncClient:
     key = aasked(calls.key)
     make_key = aasked(calls.make_key)
     revoke_key = aasked(calls.revoke_key)
+    secrets = aasked(calls.secret_page)
+    set_secret = aasked(calls.set_secret)
+    remove_secret = aasked(calls.remove_secret)
+    failure_rules = aasked(calls.failure_rules)
+    set_failure_rules = aasked(calls.set_failure_rules)
+    flaky = aasked(calls.flaky)
     me = aasked(calls.me)
     tenant = aasked(calls.tenant)
     set_quotas = aasked(calls.set_quotas)
     iter_workers = astreamed(talks.iter_workers)
     iter_keys = astreamed(talks.iter_keys)
+    iter_secrets = astreamed(talks.iter_secrets)
+    iter_flaky = astreamed(talks.iter_flaky)
 
     async def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
         """Keep a file that an attempt left behind under this name: whole, or not at all."""

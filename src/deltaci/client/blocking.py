@@ -171,11 +171,19 @@ class Client:
     key = asked(calls.key)
     make_key = asked(calls.make_key)
     revoke_key = asked(calls.revoke_key)
+    secrets = asked(calls.secret_page)
+    set_secret = asked(calls.set_secret)
+    remove_secret = asked(calls.remove_secret)
+    failure_rules = asked(calls.failure_rules)
+    set_failure_rules = asked(calls.set_failure_rules)
+    flaky = asked(calls.flaky)
     me = asked(calls.me)
     tenant = asked(calls.tenant)
     set_quotas = asked(calls.set_quotas)
     iter_workers = streamed(talks.iter_workers)
     iter_keys = streamed(talks.iter_keys)
+    iter_secrets = streamed(talks.iter_secrets)
+    iter_flaky = streamed(talks.iter_flaky)
 
     def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
         """Keep a file that an attempt left behind under this name: whole, or not at all."""

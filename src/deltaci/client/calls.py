@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.client.names import Name
-from deltaci.wire import api, api_input, api_projects
+from deltaci.wire import api, api_failures, api_input, api_projects
 from deltaci.wire.api_input import PlanInput, Quotas, Scope
 from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
-SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "tellPushes"})
+SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"})
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -397,6 +397,40 @@ def make_key(
 def revoke_key(key_id: str) -> Call[api.Key]:
     """Let nobody in with this key any more. Safe to repeat."""
     return _call("revokeKey", api.Key, key=key_id)
+
+
+def secret_page(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.SecretPage]:
+    """One page of secrets, without their values."""
+    return _call("listSecrets", api.SecretPage, query={"limit": limit, "cursor": cursor})
+
+
+def set_secret(name: str, value: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
+    """Keep a secret for all jobs, for a project, or for its branches that fit a pattern."""
+    body = {"value": value, **_given(project=project, branch=branch)}
+    return _call("setSecret", api.Secret, body=body, secret=name)
+
+
+def remove_secret(name: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
+    """Forget the secret with exactly this scope."""
+    return _call("removeSecret", api.Secret, query={"project": project, "branch": branch}, secret=name)
+
+
+def failure_rules() -> Call[api_failures.FailureRules]:
+    """The rules by which failures are classed, in the order in which they are asked."""
+    return _call("readFailureRules", api_failures.FailureRules)
+
+
+def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call[api_failures.FailureRules]:
+    """Set the tenant's own rules; with `expected_version` only if that is the newest."""
+    body: dict[str, Any] = {"text": text}
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    return _call("setFailureRules", api_failures.FailureRules, body=body)
+
+
+def flaky(*, project: str | None = None, limit: int = api_input.PAGE, cursor: str = "") -> Call[api_failures.FlakyPage]:
+    """One page of jobs and tests that are known to fail now and then."""
+    return _call("listFlaky", api_failures.FlakyPage, query={"project": project, "limit": limit, "cursor": cursor})
 
 
 def me() -> Call[api.Me]:

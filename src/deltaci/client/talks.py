@@ -17,7 +17,7 @@ from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
-from deltaci.wire import api, api_projects
+from deltaci.wire import api, api_failures, api_projects
 from deltaci.wire.api_input import MAX_EVENTS, MAX_PAGE
 
 T = TypeVar("T")
@@ -143,6 +143,18 @@ def iter_workers(*, gone: bool = False) -> Stream[api.Worker]:
 def iter_keys() -> Stream[api.Key]:
     """All API keys."""
     yield from _pages(lambda cursor: calls.keys(limit=MAX_PAGE, cursor=cursor), lambda page: page.keys)
+
+
+def iter_secrets() -> Stream[api.Secret]:
+    """All secrets, without their values."""
+    yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
+
+
+def iter_flaky(*, project: str | None = None) -> Stream[api_failures.FlakyJob]:
+    """All jobs and tests that are known to fail now and then."""
+    yield from _pages(
+        lambda cursor: calls.flaky(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs
+    )
 
 
 def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> Stream[T]:

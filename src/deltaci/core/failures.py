@@ -28,6 +28,7 @@ BASE_DELAY_SECONDS: Final = 10
 MAX_DELAY_SECONDS: Final = 600
 MAX_LOG_LINES: Final = 200
 MAX_LINE_CHARS: Final = 300
+MAX_RULES: Final = 100  # Of people's own, beside the built-in ones.
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
         failure_class=TOOLING,
         is_retryable=True,
         log_pattern=r"Could not fetch URL|ETIMEDOUT|ECONNRESET|toomanyrequests"
-        r"|Failed to fetch .*(?:Packages|InRelease)",
+        r"|Failed to fetch .*Packages|Failed to fetch .*InRelease",
     ),
     FailureRule(name="tool-missing", failure_class=TOOLING, is_retryable=False, exit_codes=(126, 127)),
     FailureRule(name="failed", failure_class=USER, is_retryable=False),
@@ -149,6 +150,11 @@ def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
         line = _matching_line(rule.log_pattern, facts.log_tail[-MAX_LOG_LINES:])
         return bool(line), line
     return True, ""
+
+
+def finds(rule: FailureRule, line: str) -> bool:
+    """Whether the rule's pattern is in this line of a log."""
+    return bool(rule.log_pattern) and bool(_matching_line(rule.log_pattern, [line]))
 
 
 def _matching_line(pattern: str, lines: Iterable[str]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Final
 
 import msgspec
 
 from deltaci.core import failures, gates, graph, run
 from deltaci.core.errors import Refused
 from deltaci.core.job import APPROVAL, TASK, JobSpec
+
+MAX_GROUP_CHARS: Final = 200
 
 
 def ordered(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tuple[str, ...], ...]:
@@ -91,6 +94,12 @@ def _check(spec: JobSpec) -> None:
             "bad_request",
             f"job {spec.name!r} is to be retried on {', '.join(spec.retry_on)}; only {known} are ever worth it: "
             "what is the job's own fault would end in the same way",
+        )
+    if len(spec.group) > MAX_GROUP_CHARS or not spec.group.isprintable():
+        raise Refused(
+            "bad_request",
+            f"job {spec.name!r} has the group {spec.group[:40]!r}; a group is at most {MAX_GROUP_CHARS} "
+            "characters that can be printed",
         )
     if spec.kind == APPROVAL and spec.group:
         raise Refused(

@@ -53,7 +53,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a run comes from, for people: it is looked up by this, and nothing is decided by it.
+    """Where a run comes from: people find it by this, and which secrets its jobs may have follows from it.
 
     A run keeps the version of the template that it started with.
     """

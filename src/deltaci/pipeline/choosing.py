@@ -14,7 +14,6 @@ from deltaci.pipeline import conditions, model
 from deltaci.pipeline.conditions import SKIPPED, Verdict
 from deltaci.pipeline.expressions import ExpressionRefused
 from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
-from deltaci.pipeline.expressions.texts import asked
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.plan import LeftOut
 from deltaci.pipeline.problems import shown
@@ -104,7 +103,9 @@ class Chooser:
             status = {"success": False}
         written = self._jobs[name].if_
         try:
-            verdict = conditions.decide(written, known, skipped=gone, status=status)
+            verdict = conditions.decide(
+                self._filling.condition(written), known, skipped=gone, status=status, whole=self._filling.budget
+            )
         except ExpressionRefused as refused:
             self._filling.refuse_expression(("jobs", name, "if"), written or "", refused.mistake)
             verdict = conditions.ALWAYS
@@ -160,7 +161,7 @@ class Chooser:
             yield from self._filling.mentioned(("jobs", name), text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
-                expression = asked(condition or "")
+                expression = self._filling.condition(condition)
             except ExpressionRefused:  # It is told where it is decided.
                 continue
             if expression is not None:

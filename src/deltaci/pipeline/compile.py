@@ -48,6 +48,7 @@ __all__ = ["Compiled", "compile", "triggered"]
 APPROVE_FORK: Final = "approve-fork"
 UNTRUSTED: Final = "untrusted"  # code: kept, because nothing of an untrusted change runs before somebody said yes
 MAX_JOBS: Final = 10_000  # of a run
+MAX_STEPS: Final = 50_000  # of all jobs of a run
 MAX_WORK_BYTES: Final = 1024 * 1024  # of what one job is told
 MAX_PLAN_BYTES: Final = 64 * 1024 * 1024
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -125,7 +126,7 @@ class _Compiler:
         self._change = change
         self._setting = setting
         self._filling = Filling(found)
-        self._bytes = 0
+        self._bytes = self._steps = 0
         self._names: dict[str, tuple[str, ...]] = {}  # of every job of the file, those of the run
         self._may_skip: dict[str, bool] = {}  # whether it may succeed without having done anything
         self._seen: dict[str, tuple[str, ...]] = {}  # what a job that needs it looks at, by id
@@ -158,19 +159,25 @@ class _Compiler:
             if not grown and not self._filling.problems.is_bad:
                 reason = "none of its combinations was asked for"
                 left_out[each.id] = LeftOut(name=each.id, job=each.id, code=NOT_ASKED_FOR, reason=reason)
-            if len(kept) + len(grown) > MAX_JOBS:
-                wanted = f"expected at most {MAX_JOBS:,}: split it into several files"
-                self._filling.refuse(("jobs", each.id), f"more than {MAX_JOBS:,} jobs with all matrices", wanted)
+            if self._filling.problems.is_full or not self._has_room(each.id, len(kept), len(grown)):
                 break
             kept += self._kept(each, grown, known)
-            if self._bytes > MAX_PLAN_BYTES:
-                break
-        matrices.finish()
+        if not self._filling.problems.is_bad:
+            matrices.finish()
         if self._filling.problems.is_bad:
             return self._refused()
         if self._setting.cache_scope and kept:
             kept = self._behind_approval(kept)
         return self._planned(kept, [left_out[name] for name in chooser.order if name in left_out], known, changed)
+
+    def _has_room(self, name: str, jobs: int, more: int) -> bool:
+        """Whether a plan may become that large; it is looked at before anything is made."""
+        self._steps += more * len(self._pipeline.jobs[name].steps or ())
+        for found, most, what in ((jobs + more, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
+            if found > most:
+                wanted = f"expected at most {most:,}: split it into several files"
+                self._filling.refuse(("jobs", name), f"more than {most:,} {what} with all matrices", wanted)
+        return self._steps <= MAX_STEPS and jobs + more <= MAX_JOBS and self._bytes <= MAX_PLAN_BYTES
 
     def _refused(self) -> Compiled:
         return Compiled(plan=None, problems=self._filling.problems.in_order())
@@ -217,6 +224,8 @@ class _Compiler:
         waits = self._all(needs)
         made = []
         for position, each in enumerate(grown):
+            if self._bytes > MAX_PLAN_BYTES or self._filling.problems.is_full:
+                break
             after = waits if chosen.verdict.asks_status else ()
             if each.max_parallel is not None and position >= each.max_parallel:
                 after = (*after, grown[position - each.max_parallel].name)

@@ -18,6 +18,7 @@ from deltaci.pipeline.expressions import (
     truthy,
 )
 from deltaci.pipeline.expressions.evaluator import Functions, evaluate
+from deltaci.pipeline.expressions.limits import Budget
 from deltaci.pipeline.expressions.mentions import Mention, mentions, replaced
 from deltaci.pipeline.expressions.mistakes import ExpressionRefused
 from deltaci.pipeline.expressions.texts import asked
@@ -51,23 +52,24 @@ ALWAYS: Final = Verdict(holds=True)
 
 
 def decide(
-    written: str | None, known: Contexts, *, skipped: Collection[str] = (), status: Mapping[str, bool] | None = None
+    expression: Expression | None,
+    known: Contexts,
+    *,
+    skipped: Collection[str] = (),
+    status: Mapping[str, bool] | None = None,
+    whole: Budget | None = None,
 ) -> Verdict:
-    """An `if` over what is known. `skipped` are needs that are no part of the run; `status`: how things went so far.
-
-    Raises ExpressionRefused for what is no expression.
-    """
-    expression = asked(written or "")
+    """An `if` over what is known. `skipped` are needs that are no part of the run; `status`: how things went so far."""
     if expression is None:
         return ALWAYS
     asks_status = mentions_status(expression)
-    reduced = reduce(_with_skipped(expression, skipped), known, _functions({"always": True, **(status or {})}))
+    reduced = reduce(_with_skipped(expression, skipped), known, _functions({"always": True, **(status or {})}), whole)
     holds = _holds(reduced)
     if holds is None and isinstance(reduced, Remains):
         return Verdict(holds=None, remaining=reduced.expression, asks_status=asks_status)
     if holds:
         return Verdict(holds=True, asks_status=asks_status)
-    reason = _false_because(written or "", expression, known, skipped)
+    reason = _false_because(expression, known, skipped)
     return Verdict(holds=False, asks_status=asks_status, reason=reason)
 
 
@@ -109,8 +111,8 @@ def _with_skipped(expression: Expression, skipped: Collection[str]) -> Expressio
     return replaced(expression, by) if names else expression
 
 
-def _false_because(written: str, expression: Expression, known: Contexts, skipped: Collection[str]) -> str:
-    told = " ".join(written.split())
+def _false_because(expression: Expression, known: Contexts, skipped: Collection[str]) -> str:
+    told = printed(expression)
     values = []
     contexts = {**known, "needs": dict.fromkeys(skipped, SKIPPED)}
     for mention in dict.fromkeys((each.context, each.keys) for each in mentions(expression)):
@@ -159,15 +161,14 @@ def _all_of(*expressions: Expression) -> Expression:
     return And(tuple(left)) if len(left) > 1 else left[0] if left else Literal(True)
 
 
-def as_step(written: str | None, known: Contexts) -> Expression | None:
+def as_step(expression: Expression | None, known: Contexts, whole: Budget | None = None) -> Expression | None:
     """What the runner asks before a step: nothing, if it only runs while all went well."""
-    expression = asked(written or "")
     if expression is None:
         return None
     asks_status = mentions_status(expression)
     if any(_is_for_the_runner(each) for each in mentions(expression)):
         known = {name: value for name, value in known.items() if name != "github"}
-    reduced = reduce(expression, known)
+    reduced = reduce(expression, known, whole=whole)
     holds = _holds(reduced)
     if holds is not None or isinstance(reduced, Known):
         return None if holds and not asks_status else ALWAYS_TRUE if holds else Literal(False)

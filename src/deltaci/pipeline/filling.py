@@ -6,22 +6,27 @@ from typing import Final
 
 from deltaci.pipeline.expressions import (
     Contexts,
+    Expression,
     ExpressionRefused,
     Known,
     Mistake,
     RemainingText,
+    Template,
     Value,
     interpolate,
     read,
     reduce_text,
 )
+from deltaci.pipeline.expressions.limits import Budget
 from deltaci.pipeline.expressions.mentions import Mention, mentions
-from deltaci.pipeline.expressions.texts import OPEN
+from deltaci.pipeline.expressions.texts import OPEN, asked
 from deltaci.pipeline.expressions.values import number as as_number
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.found import Found, Path, told
 from deltaci.pipeline.problems import Problems, inside, shown
 
+MAX_STEPS: Final = 1_000_000  # of all expressions of a file together
+MAX_WORK: Final = 32 * 1024 * 1024
 MAX_NAMED: Final = 3  # of what is not known, in one message
 LATER: Final = "what is known when planning: github, inputs, vars, strategy or matrix"
 
@@ -32,7 +37,10 @@ class Filling:
     def __init__(self, found: Found) -> None:
         self._found = found
         self.problems = Problems(found.file)
+        self.budget = Budget(MAX_STEPS, MAX_WORK)
         self._mentions: dict[str, tuple[Mention, ...]] = {}
+        self._templates: dict[str, Template] = {}
+        self._conditions: dict[str, Expression | None] = {}
 
     def refuse(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
@@ -49,12 +57,14 @@ class Filling:
         if not isinstance(written, str) or OPEN not in written:
             return Known(written)  # type: ignore[arg-type]  # A scalar of the model.
         try:
-            reduced = reduce_text(written, known)
+            if written not in self._templates:
+                self._templates[written] = read(written)
+            reduced = reduce_text(self._templates[written], known, whole=self.budget)
             if isinstance(reduced, Known):
                 return reduced
             unknown = self._unknown(reduced, known)
             if not unknown:
-                return Known(interpolate(written, known))  # It fails; this says why.
+                return Known(interpolate(written, known, whole=self.budget))  # It fails; this says why.
         except ExpressionRefused as refused:
             self.refuse_expression(path, written, refused.mistake)
             return None
@@ -99,6 +109,13 @@ class Filling:
         wanted = f"expected a number above 0 and up to {most:,}"
         self.refuse(path, f"{shown(as_text(found.value))} as {shown(str(path[-1]))}", wanted)
         return 1
+
+    def condition(self, written: str | None) -> Expression | None:
+        """What an `if` says; nothing if it is empty. Raises ExpressionRefused."""
+        text = written or ""
+        if text not in self._conditions:
+            self._conditions[text] = asked(text)
+        return self._conditions[text]
 
     def mentioned(self, path: Path, text: str) -> tuple[Mention, ...]:
         """Everything that the expressions of a text mention; of what is no expression nothing, after it was told."""

@@ -183,7 +183,8 @@ class _Work:
 
     def _step_condition(self, written: str | None, path: Path) -> str:
         try:
-            expression = conditions.as_step(written, self._member.known)
+            asked = self._filling.condition(written)
+            expression = conditions.as_step(asked, self._member.known, self._filling.budget)
         except ExpressionRefused as refused:
             self._filling.refuse_expression((*self._member.path, *path), written or "", refused.mistake)
             return ""

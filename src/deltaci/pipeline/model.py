@@ -71,6 +71,7 @@ PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labele
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Nothing but the keys that are named."""
 
+    noun: ClassVar[str] = ""  # what a message calls it, where `shapes.NOUNS` does not say
     short: ClassVar[str] = ""  # the key that a bare text stands for
     by_name: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
     may_be_empty: ClassVar[bool] = False  # whether nothing at all stands for it

@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     @property
     def noun(self) -> str:
         """What a message calls it."""
-        return NOUNS[self.cls]
+        return self.cls.noun or NOUNS[self.cls]
 
 
 @cache

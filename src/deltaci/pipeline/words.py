@@ -1,4 +1,4 @@
-"""The words of a pipeline file: names, labels, patterns, times, each with what it may be and what a message calls it."""
+"""The words of a pipeline file: names, labels, patterns, times; what each may be, and what a message calls it."""
 
 from __future__ import annotations
 

@@ -188,6 +188,10 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bou
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
+    for depth in range(1, len(names)):
+        # An archive of `a/b` has no entry for `a`.
+        with parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=folder)
     with parent(top, "/".join(names)) as (folder, name):
         if entry.issym():
             os.symlink(entry.linkname, name, dir_fd=folder)

@@ -28,7 +28,7 @@ from deltaci.runner.git import (
     git,
     header,
 )
-from deltaci.runner.mirrors import LOCAL_SECONDS, Mirror, mirror
+from deltaci.runner.mirrors import BROKEN, LOCAL_SECONDS, Mirror, mirror, path_of
 from deltaci.runner.placing import settle
 
 SUBMODULE_SECONDS: Final = 1800.0
@@ -133,6 +133,19 @@ async def bring(
     remote: Remote, wanted: Wanted, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
 ) -> tuple[str, str]:
     """All of it: fetch, check out, move into place. `ref` chooses another commit than the one that is wanted."""
+    try:
+        return await _bring(remote, wanted, ref, mirrors, root, say)
+    except GitFailed as failed:
+        if not any(word in str(failed) for word in BROKEN):
+            raise
+        say(f"the mirror is broken: {failed}; making a new one")
+    await asyncio.to_thread(shutil.rmtree, path_of(mirrors, remote), ignore_errors=True)
+    return await _bring(remote, wanted, ref, mirrors, root, say)
+
+
+async def _bring(
+    remote: Remote, wanted: Wanted, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
+) -> tuple[str, str]:
     # Beside the workspace, on the same file system, where only the runner goes.
     staged = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
     try:

@@ -19,12 +19,13 @@ from deltaci.pipeline.expressions.values import Value, text
 from deltaci.runner.artifacts import Bounds, find, open_found
 from deltaci.runner.layout import Layout, is_of_pipeline
 from deltaci.wire.answers import Need
-from deltaci.wire.messages import ArtifactRule, JobSpec
+from deltaci.wire.messages import ArtifactRule, JobSpec, Source
 
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 SKIPPED: Final = "skipped"
 CANCELLED: Final = "cancelled"
+EVENT_FILE: Final = "event.json"
 MAX_HASHED: Final = Bounds(files=100_000, bytes=4 * 1024**3)
 _PART: Final = 1024 * 1024
 _SYSTEMS: Final = {"linux": "Linux", "darwin": "macOS", "windows": "Windows"}
@@ -52,6 +53,7 @@ class Scene:
         self.is_live = is_of_pipeline(spec)
         self._has_expressions = spec.contexts is not None
         self._given: dict[str, Any] = dict(spec.contexts or {})
+        self._source = spec.source
         self._layout = layout
         self._secrets = dict(secrets or {})
         told = self._given.get("needs")
@@ -96,11 +98,13 @@ class Scene:
             "GITHUB_WORKSPACE": str(layout.workspace),
             "DELTACI_WORKSPACE": str(layout.workspace),
         }
-        github = self.github
+        github = {**_of_source(self._source), **self.github}
         for name in _VARIABLES:
             value = github.get(name)
             if isinstance(value, str | int | float) and "\0" not in str(value):
                 told[f"GITHUB_{name.upper()}"] = text(value)
+        if github.get("event") is not None:
+            told["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
         if ".github/workflows/" in str(github.get("workflow_ref", "")):
             told["GITHUB_ACTIONS"] = "true"
         return told
@@ -165,6 +169,20 @@ class Scene:
 
     def _hash_files(self, arguments: Sequence[Value]) -> Value:
         return hash_files(self._layout.workspace, [text(each) for each in arguments])
+
+
+def _of_source(source: Source | None) -> dict[str, Any]:
+    """What the sources tell, where nobody said it: `contexts` only has what is mentioned."""
+    if source is None:
+        return {}
+    kind, _, name = source.ref.removeprefix("refs/").partition("/")
+    path = source.url.removesuffix(".git").replace(":", "/").split("/")
+    known = {"sha": source.commit, "ref": source.ref, "ref_name": name}
+    return {
+        **{key: value for key, value in known.items() if value},
+        **({"ref_type": "tag" if kind == "tags" else "branch"} if name else {}),
+        **({"repository": "/".join(path[-2:])} if "://" in source.url and len(path) > 4 else {}),
+    }
 
 
 def hash_files(workspace: Path, patterns: Sequence[str]) -> str:

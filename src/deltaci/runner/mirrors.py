@@ -35,6 +35,8 @@ USED: Final = "deltaci-used"
 EVERYTHING: Final = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
 # To ask again would only be answered with the same.
 _FINAL: Final = ("not our ref", "couldn't find remote ref", "Authentication failed", "Repository not found")
+# What git says of a repository that a disk or a kill left half made.
+BROKEN: Final = ("corrupt", "bad object", "unable to read", "is empty", "loose object", "missing blob", "bad tree")
 
 
 class Mirror:
@@ -116,7 +118,7 @@ class Mirror:
             try:
                 return await git(*words, folder=self.path, timeout_seconds=FETCH_SECONDS, remote=self._remote)
             except GitFailed as failed:
-                if attempt == TRIES or any(word in str(failed) for word in _FINAL):
+                if attempt == TRIES or any(word in str(failed) for word in (*_FINAL, *BROKEN)):
                     raise
                 self._say(f"git {words[0]}: {failed}; trying again")
                 await asyncio.sleep(pauses.next())
@@ -126,19 +128,26 @@ class Mirror:
         return await git(*words, folder=self.path, timeout_seconds=LOCAL_SECONDS)
 
 
+def path_of(folder: Path, remote: Remote) -> Path:
+    """Where the copy of a repository is."""
+    return folder / f"{hashlib.sha256(remote.url.encode()).hexdigest()[:32]}.git"
+
+
 @asynccontextmanager
 async def mirror(folder: Path, remote: Remote, say: Callable[[str], None]) -> AsyncIterator[Mirror]:
     """The copy of a repository, made if there is none, and nobody else's meanwhile."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    name = hashlib.sha256(remote.url.encode()).hexdigest()[:32]
-    path = folder / f"{name}.git"
-    async with _locked(folder / f"{name}.lock"):
+    path = path_of(folder, remote)
+    async with _locked(path.with_suffix(".lock")):
         if not (path / "HEAD").exists():
             shutil.rmtree(path, ignore_errors=True)  # Half made by a runner that was killed.
             path.mkdir()
             await git("init", "--quiet", "--bare", "--template=", folder=path, timeout_seconds=LOCAL_SECONDS)
             await git("remote", "add", "--", "origin", remote.url, folder=path, timeout_seconds=LOCAL_SECONDS)
-        for left in path.glob("*.lock"):  # Of a git that was killed: nobody else is here.
+        for left in (
+            *path.glob("*.lock"),
+            *(path / "refs").rglob("*.lock"),
+        ):  # Of a git that was killed: nobody else is here.
             left.unlink(missing_ok=True)
         (path / USED).touch()
         yield Mirror(path, remote, say)

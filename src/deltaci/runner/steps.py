@@ -157,7 +157,9 @@ class Steps:
     ) -> bool:
         """It failed; whether that is the end of the job shows when the next one is looked at."""
         result = self._result(index, name, ended, why)
-        is_tolerated = step.continue_on_error and code not in ("RUNNER_STARTUP", "BAD_SPEC")
+        # What this runner cannot do is no failure of the step.
+        is_its_own = code != "RUNNER_STARTUP" if self._scene.is_live else code in ("", "TIMED_OUT")
+        is_tolerated = step.continue_on_error and is_its_own
         self._results.append(structs.replace(result, is_tolerated=is_tolerated))
         self._scene.told(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
         if not is_tolerated:
@@ -207,7 +209,8 @@ class Steps:
             return await self._built_in(BUILT_INS[step.uses], inputs, timeout)
         workdir = inside(stage.layout.workspace, await self._think(scene.text, step.workdir or self._spec.workdir))
         script = await self._think(scene.text, step.run, {**outer, **own})
-        begun = start(step.shell, script, stage.layout, index)
+        shell = await self._think(scene.text, step.shell, {**outer, **own})
+        begun = start(shell, script, stage.layout, index)
         if not scene.is_live:
             ended = await stage.cell.run(
                 begun.script,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,13 @@ from deltaci.core.errors import Refused
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.caches import Caches
 from deltaci.runner.client import Unreachable
-from deltaci.runner.contexts import Scene
+from deltaci.runner.contexts import EVENT_FILE, Scene
 from deltaci.runner.executors import Cell, CellFailed, Exit
 from deltaci.runner.harvest import Harvester
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.layout import layout_of
 from deltaci.runner.places import Place
+from deltaci.runner.placing import write
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
 from deltaci.runner.sections import UPLOAD_ARTIFACTS
@@ -71,7 +73,7 @@ class Work:
             return self._failed("RUNNER_STARTUP", f"the job cannot begin: {error}")
         self._log.hide([*secrets.values(), *optional.values()])
         if self._scene.is_live:
-            await asyncio.to_thread(self._layout.make)
+            await asyncio.to_thread(self._make_folders)
             self._scene = Scene(
                 spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional, **secrets}
             )
@@ -80,7 +82,8 @@ class Work:
         working(steps.stop)
         try:
             if spec.services:
-                self._scene.job["services"] = await self._services.start(self._scene, left())
+                await self._start_services(left(), working)
+                working(steps.stop)
             ended = await steps.run()
             self._is_failed = not ended.is_success
             if spec.rules and ended.is_success:
@@ -90,6 +93,24 @@ class Work:
         finally:
             working(None)
         return await self._with_outputs(ended)
+
+    def _make_folders(self) -> None:
+        self._layout.make()
+        event = self._scene.github.get("event")
+        if event is not None:
+            write(self._layout.root, f"{self._layout.inner(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
+
+    async def _start_services(self, left: float, working: Callable[[Any], None]) -> None:
+        starting = asyncio.create_task(self._services.start(self._scene, left))
+        working(starting.cancel)
+        try:
+            await asyncio.wait({starting})
+            if starting.cancelled():
+                raise Over
+            self._scene.job["services"] = starting.result()
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     def _stage(self) -> Stage:
         return Stage(

@@ -7,7 +7,7 @@ same transaction in which it accepts the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,10 +18,12 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
-from deltaci.core.failures import Facts
+from deltaci.core.failures import Facts, FailureRule
+from deltaci.core.flaky import failed_tests
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
+from deltaci.core.run import Origin, Run
 from deltaci.core.timers import ready_at
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
@@ -49,6 +51,10 @@ from deltaci.wire.texts import plain
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
 Answer = ServerMessage | Refused
+FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's attempt: its job's known flaky tests.
+RulesOf = Callable[
+    [str], Awaitable[tuple[FailureRule, ...]]
+]  # A tenant's rules for failures, before the built-in ones.
 REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
@@ -73,10 +79,14 @@ class Protocol:
         applier: Applier,
         ttl_seconds: int = lease.TTL_SECONDS,
         limit: Limit | None = None,
+        rules: RulesOf | None = None,
+        flaky: FlakyOf | None = None,
     ) -> None:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
+        self._rules = rules
+        self._flaky = flaky
         self._line = Line(applier, store.wakers, limit)
 
     def stop_waiting(self) -> None:
@@ -159,6 +169,13 @@ class Protocol:
         lease.check_fence(record.lease, record.ended_lease, ref, name, max(now, record.updated_at))
         return record
 
+    async def origin(self, held: Attempt) -> Origin:
+        """Where the attempt's run comes from; one of the plain queue comes from nowhere."""
+        record = await self._store.find(held.run_id) if held.run_id else None
+        if (unread := refusal(record)) is not None:
+            raise unread
+        return record.origin if isinstance(record, Run) and record.tenant == held.tenant else Origin()
+
     async def looked(self, ids: Sequence[str]) -> list[Record]:
         """Those of these records that exist."""
         return (await self._store.transact(lambda: look(ids)))[1]
@@ -189,7 +206,7 @@ class Protocol:
                 self._check_speaker(who, message.runner_id)
                 if isinstance(message, AckLease):
                     await self._check_job(who, message)
-                commands.append(_command(who, message))
+                commands.append(await self._informed(who, _command(who, message)))
                 places.append(place)
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
@@ -199,6 +216,16 @@ class Protocol:
                 _refusal(message, found) if isinstance(found, Refused) else await self._heard(message, found)
             )
         return [answer for answer in answers if answer is not None]
+
+    async def _informed(self, who: Runner, command: Command) -> Command:
+        """A failure's command with all that it is classed by: the core decides from what the command says."""
+        if not isinstance(command, attempt.Complete) or command.is_success:
+            return command
+        rules = await self._rules(who.tenant) if self._rules is not None else ()
+        names, is_all = failed_tests(command.report)
+        known = await self._flaky(who.tenant, command.id) if self._flaky is not None and names and is_all else ()
+        facts = msgspec.structs.replace(command.facts, flaky_tests=tuple(name for name in names if name in known))
+        return msgspec.structs.replace(command, rules=rules, facts=facts)
 
     @staticmethod
     def _check_speaker(who: Runner, id: str) -> None:
@@ -285,19 +312,20 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
         case CancelAck():
             return attempt.CancelAck(**named, report=_report(message))
         case Complete():
+            report = _report(message)
             return attempt.Complete(
                 **named,
                 is_success=message.status == "SUCCEEDED",
                 exit_code=message.exit_code,
                 result=as_json("output", message.output),
-                report=_report(message),
+                report=report,
                 facts=Facts(
                     exit_code=message.exit_code,
                     signal=message.signal,
                     error_code=message.error_code or "",
                     message=plain(message.summary, MAX_REPORTED_TEXT),
                     log_tail=tuple(plain(line, MAX_REPORTED_TEXT) for line in message.log_tail),
-                    failed_tests=tuple(each.name for each in message.tests.failures) if message.tests else (),
+                    failed_tests=failed_tests(report)[0],
                 ),
             )
 

@@ -7,7 +7,7 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ import uvicorn
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
+from deltaci.control.flaky import FlakyTests
 from deltaci.control.forges.opened import OpenedProjects
 from deltaci.control.forges.outlet import Outlet
 from deltaci.control.forges.reports import Reports
@@ -25,6 +26,7 @@ from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
 from deltaci.core import lease
+from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
@@ -39,6 +41,7 @@ from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.disk import Disk
 from deltaci.server.dispatch import Dispatcher
+from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
 from deltaci.server.hooks import ROOT as HOOKS_ROOT
 from deltaci.server.hooks import Hooks
@@ -46,7 +49,7 @@ from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Issuer, Registry
-from deltaci.server.secrets import Secrets
+from deltaci.server.secrets import Secrets, Where
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import ROOT as API_ROOT
@@ -88,7 +91,7 @@ def announced(folder: Path, url: str) -> Path:
 
 def _secret_of(secrets: Secrets) -> SecretOf:
     """How the server itself opens a secret, for a project that names it."""
-    return lambda tenant, _project, name: secrets.opened(tenant, [name])[name]
+    return lambda tenant, project, name: secrets.opened(tenant, [name], Where(project))[name]
 
 
 class Service:
@@ -106,6 +109,7 @@ class Service:
         rules: Rules | None = None,
         allowed_forges: Collection[str] = (),
         public_url: str = "",
+        failure_rules: Sequence[FailureRule] = (),
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -115,7 +119,11 @@ class Service:
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
-        self.protocol = Protocol(store, self.applier, ttl_seconds, tenants.running_limit)
+        rules_of = FailureRules(store, time.monotonic, failure_rules)
+        self.flaky = FlakyTests(store)
+        self.protocol = Protocol(
+            store, self.applier, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt
+        )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
         self._follower.tell(self.control.hear)
@@ -137,21 +145,29 @@ class Service:
         forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
-        self._api = ApiApp(
+        self._follower.tell(self.flaky.hear)
+        self._api = self._people(tenants, secrets, rules_of)
+        self._timers: asyncio.Task[None] | None = None
+
+    def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
+        """What people and programs talk to."""
+        return ApiApp(
             Parts(
-                store=store,
+                store=self.store,
                 applier=self.applier,
                 logs=self.logs,
                 blobs=self.blobs,
                 disk=self._disk,
-                signer=signer,
-                keys=Keys(store, signer, time.monotonic),
+                signer=self.signer,
+                keys=Keys(self.store, self.signer, time.monotonic),
                 tenants=tenants,
                 streams=self.streams,
+                secrets=secrets,
+                rules=rules,
+                flaky=self.flaky,
                 repositories=self.repositories,
             )
         )
-        self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
         await self.store.open()
@@ -161,6 +177,7 @@ class Service:
         await self._follower.start()
         self.control.start()
         self.reporter.start()
+        self.flaky.start()
         self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
@@ -174,6 +191,7 @@ class Service:
             await self._dispatcher.stop()
         await self.repositories.stop()
         await self.reporter.stop()
+        await self.flaky.stop()
         await self._follower.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)

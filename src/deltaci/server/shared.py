@@ -21,7 +21,7 @@ from deltaci.core.needs import SKIPPED, is_over, outputs_of, result_of
 from deltaci.core.run import Run
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
-from deltaci.server.secrets import Secrets
+from deltaci.server.secrets import Secrets, Where, is_foreign, where
 from deltaci.wire.addresses import MAX_CACHE_KEY
 from deltaci.wire.answers import FoundCache, Need, SharedArtifact, SourceCredential
 
@@ -149,7 +149,9 @@ class Shared:
         source = job_spec(held).source
         if source is None or not source.credential:
             raise Refused("not_found", "the job's sources need no credential")
-        opened = await self._disk.do(lambda: self._secrets.opened(held.tenant, [source.credential]))
+        # It is the project's, whatever the run is about: a branch has none of its own.
+        at = Where((await self._protocol.origin(held)).project)
+        opened = await self._disk.do(lambda: self._secrets.opened(held.tenant, [source.credential], at))
         return SourceCredential(value=opened[source.credential])
 
     async def optional_secrets(self, held: Attempt) -> dict[str, str]:
@@ -157,17 +159,10 @@ class Shared:
         spec = job_spec(held)
         if spec.cache_scope or not spec.optional_secrets:
             return {}
-        return await self._disk.do(lambda: self._opened(held.tenant, spec.optional_secrets))
-
-    def _opened(self, tenant: str, names: list[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for name in names:
-            try:
-                found |= self._secrets.opened(tenant, [name])
-            except Refused as refused:
-                if refused.code not in ("no_secret", "bad_request"):
-                    raise
-        return found
+        origin = await self._protocol.origin(held)
+        if is_foreign(origin):
+            return {}
+        return await self._disk.do(lambda: self._secrets.there(held.tenant, spec.optional_secrets, where(origin)))
 
 
 def _need(needed: Job, last: Attempt | None) -> Need:

@@ -27,7 +27,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
-from deltaci.server.secrets import Secrets
+from deltaci.server.secrets import Secrets, is_foreign, where
 from deltaci.server.shared import NAMES as SHARED
 from deltaci.server.shared import Shared, number_of
 from deltaci.wire import messages as wire
@@ -158,10 +158,12 @@ class Uploads:
     # -- secrets
 
     async def _open_secrets(self, held: Attempt) -> dict[str, str]:
+        """What the job names, as far as its run may have it: where that comes from is in the run's own record."""
         spec = job_spec(held)
-        if spec.cache_scope:
+        origin = await self._protocol.origin(held)
+        if spec.cache_scope or is_foreign(origin):
             raise Refused("untrusted", "a run that is not trusted gets no secrets; run the job from a trusted source")
-        return await self._disk.do(lambda: self._secrets.opened(held.tenant, spec.secrets))
+        return await self._disk.do(lambda: self._secrets.opened(held.tenant, spec.secrets, where(origin)))
 
     # -- artifacts
 

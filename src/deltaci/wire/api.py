@@ -408,6 +408,24 @@ class KeyPage(Shown, frozen=True, kw_only=True):
     next: str | None
 
 
+class Secret(Shown, frozen=True, kw_only=True):
+    """A secret, without its value. The narrowest one that fits a job's run is the one that the job gets."""
+
+    name: str
+    project: Annotated[str, says("empty: for all jobs of the tenant")]
+    branch: Annotated[str, says("the pattern of branches that it is for; empty: for all of the project")]
+    version: Annotated[int, says("how often it was set")]
+    set_at: Annotated[Moment | None, says("when it was set last")]
+    set_by: Annotated[str, says("who did")]
+
+
+class SecretPage(Shown, frozen=True, kw_only=True):
+    """Secrets by name, the widest scope first."""
+
+    secrets: list[Secret]
+    next: str | None
+
+
 class Me(Shown, frozen=True, kw_only=True):
     """Who asks, as the server sees it."""
 

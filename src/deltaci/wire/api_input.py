@@ -36,6 +36,7 @@ Word = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")
 Tag = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[!-~]+$(?!\n)")]
 Comment = Annotated[str, Meta(max_length=2000)]
 InputName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")]
+SecretName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")]
 InputText = Annotated[str, Meta(max_length=10_000)]
 Duration = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
@@ -185,6 +186,25 @@ class WorkerTokenInput(Asked, frozen=True, kw_only=True):
     expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], says("how long the token is good")] = 86400
 
 
+class SecretInput(Asked, frozen=True, kw_only=True):
+    """A secret to be kept, sealed; nobody is ever shown its value."""
+
+    value: Annotated[
+        Annotated[str, Meta(min_length=4, max_length=65_536)], says("the value: at most 65,536 bytes, without NUL")
+    ]
+    project: Annotated[Word, says("only for jobs of this project; empty: for all of the tenant")] = ""
+    branch: Annotated[Word, says("only on branches that fit, e.g. `release/*`; needs a project")] = ""
+
+
+class FailureRulesInput(Asked, frozen=True, kw_only=True):
+    """A file of rules by which failures are classed, in place of the one before."""
+
+    text: Annotated[Annotated[str, Meta(max_length=65_536)], says("YAML; `rules: []` for none; see docs/failures.md")]
+    expected_version: Annotated[
+        Quantity | None, says("the version that this one replaces, 0 for none; another one is refused")
+    ] = None
+
+
 class Quotas(Asked, frozen=True, kw_only=True, omit_defaults=False):
     """What a tenant may use at most; 0: as much as it likes."""
 
@@ -223,10 +243,23 @@ class PageQuery(Asked, frozen=True, kw_only=True):
     cursor: Annotated[Cursor, says("`next` of the page before")] = ""
 
 
+class FlakyQuery(PageQuery, frozen=True, kw_only=True):
+    """Of which project."""
+
+    project: Annotated[Word | None, says("of this project; absent: of all")] = None
+
+
 class WorkerQuery(PageQuery, frozen=True, kw_only=True):
     """Which workers."""
 
     gone: Annotated[bool, says("those that were shut down, instead of those that are there")] = False
+
+
+class SecretQuery(Asked, frozen=True, kw_only=True):
+    """Which of the secrets of one name."""
+
+    project: Annotated[Word, says("the one of this project; empty: the one of the whole tenant")] = ""
+    branch: Annotated[Word, says("the one with exactly this pattern of branches")] = ""
 
 
 class EventQuery(Asked, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import api, api_input, api_projects
+from deltaci.wire import api, api_failures, api_input, api_projects
 from deltaci.wire.api_input import JobName, Scope, TemplateName
 
 ROOT: Final = "/api/v1"
@@ -35,6 +35,7 @@ PARAMETERS: Final[dict[str, Any]] = {
     "version": Annotated[int, Meta(ge=1, le=2**31 - 1)],
     "worker": api_input.RunnerName,
     "key": Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9]+$(?!\n)")],
+    "secret": api_input.SecretName,
     "project": api_projects.ProjectName,
     "change": Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9]+$(?!\n)")],
     "tenant": Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[ -.0-~]+$(?!\n)")],
@@ -68,6 +69,7 @@ REFUSALS: Final[dict[str, Refusal]] = {
     "plan_changed": Refusal(
         409, "the run has another plan than the one looked at", "look at the plan, and decide anew"
     ),
+    "no_secret": Refusal(409, "secrets cannot be kept here", "install what the message names where the server runs"),
     "too_large": Refusal(413, "more than fits into one request", "send less at once"),
     "wrong_media_type": Refusal(415, "the body says that it is not JSON", "send it as application/json"),
     "bad_range": Refusal(416, "there are no such bytes", "ask for bytes that exist"),
@@ -318,6 +320,35 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="POST", path="/keys/{key}/revoke", id="revokeKey", needs="admin",
         does="let nobody in with this key any more; safe to repeat, and who did it can still be read",
         answer=api.Key, codes=("not_found", "stale_version"),
+    ),
+    # -- secrets
+    Route(
+        method="GET", path="/secrets", id="listSecrets", needs="admin", does="list secrets, without their values",
+        query=api_input.PageQuery, answer=api.SecretPage,
+    ),
+    Route(
+        method="PUT", path="/secrets/{secret}", id="setSecret", needs="admin",
+        does="keep a secret, sealed, in place of the one with the same scope",
+        body=api_input.SecretInput, answer=api.Secret, codes=("no_secret",),
+    ),
+    Route(
+        method="DELETE", path="/secrets/{secret}", id="removeSecret", needs="admin",
+        does="forget the secret with exactly this scope",
+        query=api_input.SecretQuery, answer=api.Secret, codes=("not_found",),
+    ),
+    # -- failures
+    Route(
+        method="GET", path="/failure-rules", id="readFailureRules", answer=api_failures.FailureRules,
+        does="read the rules by which failures are classed, in the order in which they are asked",
+    ),
+    Route(
+        method="PUT", path="/failure-rules", id="setFailureRules", needs="admin",
+        does="set the tenant's own rules, which are asked before all others",
+        body=api_input.FailureRulesInput, answer=api_failures.FailureRules, codes=("stale_version",),
+    ),
+    Route(
+        method="GET", path="/flaky", id="listFlaky", does="list jobs and tests that are known to fail now and then",
+        query=api_input.FlakyQuery, answer=api_failures.FlakyPage,
     ),
     Route(method="GET", path="/me", id="readMe", needs=ANYBODY, does="say who asks", answer=api.Me),
     # -- the tenant

@@ -39,6 +39,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
 
     `groups` says which attempt has a group; nobody has those that it does not name.
+    `flaky` has the tests of a job, by its name, that are known to fail now and then.
     """
 
     now: int
@@ -46,6 +47,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     running_quota: int = 0
     running: int = 0
     ahead: Mapping[str, int] = {}
+    flaky: Mapping[str, frozenset[str]] = {}
     groups: Mapping[str, str] = {}
 
 

@@ -169,10 +169,11 @@ def not_retried(story: Story, of: Job, event: Event | None) -> Clause:
     ended = story.last(last.id) if last is not None else None
     exit_code = ended.metadata.get("exit_code") if ended is not None else None
     text = f"failed: {faults.what(failure, exit_code)}"
-    advice = (
-        f"{faults.whose(failure)}. {faults.why_not_again(failure, of.attempts, of.spec.max_attempts, of.spec.retry_on)}"
+    known = faults.known_flaky(last.report if last is not None else None, story.around.flaky.get(of.spec.name))
+    why = faults.why_not_again(failure, of.attempts, of.spec.max_attempts, of.spec.retry_on)
+    return Clause(
+        "not_retried", text, of.id, event, " ".join((f"{faults.whose(failure)}.", *filter(None, (known, why))))
     )
-    return Clause("not_retried", text, of.id, event, advice)
 
 
 def _family_failure(story: Story, of: Job, reason: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from deltaci.core.explain.words import quoted, saying, shown
+from deltaci.core.explain.words import listed, quoted, saying, shown
 from deltaci.core.failures import FLAKY, INFRA, TOOLING, USER, Failure
+from deltaci.core.flaky import failed_tests
+
+MAX_TESTS: Final = 5
 
 _WHOSE: Final = {
     INFRA: "a fault of the machine or the network",
@@ -70,6 +73,17 @@ def why_not_again(failure: Failure, index: int, allowed: int, retry_on: Sequence
     if allowed == 1:
         return "Such a failure may pass, but the job has only one attempt; give it more with max_attempts."
     return f"Such a failure may pass, but all {allowed} attempts are used up."
+
+
+def known_flaky(report: Any, known: Collection[str] | None) -> str:
+    """How many of the failed tests are known to be flaky, and which: a sentence of its own, or nothing."""
+    failed, is_all = failed_tests(report)
+    flaky = [name for name in failed if name in (known or ())]
+    if not flaky:
+        return ""
+    total = f"{len(failed)}{'' if is_all else ' or more'}"
+    noun = "test is" if len(failed) == 1 and is_all else "tests are" if len(flaky) > 1 else "tests is"
+    return f"{len(flaky)} of {total} failed {noun} known to be flaky: {listed(flaky, MAX_TESTS)}."
 
 
 def told(metadata: dict[str, Any]) -> Failure:

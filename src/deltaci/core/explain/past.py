@@ -230,13 +230,26 @@ def _execution_failed(story: Story, event: Event) -> Told:
     if event.to == job.RETRYING:
         due = event.metadata.get("next_run_at", 0)
         text = f"Attempt {index} of {allowed} of {story.job_name(event.entity_id)} failed:"
-        text += f" {faults.what(failure, exit_code)}. {faults.whose(failure)}. Such a failure may pass, so attempt"
-        return "retry_scheduled", f"{text} {index + 1} was planned for {moment(int(due))}."
+        text += f" {faults.what(failure, exit_code)}. {faults.whose(failure)}.{_flaky(story, event, index)}"
+        return (
+            "retry_scheduled",
+            f"{text} Such a failure may pass, so attempt {index + 1} was planned for {moment(int(due))}.",
+        )
     text = f"Job {story.job_name(event.entity_id)} failed: {faults.what(failure, exit_code)}."
     known = story.jobs.get(event.entity_id)
     retry_on = known.spec.retry_on if known is not None else ()
-    text += f" {faults.whose(failure)}. {faults.why_not_again(failure, index, allowed, retry_on)}"
+    text += f" {faults.whose(failure)}.{_flaky(story, event, index)}"
+    text += f" {faults.why_not_again(failure, index, allowed, retry_on)}"
     return "not_retried", f"{text}{_allowed(story, event)}"
+
+
+def _flaky(story: Story, event: Event, index: int) -> str:
+    """How many of the failed tests are known to be flaky, where some are."""
+    known, record = story.jobs.get(event.entity_id), story.attempts.get(ids.attempt_id(event.entity_id, index))
+    if known is None or record is None:
+        return ""
+    said = faults.known_flaky(record.report, story.around.flaky.get(known.spec.name))
+    return f" {said}" if said else ""
 
 
 def _allowed(story: Story, event: Event) -> str:

@@ -14,8 +14,6 @@ LIKELY: Final = "likely"  # It usually is so; something that cannot be seen from
 UNSURE: Final = "unsure"  # A guess: it is shown to people, and never run by itself.
 ORDER: Final[tuple[Confidence, ...]] = (SURE, LIKELY, UNSURE)
 
-MAX_EVIDENCE_CHARS: Final = 160
-
 
 class Draft(Struct, frozen=True, kw_only=True):
     """A job as an ecosystem proposes it: for its own folder, and without a name among all others."""
@@ -77,4 +75,4 @@ def weaker(one: Confidence, other: Confidence) -> Confidence:
 def quoted(text: str, longest: int = 60) -> str:
     """Some text of a file, to be shown to people: one line of plain characters, and not much of it."""
     line = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: longest * 4].split()))
-    return f"'{line}'" if len(line) <= longest else f"'{line[: longest - 1]}…'".replace("…", "...")
+    return f"'{line}'" if len(line) <= longest else f"'{line[: longest - 3]}...'"

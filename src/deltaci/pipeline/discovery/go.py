@@ -25,6 +25,9 @@ def find(place: Place) -> Project | None:
         return None
     if place.any(r".*\.go") is None:
         return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=("go.mod without any Go file",))
+    if re.search(r"(?m)^module (?:std|cmd)$", place.text(MANIFEST)):
+        told = "Go's own library is built and tested by scripts of its own"
+        return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=(told,))
     version = re.search(r"(?m)^go\s+([0-9][0-9.]*)", place.text(MANIFEST))
     evidence = (f"there is go.mod{f', for Go {version[1][:10]}' if version else ''}",)
     drafts = [

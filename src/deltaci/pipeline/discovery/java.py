@@ -45,12 +45,7 @@ def _maven(place: Place) -> Draft:
         reason="pom.xml asks for certain JDKs by toolchains" if has_toolchains else "",
         evidence=("there is pom.xml", *(("there is the wrapper mvnw",) if wrapper else ())),
         # By `sh`: whether the wrapper may be executed is not to be seen from its name.
-        steps=(f"{'sh ./mvnw' if wrapper else 'mvn'} -B -ntp -Dmaven.repo.local=.m2/repository verify",),
-        caches=(
-            model.Cache(
-                key="maven-{lock_hash}", paths=(place.path(".m2/repository"),), lock_files=(place.path(MAVEN),)
-            ),
-        ),
+        steps=(f"{'sh ./mvnw' if wrapper else 'mvn'} -B -ntp verify",),
         artifacts=(model.Artifact(path=place.path("**/target/surefire-reports/TEST-*.xml"), type="junit"),),
     )
 

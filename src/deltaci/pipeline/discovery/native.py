@@ -49,13 +49,8 @@ def find(place: Place) -> Project | None:
         is_tested, told, what = True, "there is meson.build", "Meson build"
         steps = ("meson setup _build", "meson compile -C _build", "meson test -C _build --print-errorlogs")
         artifacts = (model.Artifact(path=place.path("_build/meson-logs/testlog.junit.xml"), type="junit"),)
-    elif config := place.has(*AUTOTOOLS):
+    elif config := place.has(*AUTOTOOLS, "configure"):
         return None if has_target and place.has("Makefile") else _autotools(place, config)
-    elif place.has("configure"):
-        if has_target:
-            return None
-        told, what, is_tested = "there is a configure script", "configure and make", False
-        steps = ("sh ./configure", "make")
     else:
         return None
     return Project(

@@ -52,11 +52,6 @@ WAYS: Final = (
 )  # fmt: skip
 
 
-def manifests(name: str) -> bool:
-    """Whether a name is that of such a manifest."""
-    return any(re.fullmatch(way.manifest, name) for way in WAYS)
-
-
 def find_all(place: Place) -> list[Project]:
     """What the table says about this folder."""
     drafts: dict[str, list[Draft]] = {}

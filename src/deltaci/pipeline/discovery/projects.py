@@ -28,51 +28,12 @@ MANIFESTS: Final = frozenset(
 # Folders that usually hold projects of their own.
 USUAL: Final = frozenset(
     {
-        *(
-            "packages",
-            "package",
-            "pkg",
-            "pkgs",
-            "apps",
-            "app",
-            "services",
-            "service",
-            "libs",
-            "lib",
-            "libraries",
-            "modules",
-        ),
-        *("projects", "components", "plugins", "crates", "backend", "frontend", "front", "client", "clients", "server"),
-        *(
-            "web",
-            "webapp",
-            "web-app",
-            "api",
-            "ui",
-            "gui",
-            "core",
-            "cli",
-            "sdk",
-            "sdks",
-            "src",
-            "source",
-            "python",
-            "py",
-        ),
-        *("js", "javascript", "typescript", "ts", "node", "go", "golang", "rust", "java", "kotlin", "ruby", "php"),
-        *(
-            "dotnet",
-            "csharp",
-            "net",
-            "cpp",
-            "mobile",
-            "desktop",
-            "bindings",
-            "lambda",
-            "lambdas",
-            "functions",
-            "worker",
-        ),
+        *("packages", "package", "pkg", "pkgs", "apps", "app", "services", "service", "libs", "lib", "libraries"),
+        *("modules", "projects", "components", "plugins", "crates", "backend", "frontend", "front", "client"),
+        *("clients", "server", "web", "webapp", "web-app", "api", "ui", "gui", "core", "cli", "sdk", "sdks", "src"),
+        *("source", "python", "py", "js", "javascript", "typescript", "ts", "node", "go", "golang", "rust", "java"),
+        *("kotlin", "ruby", "php", "dotnet", "csharp", "net", "cpp", "mobile", "desktop", "bindings", "lambda"),
+        *("lambdas", "functions", "worker"),
     }
 )
 # One build of the whole tree: what lies inside is a part of it.
@@ -218,6 +179,8 @@ def _covers(tree: Tree, outer: Project, inner: Project) -> bool:
         return True
     place = Place(tree, outer.folder)
     below = inner.folder[len(outer.folder) + 1 if outer.folder else 0 :]
+    if outer.ecosystem == "python":  # A Django project that has no list of its own lives on that of the outer one.
+        return not Place(tree, inner.folder).has("pyproject.toml", "setup.py", "Pipfile", "requirements.txt")
     if outer.ecosystem == "rust":
         return "workspace" in place.toml("Cargo.toml")
     if outer.ecosystem == "node" and node.is_workspace(place):

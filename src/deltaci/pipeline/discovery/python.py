@@ -9,7 +9,7 @@ from deltaci.pipeline import model
 from deltaci.pipeline.discovery.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project, quoted
 from deltaci.pipeline.discovery.python_linters import lint_drafts
 from deltaci.pipeline.discovery.python_needs import REQUIREMENTS, RUNTIME, Known, Needs, backend_of, extras_of, needs_of
-from deltaci.pipeline.discovery.python_tools import NOX, PIP, TOOLS, Nox, Tox, hatch_of, nox_of, tox_of
+from deltaci.pipeline.discovery.python_tools import LOCKERS, NOX, TOOLS, Nox, Tox, get, hatch_of, nox_of, tox_of
 from deltaci.pipeline.discovery.tasks import test_recipe
 from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 
@@ -18,13 +18,9 @@ MANIFESTS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "manag
 
 TEST_FILE: Final = r"(?:.*/)?(?:test_[^/]*|[^/]*_test|tests?)\.py"
 PYTEST_FILES: Final = (
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    "conftest.py",
-    "tests/conftest.py",
-    "test/conftest.py",
+    *("pytest.ini", ".pytest.ini", "pytest.toml", "conftest.py", "tests/conftest.py", "test/conftest.py"),
 )
+PYTEST_STYLE: Final = re.compile(r"(?m)^(?:(?:import|from) pytest\b|(?:async )?def test_)")
 # Their version comes from tags of git, so the build needs the history.
 FROM_GIT: Final = ("setuptools_scm", "setuptools-scm", "hatch-vcs", "versioneer", "versioningit", "dunamai", "pbr")
 PLAIN_BACKENDS: Final = ("setuptools", "hatchling", "flit", "poetry", "pdm", "uv_build", "whey", "jupyter_packaging")
@@ -38,16 +34,7 @@ INSTALLS: Final = re.compile(
 
 def wants(name: str, folder: str) -> bool:
     """Whether a file says something about how a Python project is tested."""
-    if name in (
-        *MANIFESTS,
-        "noxfile.py",
-        "hatch.toml",
-        "tox.toml",
-        "pytest.ini",
-        ".pre-commit-config.yaml",
-        "mypy.ini",
-        "Pipfile.lock",
-    ):
+    if name in MANIFESTS or name in ("noxfile.py", "hatch.toml", "tox.toml", "mypy.ini"):
         return True
     is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
     is_test = re.fullmatch(TEST_FILE, name) is not None
@@ -99,19 +86,11 @@ def _pytest(known: Known) -> str | None:
         return "tox.ini has [pytest]"
     if found := place.has(*PYTEST_FILES):
         return f"there is {found}"
-    for name in (
-        "pyproject.toml",
-        "setup.cfg",
-        "setup.py",
-        "Pipfile",
-        "tox.ini",
-        "noxfile.py",
-        *REQUIREMENTS,
-        *RUNTIME,
-    ):
+    for name in (*MANIFESTS, "noxfile.py", *REQUIREMENTS, *RUNTIME):
         if re.search(r"(?<![\w-])pytest(?![\w])", place.text(name)):
             return f"{name} names pytest"
-    return None
+    near = (path for path in known.tests if path.count("/") <= 1 and PYTEST_STYLE.search(place.text(path)))
+    return next((f"{path} is written for pytest" for path in near), None)
 
 
 # -- tests
@@ -124,9 +103,10 @@ def _tests(known: Known) -> tuple[tuple[Draft, ...], tuple[str, ...]]:
     if tox and tox.test and not (has_lock and known.pytest):
         return (_by_tox(known, tox),), ()
     needs = needs_of(known)
-    manage = place.has("manage.py")
-    if manage and not (known.pytest and "pytest" in known.pytest):
-        return (_by_django(known, needs),), ()
+    inner = place.any(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/manage\.py") if place.has("manage.py") is None else None
+    manage = place.has("manage.py") or inner
+    if manage and not known.pytest:
+        return (_by_django(known, needs, manage),), ()
     if nox and nox.test and not (needs.is_declared and known.pytest):
         return (_by_nox(known, nox),), ()
     is_lost = not needs.is_declared and not needs.is_locked
@@ -152,7 +132,7 @@ def _by_tox(known: Known, tox: Tox) -> Draft:
         reason="" if tox.is_plain else tox.doubt,
         evidence=(tox.evidence,),
         checkout=known.checkout,
-        steps=(*PIP(names), f"{TOOLS}/tox run -e {tox.test}"),
+        steps=(*get(names), f"{TOOLS}/tox run -e {tox.test}"),
         hints=_versions(known),
     )
 
@@ -165,7 +145,7 @@ def _by_nox(known: Known, nox: Nox) -> Draft:
         evidence=(nox.evidence,),
         checkout=known.checkout,
         reason="the session may ask for versions of Python that the machine does not have",
-        steps=(*PIP("nox"), f"{NOX} -s {nox.test}"),
+        steps=(*get("nox"), f"{NOX} -s {nox.test}"),
         hints=_versions(known),
     )
 
@@ -176,14 +156,14 @@ def _by_hatch(known: Known, script: str) -> Draft:
         what="Python tests with Hatch",
         confidence=SURE,
         evidence=("pyproject.toml has an environment of Hatch for tests",),
-        steps=(*PIP("hatch"), f"{TOOLS}/hatch {script}"),
+        steps=(*get("hatch"), f"{TOOLS}/hatch {script}"),
         checkout=known.checkout,
         hints=_versions(known),
     )
 
 
 def _by_make(known: Known) -> Draft:
-    """The Makefile gets what the tests need, and nothing else says what that is; whatever it installs goes into .venv."""
+    """The Makefile gets what the tests need, and nothing else says what that is; what it installs goes into .venv."""
     return Draft(
         task="test",
         what="Python tests with make",
@@ -210,7 +190,7 @@ def _by_pytest(known: Known, needs: Needs) -> Draft:
         confidence, reason = LIKELY, "nothing says what the tests need beside pytest"
     elif not known.tests:
         confidence, reason = LIKELY, "there are tests, but none with a usual name"
-    by_uv = (f"{TOOLS}/uv pip install pytest",) if known.place.has("uv.lock") else ()
+    by_uv = (f"{LOCKERS}/uv pip install pytest",) if known.place.has("uv.lock") else ()
     by_pip = () if needs.is_locked else (".venv/bin/python -m pip install pytest",)
     install = () if _lists_pytest(known) else by_uv or by_pip
     told = known.pytest or "there are test files"
@@ -237,16 +217,16 @@ def _lists_pytest(known: Known) -> bool:
     return "pytest" in listed or bool(name and re.search(r"(?m)^pytest\b", known.place.text(name)))
 
 
-def _by_django(known: Known, needs: Needs) -> Draft:
+def _by_django(known: Known, needs: Needs, manage: str) -> Draft:
     return Draft(
         task="test",
         what="Django tests",
         confidence=LIKELY,
-        evidence=("there is manage.py", *needs.evidence),
+        evidence=(f"there is {manage}", *needs.evidence),
         reason="its settings may want a database or secrets",
         env=needs.env,
         caches=needs.caches,
-        steps=(*needs.steps, ".venv/bin/python manage.py test"),
+        steps=(*needs.steps, f".venv/bin/python {manage} test"),
         checkout=known.checkout,
     )
 
@@ -338,7 +318,7 @@ def _build(known: Known) -> tuple[Draft, ...]:
             confidence=SURE if is_sure else LIKELY,
             reason="" if is_sure else doubt,
             evidence=("pyproject.toml has [build-system]" if is_declared else "there is setup.py",),
-            steps=(*PIP("build"), f"{TOOLS}/python -m build"),
+            steps=(*get("build"), f"{TOOLS}/python -m build"),
             checkout=known.checkout,
             artifacts=(model.Artifact(path=place.path("dist/*")),),
         ),

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from deltaci.pipeline.discovery.findings import LIKELY, SURE, UNSURE, Draft, Project
-from deltaci.pipeline.discovery.python_tools import NOX, PIP, TOOLS, declared_tools, nox_of, tox_of
+from deltaci.pipeline.discovery.python_tools import NOX, TOOLS, declared_tools, get, nox_of, tox_of
 from deltaci.pipeline.discovery.tree import Place, dig, table
 
 PRE_COMMIT: Final = ".pre-commit-config.yaml"
@@ -26,7 +26,7 @@ def lint_drafts(
                 what="Python linters with tox",
                 confidence=SURE,
                 evidence=(f"tox has the environment {tox.lint!r}",),
-                steps=(*PIP(names), f"{TOOLS}/tox run -e {tox.lint}"),
+                steps=(*get(names), f"{TOOLS}/tox run -e {tox.lint}"),
                 checkout=checkout,
             ),
         )
@@ -41,7 +41,7 @@ def lint_drafts(
                 checkout=checkout,
                 evidence=(f"noxfile.py has the session {nox.lint!r}",),
                 reason="what the session needs is not to be seen",
-                steps=(*PIP("nox"), f"{NOX} -s {nox.lint}"),
+                steps=(*get("nox"), f"{NOX} -s {nox.lint}"),
             ),
         )
     return (*_style(place, pyproject, setup_cfg), *_types(place, pyproject, setup_cfg))
@@ -62,7 +62,7 @@ def _pre_commit() -> Draft:
         evidence=(f"there is {PRE_COMMIT}",),
         reason="its hooks may need tools of other languages",
         env={"SKIP": "no-commit-to-branch"},  # This hook is for people who commit; here it would always fail.
-        steps=(*PIP("pre-commit"), f"{TOOLS}/pre-commit run --all-files --show-diff-on-failure"),
+        steps=(*get("pre-commit"), f"{TOOLS}/pre-commit run --all-files --show-diff-on-failure"),
     )
 
 
@@ -75,7 +75,7 @@ def _style(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -
         found.append(("ruff", where, (f"{TOOLS}/ruff check .", *formats)))
     elif place.has(".flake8") or "flake8" in setup_cfg or "flake8" in tox_ini:
         where = place.has(".flake8") or ("setup.cfg has [flake8]" if "flake8" in setup_cfg else "tox.ini has [flake8]")
-        found.append(("flake8", where, (f"{TOOLS}/flake8 --extend-exclude .venv,.tools,.cache",)))
+        found.append(("flake8", where, (f"{TOOLS}/flake8 --extend-exclude .venv",)))
     if "black" in tool:
         found.append(("black", "pyproject.toml has [tool.black]", (f"{TOOLS}/black --check .",)))
     if not found:
@@ -90,7 +90,7 @@ def _style(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -
             confidence=SURE if is_sure else LIKELY,
             reason="" if is_sure else NEWER,
             evidence=tuple(where if " " in where else f"there is {where}" for _, where, _ in found),
-            steps=(*PIP(names), *(step for _, _, steps in found for step in steps)),
+            steps=(*get(names), *(step for _, _, steps in found for step in steps)),
         ),
     )
 

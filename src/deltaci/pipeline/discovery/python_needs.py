@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from deltaci.pipeline import model
-from deltaci.pipeline.discovery.python_tools import PIP, TOOLS
+from deltaci.pipeline.discovery.python_tools import LOCKERS, get
 from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 
 TEST_WORDS: Final = ("test", "tests", "testing", "unittest", "pytest")
@@ -58,9 +58,9 @@ def needs_of(known: Known) -> Needs:
     groups, extras = table(known.pyproject, "dependency-groups"), extras_of(known)
     if place.has("uv.lock") and known.pyproject:
         chosen = [*_options("--group", groups), *_options("--extra", extras)]
-        sync = " ".join([f"{TOOLS}/uv sync --frozen", *chosen])
+        sync = " ".join([f"{LOCKERS}/uv sync --frozen", *chosen])
         return Needs(
-            steps=(*PIP("uv"), sync),
+            steps=(*get("uv", LOCKERS), sync),
             evidence=("there is uv.lock",),
             is_locked=True,
             env={"UV_CACHE_DIR": ".cache/uv"},
@@ -70,12 +70,12 @@ def needs_of(known: Known) -> Needs:
         return _poetry(known, extras)
     if place.has("pdm.lock"):
         chosen = _options("-G", {**groups, **extras})
-        install = " ".join([f"{TOOLS}/pdm install --frozen-lockfile", *chosen])
-        return Needs(steps=(*PIP("pdm"), install), evidence=("there is pdm.lock",), is_locked=True)
+        install = " ".join([f"{LOCKERS}/pdm install --frozen-lockfile", *chosen])
+        return Needs(steps=(*get("pdm", LOCKERS), install), evidence=("there is pdm.lock",), is_locked=True)
     if place.has("Pipfile"):
         install = "sync --dev" if place.has("Pipfile.lock") else "install --dev --skip-lock"
         return Needs(
-            steps=(*PIP("pipenv"), f"{TOOLS}/pipenv {install}"),
+            steps=(*get("pipenv", LOCKERS), f"{LOCKERS}/pipenv {install}"),
             evidence=("there is a Pipfile",),
             env={"PIPENV_VENV_IN_PROJECT": "1"},
         )
@@ -88,7 +88,7 @@ def _poetry(known: Known, extras: dict[str, Any]) -> Needs:
     chosen = [*_options("--with", optional), *_options("--extras", extras)]
     says = "there is poetry.lock" if known.place.has("poetry.lock") else "pyproject.toml is Poetry's"
     return Needs(
-        steps=(*PIP("poetry"), " ".join([f"{TOOLS}/poetry install --no-interaction", *chosen])),
+        steps=(*get("poetry", LOCKERS), " ".join([f"{LOCKERS}/poetry install --no-interaction", *chosen])),
         evidence=(says,),
         env={"POETRY_VIRTUALENVS_IN_PROJECT": "true"},
         is_locked=True,

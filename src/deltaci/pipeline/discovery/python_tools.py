@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from deltaci.pipeline.discovery.tree import Place, dig, table, texts, word
 
-# What runs the project's tools has an environment of its own: they must not meet what the project needs.
-TOOLS: Final = ".tools/bin"
+# Where tools are: a folder that linters and packagers know to leave alone. What makes `.venv` itself is in another one.
+TOOLS: Final = ".venv/bin"
+LOCKERS: Final = ".tools/bin"
 NOX: Final = f"{TOOLS}/nox --no-error-on-missing-interpreters"
 MAX_LINES: Final = 5000
 UNIT_WORDS: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
@@ -29,9 +30,9 @@ LINT_WORDS: Final = (
 )
 
 
-def PIP(names: str) -> tuple[str, str]:  # noqa: N802 - a constant with a hole in it
+def get(names: str, where: str = TOOLS) -> tuple[str, str]:
     """The steps that bring tools along."""
-    return "python3 -m venv .tools", f"{TOOLS}/python -m pip install {names}"
+    return f"python3 -m venv {where.removesuffix('/bin')}", f"{where}/python -m pip install {names}"
 
 
 class Tox(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ ECOSYSTEM: Final = "rust"
 MANIFEST: Final = "Cargo.toml"
 FORMAT: Final = ("rustfmt.toml", ".rustfmt.toml")
 TOOLCHAIN: Final = ("rust-toolchain.toml", "rust-toolchain")
+CRATES: Final = "its crates may need features or systems of their own"
 # Only a nightly rustfmt knows these: a stable one would format otherwise.
 NIGHTLY: Final = re.compile(
     r"(?m)^[ \t]*(unstable_features|imports_granularity|group_imports|wrap_comments|format_code_in_doc_comments|"
@@ -50,7 +51,8 @@ def find(place: Place) -> Project | None:
         Draft(
             task="build",
             what="Rust build",
-            confidence=SURE,
+            confidence=SURE if "package" in cargo else LIKELY,
+            reason="" if "package" in cargo else CRATES,
             evidence=evidence,
             steps=(f"cargo build{every}",),
             caches=shared,
@@ -60,7 +62,7 @@ def find(place: Place) -> Project | None:
             task="test",
             what="Rust tests",
             confidence=SURE if "package" in cargo else LIKELY,
-            reason="" if "package" in cargo else "its crates may need features of their own",
+            reason="" if "package" in cargo else CRATES,
             evidence=evidence,
             steps=(f"cargo test{every}",),
             caches=shared,

@@ -101,7 +101,8 @@ def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
     if chosen.get("test"):
         # What the target needs to have been built, it builds itself, or it is built by the target without a name.
         builds = is_alone and tasks.tool == "make" and tasks.first not in ("help", "test", "check", "usage", "")
-        drafts.append(_draft(tasks, "test", chosen["test"] or "", ("make",) if builds else ()))
+        configures = ("sh ./configure",) if builds and place.has("configure") else ()
+        drafts.append(_draft(tasks, "test", chosen["test"] or "", (*configures, "make") if builds else ()))
     if chosen.get("lint"):
         drafts.append(_draft(tasks, "lint", chosen["lint"] or "", (), is_guess=not is_alone))
     if not drafts and is_alone and (chosen.get("build") or tasks.tool == "make"):

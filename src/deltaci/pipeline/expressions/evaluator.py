@@ -39,9 +39,11 @@ Contexts = Mapping[str, Value]
 Functions = Mapping[str, Function]
 
 
-def evaluate(expression: Expression, contexts: Contexts, functions: Functions | None = None) -> Value:
+def evaluate(
+    expression: Expression, contexts: Contexts, functions: Functions | None = None, whole: Budget | None = None
+) -> Value:
     """The value of an expression. `functions` has those that look at files or at how the job goes."""
-    value = Evaluator(contexts, functions or {}).value(expression)
+    value = Evaluator(contexts, functions or {}, whole).value(expression)
     if isinstance(value, str):
         check_text(expression.at, len(value))
     return list(value) if isinstance(value, Filtered) else value
@@ -50,10 +52,10 @@ def evaluate(expression: Expression, contexts: Contexts, functions: Functions | 
 class Evaluator:
     """One evaluation: what is known, and what may still be done."""
 
-    def __init__(self, contexts: Contexts, functions: Functions) -> None:
+    def __init__(self, contexts: Contexts, functions: Functions, whole: Budget | None = None) -> None:
         self._contexts = {name.lower(): value for name, value in contexts.items()}
         self._functions = functions
-        self.budget = Budget()
+        self.budget = Budget(whole=whole)
 
     def value(self, expression: Expression) -> Value:
         """The value of one expression, and first of those within it."""

@@ -18,28 +18,37 @@ MAX_WORK: Final = 4_194_304  # characters compared or made
 
 
 class Budget:
-    """What one evaluation may still do. The counts are of work, not of time, so every machine refuses the same."""
+    """What one evaluation may still do. The counts are of work, not of time, so every machine refuses the same.
 
-    def __init__(self) -> None:
-        self._steps = MAX_STEPS
-        self._characters = MAX_WORK
+    What is done counts for `whole` as well, if there is one: what many evaluations may do together.
+    """
+
+    def __init__(self, steps: int = MAX_STEPS, characters: int = MAX_WORK, whole: Budget | None = None) -> None:
+        self._limits = (steps, characters)
+        self._steps = steps
+        self._characters = characters
+        self._whole = whole
 
     def step(self, column: int, count: int = 1) -> None:
         """Count expressions that are evaluated, or items that are looked at."""
+        if self._whole is not None:
+            self._whole.step(column, count)
         self._steps -= count
         if self._steps < 0:
             self._steps = -1
             raise FailedExpression(
-                Mistake(column, f"more than {MAX_STEPS} steps", "an expression that looks at fewer items")
+                Mistake(column, f"more than {self._limits[0]} steps", "an expression that looks at fewer items")
             )
 
     def text(self, column: int, count: int) -> None:
         """Count characters before they are compared or made."""
+        if self._whole is not None:
+            self._whole.text(column, count)
         self._characters -= count
         if self._characters < 0:
             self._characters = -1
             raise FailedExpression(
-                Mistake(column, f"more than {MAX_WORK} characters of work", "an expression about shorter texts")
+                Mistake(column, f"more than {self._limits[1]} characters of work", "an expression about shorter texts")
             )
 
 

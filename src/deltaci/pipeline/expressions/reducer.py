@@ -16,7 +16,7 @@ from msgspec import Struct
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions
 from deltaci.pipeline.expressions.functions import find, is_builtin, wrong_arguments
 from deltaci.pipeline.expressions.json_text import compact
-from deltaci.pipeline.expressions.limits import MAX_DEPTH, MAX_LENGTH
+from deltaci.pipeline.expressions.limits import MAX_DEPTH, MAX_LENGTH, Budget
 from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.tree import (
@@ -58,9 +58,11 @@ class Remains(Struct, frozen=True):
 _Reduced: TypeAlias = Known | Expression
 
 
-def reduce(expression: Expression, known: Contexts, functions: Functions | None = None) -> Known | Remains:
+def reduce(
+    expression: Expression, known: Contexts, functions: Functions | None = None, whole: Budget | None = None
+) -> Known | Remains:
     """The value of an expression as far as these contexts and functions tell it."""
-    return reduce_with(Reducer(known, functions or {}), expression)
+    return reduce_with(Reducer(known, functions or {}, whole), expression)
 
 
 def reduce_with(reducer: Reducer, expression: Expression) -> Known | Remains:
@@ -77,10 +79,10 @@ def reduce_with(reducer: Reducer, expression: Expression) -> Known | Remains:
 class Reducer:
     """One reduction. `by_identity` says that a value may be compared: an array must then stay what it is."""
 
-    def __init__(self, known: Contexts, functions: Functions) -> None:
+    def __init__(self, known: Contexts, functions: Functions, whole: Budget | None = None) -> None:
         self._known = frozenset(name.lower() for name in known)
         self._functions = functions
-        self._evaluator = Evaluator(known, functions)
+        self._evaluator = Evaluator(known, functions, whole)
 
     def reduce(self, expression: Expression, *, by_identity: bool) -> _Reduced:
         """The value, or what remains. Whatever fails stays as it is written and fails later, if it is reached."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from deltaci.pipeline.expressions.check import check
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions, evaluate
 from deltaci.pipeline.expressions.functions import STATUS
-from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, check_text
+from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, Budget, check_text
 from deltaci.pipeline.expressions.mistakes import BadExpression, FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.parser import check_depth, parse
 from deltaci.pipeline.expressions.reducer import Known, Reducer, Remains, reduce_with
@@ -97,12 +97,14 @@ def check_template(template: Template, contexts: Iterable[str], functions: Itera
     ]
 
 
-def interpolate(template: str | Template, contexts: Contexts, functions: Functions | None = None) -> Value:
+def interpolate(
+    template: str | Template, contexts: Contexts, functions: Functions | None = None, whole: Budget | None = None
+) -> Value:
     """A text with the values of its expressions; the value itself, if the text is one expression and nothing else."""
     read_template = read(template) if isinstance(template, str) else template
     if read_template.single is not None:
-        return evaluate(read_template.single, contexts, functions)
-    evaluator = Evaluator(contexts, functions or {})  # one for all: the limits are those of the whole text
+        return evaluate(read_template.single, contexts, functions, whole)
+    evaluator = Evaluator(contexts, functions or {}, whole)  # one for all: the limits are those of the whole text
     return _join(
         (part, 1) if isinstance(part, str) else (text(evaluator.value(part)), part.at) for part in read_template.parts
     )
@@ -118,10 +120,12 @@ def _join(parts: Iterable[tuple[str, int]]) -> str:
     return "".join(kept)
 
 
-def reduce_text(template: str | Template, known: Contexts, functions: Functions | None = None) -> Known | RemainingText:
+def reduce_text(
+    template: str | Template, known: Contexts, functions: Functions | None = None, whole: Budget | None = None
+) -> Known | RemainingText:
     """The value of a text as far as these contexts tell it, or the text that remains, to be read again later."""
     read_template = read(template) if isinstance(template, str) else template
-    reducer = Reducer(known, functions or {})
+    reducer = Reducer(known, functions or {}, whole)
     if read_template.single is not None:
         reduced = reduce_with(reducer, read_template.single)
         return reduced if isinstance(reduced, Known) else RemainingText(_hole(reduced))

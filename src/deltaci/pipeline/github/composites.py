@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from deltaci.pipeline.expressions import STATUS, BadExpression, Expression, functions_of, parse, read
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.texts import CLOSE, OPEN
-from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index, Literal
+from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index, Literal, Or
+from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.github.desk import Desk, keyed, listed, made
 from deltaci.pipeline.github.labels import as_expression
 from deltaci.pipeline.github.substitution import replaced, text
@@ -26,7 +27,7 @@ NAMES: Final = ("action.yml", "action.yaml")
 PATH: Final = "GITHUB_ACTION_PATH"
 END: Final = "_deltaci_end_of_output_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-MAY_BE_FALSE: Final = ("timeout-minutes", "continue-on-error")
+MAY_FAIL, LIMIT = "continue-on-error", "timeout-minutes"
 
 
 class Uses(NamedTuple):
@@ -115,14 +116,15 @@ class _Action:
         self._name(inner.value)
         outputs = self._outputs(parts.get("outputs"))
         asked = [self._asked(each) for each in inner.value]
-        if not self._can_be_split(inner.value, asked, bool(outputs)):
+        own = self.asked.key("id")
+        if not self._can_be_split(inner.value, asked):
             return []
         told: list[Node] = []
         for position, each in enumerate(inner.value):
             changed = self._changed(each, position, asked)
             told += step(changed, self.desk, self.asked._replace(node=changed, depth=self.asked.depth + 1))
-        if outputs and (own := self.asked.key("id")) is not None:
-            told += step(_setter(own, outputs, self._when(None, len(asked))), self.desk, self.asked)
+        if own is not None:
+            told += step(self._last(own, outputs, asked), self.desk, self.asked)
         if len(told) > MAX_STEPS:
             self.desk.outside(inner.at, f"{len(told)} steps in all", f"expected at most {MAX_STEPS}")
             return []
@@ -184,18 +186,20 @@ class _Action:
         written = self.asked.key("if")
         return None if written is None or not written.written.strip() else self._condition(written, lambda _: None)
 
-    def _can_be_split(self, steps: list[Node], asked: list[Expression | None], has_outputs: bool) -> bool:
+    def _may_fail(self) -> bool:
+        """Whether the job goes on when the action failed."""
+        value = self.asked.key(MAY_FAIL)
+        return value is not None and value.written != "false"
+
+    def _can_be_split(self, steps: list[Node], asked: list[Expression | None]) -> bool:
         """Whether its steps one by one do what it does as a whole."""
-        is_one = len(steps) == 1 and not has_outputs
         outer, at = self._outer(), steps[0].at
-        for name in MAY_BE_FALSE:
-            value = self.asked.key(name)
-            if value is not None and value.written != "false" and not is_one:
-                self.desk.outside(at, f"{shown(name)} of an action with several steps", "give it to a command")
-                return False
+        if self.asked.key(LIMIT) is not None and len(steps) > 1:
+            self.desk.outside(at, f"{shown(LIMIT)} of an action with several steps", "give it to a command")
+            return False
         has_status = [each is not None and _asks_status(each) for each in asked]
-        if outer is not None and _asks_status(outer) and any(has_status):
-            told = "steps that ask how things went, in an action whose own 'if' asks for it as well"
+        if (self._may_fail() or (outer is not None and _asks_status(outer))) and any(has_status):
+            told = "steps that ask how things went, in an action that may fail, or whose own 'if' asks for it as well"
             self.desk.outside(at, told, "ask in one of both")
             return False
         if any(has_status[1:]) and asked[0] is not None:
@@ -211,8 +215,9 @@ class _Action:
         parts: list[Expression] = []
         if own is not None and _asks_status(own):
             parts.append(Call("success") if position == 0 else _result(first, "!=", "skipped"))
-        elif outer is not None and _asks_status(outer):
-            parts += [_result(name, "!=", "failure") for name in list(self.ids.values())[:position]]
+        elif self._may_fail() or (outer is not None and _asks_status(outer)):
+            kind = "outcome" if self._may_fail() else "conclusion"
+            parts += [_result(name, "!=", "failure", kind) for name in list(self.ids.values())[:position]]
         if outer is not None and not (own is not None and _asks_status(own) and position):
             parts.insert(0, outer)
         if own is not None:
@@ -232,7 +237,7 @@ class _Action:
         told.append((made(node.at, "id"), made(node.at, list(self.ids.values())[position])))
         if (when := self._when(asked[position], position)) is not None:
             told.append((made(node.at, "if"), made(node.at, when.value)))
-        for name in MAY_BE_FALSE:
+        for name in (MAY_FAIL, LIMIT):
             if (outer := self.asked.key(name)) is not None and all(key.written != name for key, _ in told):
                 told.append((made(node.at, name), outer))
         if env := self._env(node):
@@ -261,6 +266,32 @@ class _Action:
         changed = text(node.value, self._change)
         return Node(TEXT, node.at, changed, changed, node.style or '"')
 
+    def _last(self, own: Node, outputs: dict[str, str], asked: list[Expression | None]) -> Node:
+        """A step that stands for the action under its id: it sets its outputs, and fails if one of its steps did."""
+        kind = "outcome" if self._may_fail() else "conclusion"
+        results = [_result(name, "==", "failure", kind) for name in self.ids.values()]
+        first = next(iter(self.ids.values()))
+        entered = And((_result(first, "!=", "skipped"), Call("always")))
+        when = made(own.at, printed(entered)) if asked[0] is None else self._when(None, len(asked))
+        failed = printed(results[0] if len(results) == 1 else Or(tuple(results)))
+        env = {"FAILED": made(own.at, f"{OPEN} {failed} {CLOSE}")}
+        lines = []
+        for number, (name, value) in enumerate(outputs.items()):
+            env[f"OUTPUT_{number}"] = made(own.at, value)
+            lines.append(
+                f"printf '%s<<%s\\n%s\\n%s\\n' '{name}' {END} \"$OUTPUT_{number}\" {END} >> \"$GITHUB_OUTPUT\""
+            )
+        parts: dict[str, Node | None] = {
+            "id": made(own.at, own.written),
+            "name": made(own.at, f"End of {own.written}"),
+            "if": when,
+            "shell": made(own.at, "sh"),
+            "env": keyed(own.at, dict(env)),
+            "run": made(own.at, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
+            MAY_FAIL: self.asked.key(MAY_FAIL),
+        }
+        return keyed(own.at, parts)
+
     def _outputs(self, node: Node | None) -> dict[str, str]:
         found = {}
         for name, rules in _pairs(node):
@@ -272,8 +303,8 @@ class _Action:
         return found
 
 
-def _result(step: str, operator: str, word: str) -> Expression:
-    return Compare(operator, Index(Index(Context("steps"), Literal(step)), Literal("conclusion")), Literal(word))
+def _result(step: str, operator: str, word: str, kind: str = "conclusion") -> Expression:
+    return Compare(operator, Index(Index(Context("steps"), Literal(step)), Literal(kind)), Literal(word))
 
 
 def _asks_status(expression: Expression) -> bool:
@@ -285,31 +316,14 @@ def _as_text(node: Node | None) -> Expression:
     if node is None or node.kind in (NULL, LIST, OBJECT):
         return Literal("")
     if node.kind != TEXT or OPEN not in node.value:
-        return Literal(node.written if node.kind != TEXT else node.value)
+        return Literal(as_text(node.value))
     try:
         template = read(node.value)
+        if template.single is not None:
+            return Call("format", (Literal("{0}"), template.single))
+        return parse(as_expression(template))
     except BadExpression:
-        return Literal("")
-    if template.single is not None:
-        return Call("format", (Literal("{0}"), template.single))
-    return parse(as_expression(template))
-
-
-def _setter(own: Node, outputs: dict[str, str], when: Node | None) -> Node:
-    """The step that sets the outputs of an action, under its id."""
-    lines, env = [], {}
-    for number, (name, value) in enumerate(outputs.items()):
-        env[f"OUTPUT_{number}"] = made(own.at, value)
-        lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' '{name}' {END} \"$OUTPUT_{number}\" {END} >> \"$GITHUB_OUTPUT\"")
-    parts: dict[str, Node | None] = {
-        "id": made(own.at, own.written),
-        "name": made(own.at, f"Outputs of {own.written}"),
-        "if": None if when is None else made(own.at, when.value),
-        "shell": made(own.at, "bash"),
-        "env": keyed(own.at, dict(env)),
-        "run": made(own.at, "\n".join(lines) + "\n"),
-    }
-    return keyed(own.at, parts)
+        return Literal("")  # What is wrong with it is said of the step.
 
 
 def _pairs(node: Node | None) -> list[tuple[Node, Node]]:

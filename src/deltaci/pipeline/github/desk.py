@@ -35,7 +35,8 @@ PLANNED: Final = frozenset(
 # Of the context `github`, what there is here. `docs/github-workflows.md` has the list.
 OF_GITHUB: Final = (
     *("actor", "base_ref", "event", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
-    *("repository_owner", "run_attempt", "run_id", "run_number", "sha", "triggering_actor", "workflow", "workspace"),
+    *("repository_owner", "run_attempt", "run_id", "run_number", "server_url", "sha", "triggering_actor", "workflow"),
+    *("workflow_ref", "workspace"),
 )
 ALWAYS, TRUE = "always()", "true"
 

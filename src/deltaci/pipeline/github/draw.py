@@ -42,6 +42,8 @@ def _lines() -> Iterator[str]:
         yield from _table("key", rules)
     yield "\n## The context `github`\n"
     yield f"It has {_listed(OF_GITHUB)}. Anything else in it is empty, which is told."
+    yield "The variables that say the same, such as `GITHUB_SHA`, are there as well; those of the run, such as"
+    yield "`GITHUB_RUN_ID`, if a command in the file names them."
     yield "\n## Actions\n"
     yield "At any version or commit. Any other action of GitHub or of anybody else is outside, but for two kinds:\n"
     yield f"- `{TOOLCHAIN}` becomes the commands that it is made of, with {_listed(TOOLCHAIN_INPUTS)};"

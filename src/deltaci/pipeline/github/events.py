@@ -103,6 +103,8 @@ def _types(node: Node, desk: Desk) -> Node | None:
         else:
             near = nearest(word, (*TYPES, *OTHER_TYPES))
             desk.outside(each.at, f"{shown(word)} as a type", "" if near else f"expected {', '.join(TYPES)}", near)
+    if not kept:
+        desk.note(node.at, "none of these types starts anything here", "no pull request starts this")
     return listed(node.at, kept) if kept else None
 
 

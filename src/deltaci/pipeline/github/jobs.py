@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from deltaci.pipeline.expressions import contexts_of
 from deltaci.pipeline.github.containers import Container, container, services, variables
-from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
+from deltaci.pipeline.github.desk import KNOWN, Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
 from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
-from deltaci.pipeline.github.strategies import strategy
+from deltaci.pipeline.github.strategies import Strategy, strategy
 from deltaci.pipeline.nodes import child
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
+BY_ID: Final = "the job is called by its id"
 MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
 
 Keys = dict[str, tuple[Node, Node]]
@@ -27,16 +29,16 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
     told: dict[str, Node | None] = {}
     called = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
     if "name" in found:
-        told["name"] = desk.line(found["name"][1], "jobs.name", "name")
+        told["name"] = _name(found["name"][1], desk)
     if "needs" in found:
         told["needs"] = needs(found["needs"][1], desk)
     if "if" in found:
         told["if"] = desk.condition(found["if"][1], "jobs.if")
-    planned = strategy(found["strategy"][1], desk) if "strategy" in found else None
-    told["strategy"] = planned.node if planned is not None else None
+    planned = strategy(found["strategy"][1], desk) if "strategy" in found else Strategy(None, [{}])
+    told["strategy"] = planned.node
     place = Machines()
     if "runs-on" in found:
-        place = machines(*found["runs-on"], planned.combinations if planned is not None else [{}], desk)
+        place = machines(found["runs-on"][1], planned.combinations, planned.unknown, desk)
         told["runs-on"] = as_list(found["runs-on"][1], place)
     elif not called and node.kind == OBJECT:
         desk.outside(key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest")
@@ -55,6 +57,16 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, files: Mapping[str, s
     told["checkout"] = Node(BOOL, key.at, False, "false")
     told["network"] = Node(BOOL, key.at, True, "true")
     return keyed(node.at, told)
+
+
+def _name(node: Node, desk: Desk) -> Node | None:
+    """What people call the job; by what is not known when a run is planned it cannot be called."""
+    if node.kind == TEXT:
+        late = {name for each in desk.expressions(node, "jobs.env") for name in contexts_of(each)} - KNOWN
+        if late:
+            desk.note(node.at, f"a name with {shown(min(late))}, which is not known when a run is planned", BY_ID)
+            return None
+    return desk.line(node, "jobs.name", "name")
 
 
 def needs(node: Node, desk: Desk) -> Node:

@@ -51,7 +51,7 @@ KEYS: Final[dict[str, dict[str, Rule]]] = {
         "jobs": inside(),
     },
     "a job": {
-        "name": inside("without the outputs of other jobs"),
+        "name": inside("with the outputs of other jobs in it, the job is called by its id"),
         "needs": inside(),
         "if": inside(),
         "runs-on": inside("`ubuntu-*` is `linux`, `macos-*` is `macos`, `windows-*` is `windows`"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from deltaci.pipeline.expressions import ExpressionRefused, Known, Template, read, reduce_text
+from deltaci.pipeline.expressions.mentions import EVERY, mentions
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.texts import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Literal
@@ -38,8 +39,8 @@ class Machines:
             self.labels.append(node)
 
 
-def machines(key: Node, node: Node, combinations: Values | None, desk: Desk) -> Machines:
-    """The labels that `runs-on` stands for; `combinations` are those of the matrix, as far as they are known."""
+def machines(node: Node, combinations: Values | None, unknown: frozenset[str], desk: Desk) -> Machines:
+    """The labels that `runs-on` stands for; `combinations` are those of the matrix, but for axes that are unknown."""
     found = Machines()
     wanted = node
     if node.kind == OBJECT:
@@ -50,7 +51,7 @@ def machines(key: Node, node: Node, combinations: Values | None, desk: Desk) -> 
         if text is None:
             continue
         if OPEN in text.value:
-            _worked_out(text, combinations, found, desk)
+            _worked_out(text, combinations, unknown, found, desk)
         elif text.value.strip():
             for label in _labels(text.value.strip()):
                 found.add(made(text.at, label))
@@ -82,13 +83,13 @@ def _told(at: Node, word: str, found: Machines, desk: Desk) -> None:
         desk.note(at.at, f"{shown(word)}, a label that is not one of GitHub's", WAITS)
 
 
-def _worked_out(node: Node, combinations: Values | None, found: Machines, desk: Desk) -> None:
+def _worked_out(node: Node, combinations: Values | None, unknown: frozenset[str], found: Machines, desk: Desk) -> None:
     """An expression: it stays one, and says what GitHub's names stand for."""
     try:
         template = read(node.value)
     except ExpressionRefused:
         return  # It was said.
-    values = _values(template, combinations)
+    values = _values(template, combinations, unknown)
     if values is not None and any(not isinstance(value, str) for value in values):
         bad = "labels that are no texts, or a list of them that is worked out"
         desk.outside(node.at, bad, "expected one label: write a list of labels, each of which may be an expression")
@@ -99,6 +100,9 @@ def _worked_out(node: Node, combinations: Values | None, found: Machines, desk: 
             found.add(made(node.at, label))
         _told(node, words[0], found, desk)
         return
+    if words is None:
+        told = "labels that are worked out when a run is planned"
+        desk.note(node.at, told, "one name of GitHub's is understood then; a list of them is taken as it is")
     inner = as_expression(template)
     seen = [start for start in SYSTEMS if words is None or any(word.lower().startswith(start) for word in words)]
     rest = words is None or any(not word.lower().startswith(tuple(SYSTEMS)) for word in words)
@@ -115,9 +119,12 @@ def _worked_out(node: Node, combinations: Values | None, found: Machines, desk: 
             desk.note(node.at, f"the label {shown(_labels(word)[0] if _labels(word) else word)}", WAITS)
 
 
-def _values(template: Template, combinations: Values | None) -> list[Value] | None:
+def _values(template: Template, combinations: Values | None, unknown: frozenset[str]) -> list[Value] | None:
     """What it is for every job of the matrix; None if that is not known yet."""
     found: list[Value] = []
+    for mention in (each for expression in template.expressions for each in mentions(expression)):
+        if mention.context == "matrix" and unknown and (mention.keys or (EVERY,))[0] in {*unknown, EVERY}:
+            return None
     for values in combinations if combinations is not None else ():
         try:
             reduced = reduce_text(template, {"matrix": dict(values)})

@@ -46,7 +46,9 @@ def step(node: Node, desk: Desk, asked: Uses) -> list[Node]:
     if node.kind == OBJECT:
         uses = next((value for key, value in node.value if key.written == "uses"), None)
         if uses is not None and is_local(uses):
-            keys(node, "a step", desk)
+            found = keys(node, "a step", desk)
+            for _, value in found["with"][1].value if "with" in found and found["with"][1].kind == OBJECT else ():
+                desk.scalar(value, "steps.with")
             return inlined(asked._replace(node=node, uses=uses), desk, step)
     made_of = _step(node, desk)
     return [made_of] if made_of is not None else []

@@ -22,10 +22,11 @@ ROWS: Final = ("include", "exclude")
 
 
 class Strategy(NamedTuple):
-    """What was read: for the pipeline, and the combinations, if they are known already."""
+    """What was read: for the pipeline, and the combinations, as far as they are known already."""
 
     node: Node | None
     combinations: Sequence[Mapping[str, Value]] | None
+    unknown: frozenset[str] = frozenset()  # axes that the combinations do not have
 
 
 def strategy(node: Node, desk: Desk) -> Strategy:
@@ -35,13 +36,13 @@ def strategy(node: Node, desk: Desk) -> Strategy:
         for key, _ in found.values():
             desk.note(key.at, f"{shown(key.written)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
-    matrix, combinations = _matrix(found["matrix"][1], desk)
-    told: dict[str, Node | None] = {"matrix": matrix}
+    matrix = _matrix(found["matrix"][1], desk)
+    told: dict[str, Node | None] = {"matrix": matrix.node}
     if "fail-fast" in found:
         told["fail-fast"] = desk.truth(found["fail-fast"][1], PLACE, "fail-fast")
     if "max-parallel" in found:
         told["max-parallel"] = desk.number(found["max-parallel"][1], PLACE, "max-parallel")
-    return Strategy(keyed(node.at, told), combinations)
+    return matrix._replace(node=keyed(node.at, told))
 
 
 def _matrix(node: Node, desk: Desk) -> Strategy:
@@ -63,8 +64,19 @@ def _matrix(node: Node, desk: Desk) -> Strategy:
         told.append((key, part))
         is_known = is_known and known is not None
         values[key.written] = known
-    combinations = _combinations(node, values, desk) if is_known else None
-    return Strategy(Node(OBJECT, node.at, told), combinations)
+    if is_known:
+        return Strategy(Node(OBJECT, node.at, told), _combinations(node, values, desk))
+    unknown = frozenset(key for key, value in values.items() if value is None)
+    return Strategy(Node(OBJECT, node.at, told), None if unknown & {*ROWS} else _partly(values), unknown)
+
+
+def _partly(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
+    """The combinations of what is known, also those that are excluded by what is not."""
+    known = {key: value for key, value in values.items() if value is not None and key != "exclude"}
+    try:
+        return [each.values for each in expand("job", {"matrix": known}).combinations] if known else None
+    except BadMatrix:
+        return None
 
 
 def _axis(key: Node, node: Node, desk: Desk) -> tuple[Node | None, list[Any] | None]:

@@ -93,9 +93,7 @@ def choose(what: str, wanted: str, there: Sequence[Tool]) -> Tool:
         if fits(wanted, each.version):
             return each
     known = ", ".join(each.told for each in there) or "none at all"
-    raise StepFailed(
-        f"{what} {wanted!r} is not on this runner; there are: {known}. Install it, or ask for one of them", CODE
-    )
+    raise StepFailed(f"{what} {wanted!r} is not here; there are: {known}. Install it, or ask for one of them", CODE)
 
 
 def read_file(stage: Stage, path: str) -> str:

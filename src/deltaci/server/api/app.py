@@ -18,7 +18,21 @@ import msgspec
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
-from deltaci.server.api import changes, explain, files, jobs, keys, live, projects, queries, runs, templates, workers
+from deltaci.server.api import (
+    changes,
+    explain,
+    failures,
+    files,
+    jobs,
+    keys,
+    live,
+    projects,
+    queries,
+    runs,
+    secrets,
+    templates,
+    workers,
+)
 from deltaci.server.api.calls import Call, Handler, Made, Parts, Sent
 from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
@@ -44,6 +58,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **templates.HANDLERS,
     **workers.HANDLERS,
     **keys.HANDLERS,
+    **secrets.HANDLERS,
+    **failures.HANDLERS,
     **projects.HANDLERS,
     **changes.HANDLERS,
 }

@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
+from deltaci.control.flaky import FlakyTests
 from deltaci.control.repositories import Repositories
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
@@ -20,7 +21,9 @@ from deltaci.server.api.streams import Streams
 from deltaci.server.api.tenants import Tenants
 from deltaci.server.credentials import Signer
 from deltaci.server.disk import Disk
+from deltaci.server.failure_rules import FailureRules
 from deltaci.server.http import Request
+from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
 
@@ -39,6 +42,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     tenants: Tenants
     streams: Streams
+    secrets: Secrets
+    rules: FailureRules
+    flaky: FlakyTests
     repositories: Repositories
 
 

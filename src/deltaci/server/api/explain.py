@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
-from deltaci.core import explain
+from deltaci.core import explain, flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import WORKERS
 from deltaci.core.run import Run
+from deltaci.core.timers import ready_at
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.server.api import shown
@@ -22,6 +21,7 @@ from deltaci.wire import api
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000
+MAX_FLAKY_JOBS: Final = 50
 MAX_GROUPS: Final = 100
 _PAGE: Final = 200
 
@@ -51,13 +51,14 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
     jobs = await jobs_of(call, run)
     tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
     events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    return run, jobs, tries, events, await _around(call, {each.group for each in tries if each.group})
+    return run, jobs, tries, events, await _around(call, run, tries)
 
 
-async def _around(call: Call, groups: Iterable[str]) -> explain.Surroundings:
-    """The fleet, the quota and who has these groups, as they are now."""
+async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroundings:
+    """The fleet, the quota, who has the attempts' groups, and what is known to be flaky, as all of it is now."""
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
+    groups = {each.group for each in tries if each.group and ready_at(each)}
     workers: list[Worker] = []
     before = None
     while len(workers) < MAX_WORKERS:
@@ -71,8 +72,19 @@ async def _around(call: Call, groups: Iterable[str]) -> explain.Surroundings:
         workers=tuple(workers),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
-        groups={group: await store.holder(tenant, group) for group in islice(groups, MAX_GROUPS)},
+        groups={group: await store.holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
+        flaky=await _flaky(call, run, tries),
     )
+
+
+async def _flaky(call: Call, run: Run, tries: list[Attempt]) -> dict[str, frozenset[str]]:
+    """Of jobs with failed tests: those of their tests that are known to be flaky."""
+    names = dict.fromkeys(flaky.job_name(each) for each in tries if flaky.failed_tests(each.report)[0])
+    project, now = flaky.place(run)[0], await call.parts.store.now()
+    return {
+        name: frozenset(flaky.known_tests(await call.parts.flaky.of_job(run.tenant, project, name), now))
+        for name in list(names)[:MAX_FLAKY_JOBS]
+    }
 
 
 def _shown(explanation: explain.Explanation) -> api.Explanation:

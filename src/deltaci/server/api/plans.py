@@ -12,6 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Gate, JobSpec
 from deltaci.core.plan import dependents, ordered
 from deltaci.core.worker import queue_key
+from deltaci.engine.checks import as_json
 from deltaci.wire.api_input import GateInput, InputRule, JobInput, PlanInput
 
 
@@ -42,6 +43,7 @@ def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> Jo
         raise Refused("bad_request", f"job {asked.name!r} is a task; only a job of kind 'approval' has an 'approval'")
     if asked.work is None:
         raise Refused("bad_request", f"job {asked.name!r} has no 'work'; say what its worker does, see docs/jobs.md")
+    as_json(f"'contexts' of job {asked.name!r}", asked.work.contexts)
     work: dict[str, Any] = msgspec.to_builtins(asked.work)
     if env:
         work["env"] = {**env, **work.get("env", {})}

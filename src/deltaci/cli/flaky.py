@@ -1,0 +1,36 @@
+"""`deltaci flaky`: what fails now and then."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, since
+
+app = typer.Typer(add_completion=False)
+
+
+@command(app, "flaky")
+def flaky_command(
+    session: Session,
+    project: Annotated[str | None, typer.Option(help="Only of this project.", metavar="NAME")] = None,
+) -> None:
+    """List jobs and tests that are known to fail now and then: they did both on the same commit.
+
+    Example:
+
+      deltaci flaky --project shop
+    """
+    found = list(session.client.iter_flaky(project=project))
+    if session.is_json:
+        session.print_json(found)
+        return
+    rows = Rows("JOB", "PROJECT", "TEST", "#TIMES", "LAST", "~COMMIT")
+    for job in found:
+        if job.is_flaky:
+            rows.add(job.job, job.project, "(the job itself)", job.times, since(job.last_at), "")
+        for test in job.tests:
+            rows.add(job.job, job.project, test.name, test.times, since(test.last_at), test.commit[:12])
+    rows.print("nothing is known to be flaky")

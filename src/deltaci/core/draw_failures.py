@@ -1,0 +1,61 @@
+"""Draws the built-in rules for failures into docs/failures.md, from the table that is executed.
+
+python -m deltaci.core.draw_failures docs/failures.md           write its table
+python -m deltaci.core.draw_failures --check docs/failures.md   fail if it is not what the rules say
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from deltaci.core.draw import table, write_or_compare
+from deltaci.core.failures import RULES, FailureRule
+
+MODULE: Final = "deltaci.core.draw_failures"
+BEGIN: Final = f"<!-- Everything below is written by: python -m {MODULE} -->"
+
+
+def page(text: str) -> str:
+    """The page with its table as it should be; what stands before the mark is written by hand."""
+    head, mark, _ = text.partition(BEGIN)
+    if not mark:
+        raise ValueError(f"the page has no line {BEGIN!r}")
+    return head + BEGIN + "\n\n" + "\n".join(_lines()).rstrip("\n") + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "## The built-in rules"
+    yield ""
+    yield "In this order, behind a tenant's own and the server's. The last one fits everything."
+    yield ""
+    rows = ((f"`{rule.name}`", rule.failure_class, "yes" if rule.is_retryable else "no", _fits(rule)) for rule in RULES)
+    yield from table(("rule", "class", "retried", "fits"), rows)
+
+
+def _fits(rule: FailureRule) -> str:
+    told = [f"error code {_listed(rule.error_codes)}"] if rule.error_codes else []
+    told += [f"signal {_listed(rule.signals)}"] if rule.signals else []
+    told += [f"exit code {_listed(rule.exit_codes)}"] if rule.exit_codes else []
+    told += ["tests failed, all of them known to be flaky"] if rule.all_failed_tests_flaky else []
+    told += ["tests failed"] if rule.has_failed_tests else []
+    told += [f"in the log: {_listed(rule.log_pattern.split('|'))}"] if rule.log_pattern else []
+    return " and ".join(told) or "every other failure"
+
+
+def _listed(values: object) -> str:
+    assert isinstance(values, (tuple, list))
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    files = [each for each in arguments if not each.startswith("--")]
+    text = Path(files[0]).read_text("utf-8") if len(files) == 1 else BEGIN
+    return write_or_compare(arguments, MODULE, "rules", page(text))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""Secrets over the API: names and scopes are shown, values never; a job gets what its run may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from tests.api.site import ApiSite, Player, task
+from tests.contract.places import Place, on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+VALUE = "hunter2-of-the-house"
+
+
+async def given(here: ApiSite, player: Player, lease: Any, what: str = "secrets") -> Any:
+    """What the lease's job, or its runner, is given."""
+    headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
+    return (await here.http.get(f"/runner/v1/{what}", headers=headers)).json()
+
+
+@on_loop
+async def test_what_makes_no_sense_is_refused_without_the_value(site: Opened) -> None:
+    """And nothing is kept."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        bad: list[tuple[str, Any, str]] = [
+            ("A", {"value": "abc"}, "bad_message"),
+            ("A", {"value": VALUE, "extra": 1}, "bad_message"),
+            ("A", {"value": VALUE, "branch": "main"}, "bad_request"),
+            ("A", {"value": VALUE, "project": "p", "branch": "["}, "bad_request"),
+            ("A", {"value": f"{VALUE}\0"}, "bad_request"),
+            ("A", {"value": 4 * VALUE * 1000}, "bad_message"),
+            ("A", {"value": [VALUE]}, "bad_message"),
+            ("a-b", {"value": VALUE}, "not_found"),
+        ]
+        for name, body, code in bad:
+            reply = await admin.ask("PUT", f"/secrets/{name}", body)
+            assert reply.code == code, (name, reply)
+            assert VALUE not in str(reply)
+        assert (await admin.get("/secrets")).body == {"secrets": [], "next": None}
+
+
+@on_loop
+async def test_a_secret_is_set_listed_and_removed_by_its_scope(site: Opened) -> None:
+    """Who set it, when and how often stands beside it; pages go on where the last one ended."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        scopes = [{}, {"project": "p"}, {"project": "p", "branch": "main"}, {"project": "ü" * 200, "branch": "r/*"}]
+        for scope in (*scopes, scopes[1]):
+            reply = await admin.ask("PUT", "/secrets/A", {"value": VALUE, **scope})
+            assert reply.status == 200, reply
+            assert VALUE not in str(reply)
+        assert (reply.body["version"], reply.body["set_by"]) == (2, "ada")
+        assert reply.body["set_at"] is not None
+
+        found: list[Any] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await admin.get(f"/secrets?limit=1&cursor={cursor}")).body
+            found += [(each["project"], each["branch"], each["version"]) for each in page["secrets"]]
+            cursor = page["next"]
+        assert found == [("", "", 1), ("p", "", 2), ("p", "main", 1), ("ü" * 200, "r/*", 1)]
+
+        assert (await admin.ask("DELETE", "/secrets/A?project=p&branch=r/*")).code == "not_found"
+        assert (await admin.ask("DELETE", "/secrets/A?project=p&branch=main")).status == 200
+        assert (await admin.ask("DELETE", "/secrets/A")).status == 200
+        assert len((await admin.get("/secrets")).body["secrets"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("about", "value"),
+    [
+        ({}, "of-the-tenant"),
+        ({"project": "shop"}, "of-the-project"),
+        ({"project": "shop", "branch": "release/1"}, "of-the-branch"),
+        ({"project": "shop", "branch": "release/1", "labels": ["event:pull_request"]}, "of-the-project"),
+        ({"project": "other", "branch": "release/1"}, "of-the-tenant"),
+    ],
+)
+@on_loop
+async def test_a_job_gets_what_its_run_may_have(site: Opened, about: dict[str, Any], value: str) -> None:
+    """By the run's own record, under a live lease; afterwards nothing."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        for body in (
+            {"value": "of-the-tenant"},
+            {"value": "of-the-project", "project": "shop"},
+            {"value": "of-the-branch", "project": "shop", "branch": "release/*"},
+        ):
+            assert (await admin.ask("PUT", "/secrets/A", body)).status == 200
+        player = await here.player()
+        job = task("a")
+        source = {"url": "https://git.example.org/shop.git", "commit": "a" * 40, "credential": "A"}
+        job["work"] |= {"secrets": ["A"], "optional_secrets": ["A", "B"], "source": source}
+        await admin.start(job, **about)
+        lease = await player.take()
+
+        assert await given(here, player, lease) == {"A": value}
+        assert await given(here, player, lease, "optional-secrets") == {"A": value}
+        read_by = await given(here, player, lease, "source-credential")
+        assert read_by == {"value": "of-the-project" if value == "of-the-branch" else value}
+        await player.finish(lease)
+        assert (await given(here, player, lease))["type"] == "StaleLease"
+
+
+@on_loop
+async def test_a_value_is_in_no_answer_and_no_stored_byte(site: Opened, place: Place) -> None:
+    """Whatever is asked, and whatever is read of the folder and the log."""
+    async with site() as here:
+        admin = await here.key("ada", "admin")
+        for scope in ({}, {"project": "p"}, {"project": "p", "branch": "main"}):
+            assert (await admin.ask("PUT", "/secrets/A", {"value": VALUE, **scope})).status == 200
+        run = await admin.start(task("a"), project="p", branch="main")
+
+        asked = ("/secrets", f"/runs/{run}", f"/runs/{run}/plan", f"/runs/{run}/explain", "/events", "/tenant")
+        answers = [str(await admin.get(path)) for path in asked]
+        kept = b"".join(path.read_bytes() for path in here.folder.rglob("*") if path.is_file())
+
+        assert not [answer for answer in answers if VALUE in answer]
+        assert VALUE.encode() not in kept
+        assert not [event for event in await here.log() if VALUE in str(event)]

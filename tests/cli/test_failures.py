@@ -1,0 +1,73 @@
+"""`deltaci failure-rules`: shown, set and tried; and the server's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from deltaci.main import app
+from tests.cli.desk import Desk
+from tests.client.hosted import Player, plan, task
+
+RULES = "rules:\n  - name: gpu\n    class: INFRA\n    log: 'gpu .* lost'\n"
+
+
+def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
+    """A mistake is told with its place, and nothing is set."""
+    (desk.folder / "rules.yml").write_text(RULES)
+    (desk.folder / "bad.yml").write_text(RULES.replace("INFRA", "INFRO"))
+    (desk.folder / "build.log").write_text("one\nGPU 7 was lost\nConnection reset by peer\nend\n")
+
+    refused = desk.deltaci("failure-rules", "set", "bad.yml")
+    assert refused.exit_code == 2
+    assert "bad.yml:3:12" in refused.stderr
+    assert "rule network: INFRA" in desk.text("failure-rules", "test", "build.log")
+    tried = desk.text("failure-rules", "test", "build.log", "--rules", "rules.yml")
+    assert tried.startswith("rule gpu: INFRA, another attempt may help\nbecause of the line: GPU 7 was lost\n")
+    assert desk.text("failure-rules", "set", "rules.yml") == "set version 1: 1 rule\n"
+    found = desk.json("failure-rules", "test", "build.log")
+    assert found["verdict"]["rule"] == "gpu"
+    assert [(each["line"], each["rule"]) for each in found["lines"]] == [(2, "gpu"), (3, "network")]
+    assert "no rule finds" in desk.text("failure-rules", "test", "-", input="fine\n")
+    assert "rule own" not in desk.text("failure-rules", "test", "-", "--exit-code", "127", input="fine\n")
+    shown = desk.text("failure-rules", "show")
+    assert "log gpu .* lost" in shown
+    assert "version 1, set" in shown
+    assert desk.text("failure-rules", "show", "--text") == RULES
+    assert desk.json("failure-rules", "show")["rules"][0]["name"] == "gpu"
+    assert "stale_version" in desk.refused(3, "failure-rules", "set", "rules.yml", "--expect", "0")
+
+
+def test_what_is_flaky_is_listed(desk: Desk, player: Player) -> None:
+    """The job itself and its tests; after two attempts of the same commit that disagree."""
+    assert desk.text("flaky") == "nothing is known to be flaky\n"
+    about = ("--project", "shop", "--commit", "c0ffee")
+    for failed in (["net.test_slow"], []):
+        desk.submit(*about, plan=plan(task("check")))
+        told = {"total": 3, "failed": len(failed), "failures": [{"name": name} for name in failed]}
+        if failed:
+            player.fail(player.take(), tests=told)
+        else:
+            player.finish(player.take(), tests=told)
+    desk.hosted.learn()
+
+    [job] = desk.json("flaky", "--project", "shop")
+    assert [each["name"] for each in job["tests"]] == ["net.test_slow"]
+    shown = desk.text("flaky")
+    assert "(the job itself)" in shown
+    assert "net.test_slow" in shown
+    assert desk.json("flaky", "--project", "other") == []
+
+
+def test_a_server_does_not_start_with_rules_that_are_none(tmp_path: Path) -> None:
+    """Better now than when something fails."""
+    bad = tmp_path / "rules.yml"
+    bad.write_text("rules: [{name: a, class: INFRA}]")
+
+    words = ["server", "--data", str(tmp_path), "--store", f"sqlite:{tmp_path}/x.db", "--failure-rules", str(bad)]
+    done = CliRunner().invoke(app, words)
+
+    assert done.exit_code == 1
+    assert "rules.yml:1:9" in done.output
+    assert "which every failure fits" in done.output

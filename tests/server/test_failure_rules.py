@@ -1,0 +1,46 @@
+"""Whose rules are asked first, and how soon a change is known elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.core.errors import Refused
+from deltaci.core.failures import FailureRule
+from deltaci.server.failure_rules import KIND, REMEMBERED_SECONDS, FailureRules
+from deltaci.store.memory import MemoryStore
+from deltaci.store.port import Document
+from tests.contract.places import on_loop
+
+OWN = "rules: [{name: own, class: INFRA, signals: 11}]"
+SERVER = FailureRule(name="of-the-server", failure_class="USER", is_retryable=False, signals=(11,))
+
+
+@on_loop
+async def test_a_tenants_rules_go_before_the_servers_and_are_known_elsewhere_in_two_seconds() -> None:
+    """By a clock that the case moves."""
+    now = [0.0]
+    store = MemoryStore()
+    here, there = (FailureRules(store, lambda: now[0], [SERVER]) for _ in range(2))
+
+    assert await there.of("us") == (SERVER,)
+    await here.save("us", OWN, by="ada", at=5, expected_version=0)
+    assert [rule.name for rule in await here.of("us")] == ["own", "of-the-server"]
+    assert await there.of("us") == (SERVER,)
+    now[0] += REMEMBERED_SECONDS
+    assert [rule.name for rule in await there.of("us")] == ["own", "of-the-server"]
+    assert await there.of("them") == (SERVER,)
+    with pytest.raises(Refused, match="at version 1, not 0"):
+        await there.save("us", "rules: []", by="eve", at=6, expected_version=0)
+    assert (await here.read("us")).by == "ada"
+
+
+@on_loop
+async def test_what_another_version_kept_and_this_one_cannot_read_is_shown_and_not_used() -> None:
+    """A result must be taken, whatever became of the rules."""
+    store = MemoryStore()
+    body = b'{"text": "rules: [{name: own, class: NEW}]", "by": "ada", "at": 1}'
+    await store.put_documents([Document(kind=KIND, tenant="us", name=KIND, version=0, at=0, body=body)])
+    rules = FailureRules(store, lambda: 0.0)
+
+    assert await rules.of("us") == ()
+    assert (await rules.read("us")).text == "rules: [{name: own, class: NEW}]"

@@ -1,0 +1,176 @@
+"""What a job learns of others of its run: only of its own run, only what its record names, only under its lease."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from deltaci.core import run
+from deltaci.core.decide import Plan
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Run
+from tests.contract.places import on_loop
+from tests.lab import TENANT
+from tests.server.site import Held, OpenSite, Reply, Runner, Site
+
+
+async def started(site: Site, run_id: str, *specs: JobSpec, rerun_of: str = "") -> None:
+    """A run of these jobs."""
+    do = site.server.applier.do
+    await do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT, rerun_of=rerun_of)))
+    await do(run.BeginPlanning(id=run_id))
+    await do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
+
+
+def job(name: str, needs: tuple[str, ...] = (), after: tuple[str, ...] = (), **work: Any) -> JobSpec:
+    """A job that may read its needs."""
+    return JobSpec(name=name, needs=needs, after=after, work={"needs": [*needs, *after], **work})
+
+
+async def get(held: Held, name: str, by: Runner | None = None) -> Reply:
+    """Ask under the lease."""
+    return await (by or held.runner).ask("GET", name, delta_lease=held.id)
+
+
+async def finished(held: Held, **said: Any) -> None:
+    """Say the result."""
+    await held.say("AckLease")
+    reply = await held.say("Complete", **said)
+    assert reply.body["accepted"] is True, reply
+
+
+@pytest.mark.parametrize(
+    "address", ["needs", "run-artifacts", "run-artifact/x", "source-credential", "optional-secrets", "cache-keys/k"]
+)
+@on_loop
+async def test_nothing_is_told_without_the_lease(site: OpenSite, address: str) -> None:
+    """Another runner, and one whose lease is over, learn nothing."""
+    async with site() as here:
+        await here.server.enqueue("q1", spec={"optional_secrets": ["A"]})
+        held, other = await (await here.runner("w1")).take(), await here.runner("w2")
+
+        assert (await get(held, address, by=other)).status == 409
+        await finished(held)
+        assert (await get(held, address)).body["type"] == "StaleLease"
+
+
+@on_loop
+async def test_results_and_outputs_of_what_a_job_needs(site: OpenSite) -> None:
+    """In GitHub's words, for those that its record names, whatever else is in the run."""
+    async with site() as here:
+        specs = [job("good"), job("bad"), job("left"), job("blocked", needs=("bad",))]
+        names = tuple(each.name for each in specs)
+        await started(here, "r", *specs, job("last", after=names), job("other"))
+        runner = await here.runner(slots=9)
+        held = {each.granted.job_id: each for each in [await runner.take() for _ in range(4)]}
+        await finished(held["r/good"], output={"v": 1})
+        await finished(held["r/bad"], status="FAILED", exit_code=1)
+        await finished(held["r/left"], is_skipped=True, output=[1])
+
+        reply = await get(await runner.take(), "needs")
+
+        assert reply.body == {
+            "good": {"result": "success", "outputs": {"v": 1}},
+            "bad": {"result": "failure"},
+            "left": {"result": "skipped"},
+            "blocked": {"result": "skipped"},
+        }
+        assert (await get(held["r/other"], "needs")).body == {}
+
+
+@on_loop
+async def test_a_run_that_repeats_another_has_what_that_one_did(site: OpenSite) -> None:
+    """Only what failed is done again; the rest is as it was."""
+    async with site() as here:
+        runner = await here.runner(slots=9)
+        await started(here, "r1", job("build"), job("test", needs=("build",)))
+        build = await runner.take()
+        await build.runner.ask("PUT", "artifacts/out/a%20b", b"file", delta_lease=build.id)
+        await finished(build, output={"v": "1"})
+        await finished(await runner.take(), status="FAILED", exit_code=1)
+        again = JobSpec(name="test", work={"needs": ["build", "none"]})
+        await started(here, "r2", again, rerun_of="r1")
+
+        held = await runner.take()
+
+        assert (await get(held, "needs")).body == {
+            "build": {"result": "success", "outputs": {"v": "1"}},
+            "none": {"result": "skipped", "is_there": False},
+        }
+        [artifact] = (await get(held, "run-artifacts")).body
+        assert (artifact["job"], artifact["name"], artifact["path"]) == ("build", "", "out/a%20b")
+        assert (await get(held, f"run-artifact/{artifact['uri']}")).body == b"file"
+
+
+@on_loop
+async def test_artifacts_of_jobs_that_are_over_and_of_no_other_run(site: OpenSite) -> None:
+    """What a job still writes is half of it; what another run has is not this one's."""
+    async with site() as here:
+        runner = await here.runner(slots=9)
+        await started(here, "other", job("x"))
+        foreign = await runner.take()
+        await foreign.runner.ask("PUT", "artifacts/@theirs.tar.gz", b"no", delta_lease=foreign.id)
+        foreign_uri = (await get(foreign, "run-artifacts")).body[0]["uri"]
+        await finished(foreign)
+        await started(here, "r", job("a"), job("b"), job("c"))
+        a, b, c = [await runner.take() for _ in range(3)]
+        for held in (a, b, c):
+            await held.runner.ask("PUT", "artifacts/@dist.tar.gz", held.id[:8].encode(), delta_lease=held.id)
+        await finished(a)
+
+        found = (await get(b, "run-artifacts")).body
+
+        assert [(each["job"], each["name"]) for each in found] == [("a", "dist"), ("b", "dist")]
+        assert [(await get(b, f"run-artifact/{each['uri']}")).body for each in found] == [
+            a.id[:8].encode(),
+            b.id[:8].encode(),
+        ]
+        running = (await get(c, "run-artifacts")).body[-1]["uri"]
+        for uri in (foreign_uri, running, "artifact:../../x", unquote(found[0]["uri"]) + "x"):
+            assert (await get(b, f"run-artifact/{uri}")).code == "not_found"
+
+
+@on_loop
+async def test_the_newest_cache_that_begins_so(site: OpenSite) -> None:
+    """Of its own scope first, then of trusted runs; a trusted run never has a fork's."""
+    async with site() as here:
+        runner = await here.runner(slots=9)
+        for name, scope in (("t", ""), ("f", "fork")):
+            await here.server.enqueue(name, spec={"cache_scope": scope})
+        trusted, fork = sorted([await runner.take(), await runner.take()], key=lambda each: each.attempt_id != "t")
+        long = "k-" + "x" * 200
+        for held, key in ((trusted, "k-1"), (trusted, "k-2"), (fork, "k-fork"), (trusted, long)):
+            await held.runner.ask("PUT", f"caches/{key}", b"x", delta_lease=held.id)
+
+        assert (await get(trusted, "cache-keys/k-")).body["key"] in (long, "k-1", "k-2")
+        assert (await get(trusted, "cache-keys/k-1")).body == {"key": "k-1"}
+        assert (await get(trusted, f"cache-keys/{long[:150]}")).body == {"key": long}
+        assert (await get(fork, "cache-keys/k-")).body == {"key": "k-fork"}
+        assert (await get(fork, "cache-keys/k-2")).body == {"key": "k-2"}
+        assert (await get(trusted, "cache-keys/k-f")).code == "not_found"
+
+
+@on_loop
+async def test_secrets_that_a_job_may_have(site: OpenSite) -> None:
+    """Those that there are, none for a fork; the sources' credential is for the runner, of forks too."""
+    async with site() as here:
+        here.sealed.set(TENANT, "A", "hunter2")
+        here.sealed.set(TENANT, "READ", "hunter3")
+        source = {"url": "https://h/x", "commit": "0" * 40, "credential": "READ"}
+        spec = {"optional_secrets": ["A", "NONE", "no-name"], "source": source}
+        runner = await here.runner(slots=9)
+        await here.server.enqueue("t", spec=spec)
+        trusted = await runner.take()
+        await here.server.enqueue("f", spec={**spec, "cache_scope": "fork"})
+        fork = await runner.take()
+        await here.server.enqueue("n", spec={"source": {**source, "credential": "GONE"}})
+        gone = await runner.take()
+
+        assert (await get(trusted, "optional-secrets")).body == {"A": "hunter2"}
+        assert (await get(fork, "optional-secrets")).body == {}
+        assert (await get(fork, "source-credential")).body == {"value": "hunter3"}
+        assert (await get(gone, "source-credential")).code == "no_secret"
+        assert (await get(gone, "optional-secrets")).body == {}
