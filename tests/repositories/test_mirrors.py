@@ -80,7 +80,7 @@ async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> 
     here = mirror(tmp_path, upstream)
     await here.need(upstream.first)
 
-    with pytest.raises(GitFailed, match="fetch failed"):
+    with pytest.raises(GitFailed, match="has no commit a"):
         await here.need("a" * 40, "refs/heads/main")
     with pytest.raises(GitFailed, match="not the full name"):
         await here.need("main")

@@ -176,7 +176,7 @@ class Planner:
         except Refused as refused:
             await self._fail(record, [refused.message])
         except GitFailed as error:
-            await self._try_again(record, str(error))
+            await (self._try_again(record, str(error)) if error.is_passing else self._fail(record, [str(error)]))
         except Exception as error:
             LOGGER.exception("run %s: an error of ours", id)
             await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
