@@ -11,15 +11,18 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.blobs.logs import Logs
+from deltaci.control.forges import keeping
 from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.projects import ForgeProject, Projects
 from deltaci.control.forges.reports import Reports
-from deltaci.control.forges.told import KIND, Patience, Told
+from deltaci.control.forges.told import Patience, Told
 from deltaci.control.reporter import Reporter
 from deltaci.control.telling import Forges
 from deltaci.core import attempt, run
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
+from deltaci.core.listing import EVERYBODY
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
@@ -61,20 +64,45 @@ class Jumping:
         await turns(5)
 
 
+class Directory:
+    """Where projects are looked up, until a case puts something else there."""
+
+    def __init__(self, projects: Projects) -> None:
+        self.projects = projects
+
+    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+        """As it is there."""
+        return await self.projects.forge_of(tenant, project)
+
+
 class Desk:
     """One server that reports."""
 
-    def __init__(self, server: Server, place: Place, reporter: Reporter, notebook: Notebook, logs: Logs) -> None:
+    def __init__(
+        self,
+        server: Server,
+        place: Place,
+        reporter: Reporter,
+        directory: Directory,
+        notebook: Notebook,
+        logs: Logs,
+    ) -> None:
+        self._directory = directory
         self.server = server
         self.place = place
         self.reporter = reporter
         self.notebook = notebook
         self.logs = logs
 
+    def projects(self, instead: Projects) -> None:
+        """Look projects up there."""
+        self._directory.projects = instead
+
     async def begin(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
         """A run of one job, or of these, that is queued."""
         self.place.after(1)
-        origin = Origin(project=project, commit=commit, template=fields.pop("pipeline", "build"))
+        pipeline, is_fork = fields.pop("pipeline", "build"), fields.pop("is_fork", False)
+        origin = Origin(project=project, commit=commit, template=pipeline, is_fork=is_fork)
         specs = fields.pop("jobs", (task("test"),))
         await self.server.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, origin=origin, **fields)))
         await self.server.do(run.BeginPlanning(id=id))
@@ -106,7 +134,7 @@ class Desk:
 
     async def told(self) -> list[Told]:
         """What the documents say."""
-        found = await self.server.store.documents(KIND, TENANT)
+        found = await self.server.store.documents(keeping.TOLD, EVERYBODY)
         return [msgspec.json.decode(each.body, type=Told) for each in found]
 
     async def is_reported(self, id: str = "r1") -> bool:
@@ -131,8 +159,9 @@ async def desk(
     async with place.server(wrap) as server:
         store: Store = server.store
         notebook, logs = Notebook(store), Logs(folder / "logs")
+        directory = Directory(notebook)
         forges = Forges(
-            notebook,
+            directory,
             outlet or Outlet(allowed, seconds=seconds),
             Reports(store, logs, "https://ci.example.org"),
             patience=patience,
@@ -146,7 +175,7 @@ async def desk(
         if is_started:
             reporter.start()
         try:
-            yield Desk(server, place, reporter, notebook, logs)
+            yield Desk(server, place, reporter, directory, notebook, logs)
         finally:
             await reporter.stop()
             await follower.stop()

@@ -218,7 +218,15 @@ async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge
     assert why in said["why"]
 
 
-@pytest.mark.parametrize(("repository", "result"), [("Octo/Hello", "accepted"), ("octo/other", "ignored")])
+@pytest.mark.parametrize(
+    ("repository", "result"),
+    [
+        ("Octo/Hello", "accepted"),
+        ("git/octo/hello", "accepted"),
+        ("octo/other", "ignored"),
+        ("moocto/hello", "ignored"),
+    ],
+)
 @on_loop
 async def test_a_webhook_may_tell_of_other_repositories(memory: Place, repository: str, result: str) -> None:
     """One of a whole organization does, with one secret for all."""

@@ -59,6 +59,24 @@ async def test_secrets_are_opened_by_their_names() -> None:
     assert await Shelf().looked_up().forge_of("t", "p") is None
 
 
+@pytest.mark.parametrize(
+    ("token", "app", "installation", "key"),
+    [
+        ("app:1234:77\n-----BEGIN KEY-----\nAA\n", "1234", "77", "-----BEGIN KEY-----\nAA"),
+        ("app:Iv23.x:77 -----BEGIN KEY-----", "Iv23.x", "77", "-----BEGIN KEY-----"),
+        ("app:1234", "", "", "app:1234"),
+        ("ghp_x", "", "", "ghp_x"),
+    ],
+)
+@on_loop
+async def test_a_token_may_be_an_app(token: str, app: str, installation: str, key: str) -> None:
+    """One secret says who it is, where it is installed, and its private key."""
+    found = await Shelf(Written(), HOOK="hook", TOKEN=token).looked_up().forge_of("t", "p")
+
+    assert found is not None
+    assert (found.app_id, found.installation_id, found.api_token) == (app, installation, key)
+
+
 @on_loop
 async def test_a_secret_that_does_not_open_leaves_the_other_one() -> None:
     no_token = await Shelf(Written(), HOOK="hook").looked_up().forge_of("t", "p")

@@ -118,27 +118,36 @@ def test_a_forge_never_goes_back_and_ends_up_with_the_truth(seed: int, tmp_path:
 
 PATIENCE = Patience()
 REPORT = Report(run_id="r1", commit="c", context="deltaci", state="running", description="under way")
-NEWER = Mark(2, "r2", 1)
+NEWER = Mark(True, 2, "r2", 1)
 
 
 @pytest.mark.parametrize(
     ("told", "mark", "step"),
     [
-        (Told(), Mark(1, "r1", 3), Tell),
-        (Told(mark=Mark(1, "r1", 2), state="pending"), Mark(1, "r1", 3), Tell),
-        (Told(mark=Mark(1, "r1", 3), state="running"), Mark(1, "r1", 3), Done),
-        (Told(mark=Mark(1, "r1", 4), state="success"), Mark(1, "r1", 3), Done),
-        (Told(mark=NEWER, state="pending"), Mark(1, "r1", 3), Done),
-        (Told(mark=NEWER, state="pending", is_unsure=True), Mark(1, "r1", 3), Done),
-        (Told(mark=Mark(1, "r1", 3), state="running", is_unsure=True), Mark(1, "r1", 3), Tell),
-        (Told(mark=Mark(1, "r1", 2), state="running", description="under way"), Mark(1, "r1", 3), Done),
-        (Told(mark=Mark(1, "r0", 2), state="running", description="under way"), Mark(1, "r1", 3), Tell),
-        (Told(holder="other", held_until=101.0), Mark(1, "r1", 3), Later),
-        (Told(holder="other", held_until=100.0), Mark(1, "r1", 3), Tell),
-        (Told(holder="me", held_until=101.0), Mark(1, "r1", 3), Tell),
-        (Told(failing=Mark(1, "r1", 3), next_at=101.0), Mark(1, "r1", 3), Later),
-        (Told(failing=Mark(1, "r1", 2), next_at=101.0), Mark(1, "r1", 3), Tell),
-        (Told(failing=Mark(1, "r1", 3), is_given_up=True), Mark(1, "r1", 3), Done),
+        (Told(), Mark(True, 1, "r1", 3), Tell),
+        (Told(mark=Mark(True, 1, "r1", 2), state="pending"), Mark(True, 1, "r1", 3), Tell),
+        (Told(mark=Mark(True, 1, "r1", 3), state="running"), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=Mark(True, 1, "r1", 4), state="success"), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=NEWER, state="pending"), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=NEWER, state="pending", is_unsure=True), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=Mark(True, 1, "r1", 2), tried=NEWER), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=Mark(True, 1, "r1", 2), tried=NEWER), NEWER, Tell),
+        (Told(mark=NEWER), Mark(False, 3, "r3", 1), Done),
+        (Told(mark=Mark(False, 3, "r3", 1)), NEWER, Tell),
+        (Told(mark=Mark(True, 1, "r1", 3), state="running", is_unsure=True), Mark(True, 1, "r1", 3), Tell),
+        (Told(mark=Mark(True, 1, "r1", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Done),
+        (Told(mark=Mark(True, 1, "r0", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Tell),
+        (
+            Told(mark=Mark(True, 1, "r1", 1), tried=Mark(True, 1, "r1", 2), state="running", description="under way"),
+            Mark(True, 1, "r1", 3),
+            Tell,
+        ),
+        (Told(holder="other", held_until=101.0), Mark(True, 1, "r1", 3), Later),
+        (Told(holder="other", held_until=100.0), Mark(True, 1, "r1", 3), Tell),
+        (Told(holder="me", held_until=101.0), Mark(True, 1, "r1", 3), Tell),
+        (Told(failing=Mark(True, 1, "r1", 3), next_at=101.0), Mark(True, 1, "r1", 3), Later),
+        (Told(failing=Mark(True, 1, "r1", 2), next_at=101.0), Mark(True, 1, "r1", 3), Tell),
+        (Told(failing=Mark(True, 1, "r1", 3), is_given_up=True), Mark(True, 1, "r1", 3), Done),
     ],
 )
 def test_what_is_told_next_follows_from_what_was_told(told: Told, mark: Mark, step: type) -> None:
@@ -147,22 +156,22 @@ def test_what_is_told_next_follows_from_what_was_told(told: Told, mark: Mark, st
 
 def test_who_tells_has_a_turn_of_his_own() -> None:
     """Longer than a request can take."""
-    step = next_step(Told(), Mark(1, "r1", 1), REPORT, "me", 100.0, PATIENCE)
+    step = next_step(Told(), Mark(True, 1, "r1", 1), REPORT, "me", 100.0, PATIENCE)
 
     assert isinstance(step, Tell)
     assert (step.held.holder, step.held.held_until) == ("me", 100.0 + PATIENCE.hold_seconds)
-    assert not succeeded(step.held, Mark(1, "r1", 1), REPORT, "7").holder
+    assert not succeeded(step.held, Mark(True, 1, "r1", 1), REPORT, "7").holder
 
 
 def test_another_step_is_tried_anew() -> None:
     """What kept one state from being told need not keep the next one."""
-    first = Mark(1, "r1", 1)
+    first = Mark(True, 1, "r1", 1)
     told = Told()
     for at in range(PATIENCE.max_refusals):
         told = failed(told, first, "no", is_refused=True, pause=1.0, now=float(at), patience=PATIENCE)
     assert told.is_given_up
 
-    after = failed(told, Mark(1, "r1", 2), "no", is_refused=True, pause=1.0, now=99.0, patience=PATIENCE)
+    after = failed(told, Mark(True, 1, "r1", 2), "no", is_refused=True, pause=1.0, now=99.0, patience=PATIENCE)
 
     assert (after.tries, after.refusals, after.since, after.is_given_up) == (1, 1, 99.0, False)
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from deltaci.blobs.store import BlobsUnavailable
+from deltaci.control.forges.projects import ForgeProject
 from deltaci.control.forges.told import Patience
 from deltaci.core import run
 from deltaci.store.port import Document
 from tests.contract.places import Place, Wrapped, on_loop
+from tests.forges.notebook import Notebook
 from tests.forges.playing import Answered, PlayedForge
 from tests.forges.reporting import COMMIT, Desk, Jumping, desk
 from tests.lab import TENANT, task
@@ -273,6 +276,36 @@ async def test_an_address_inside_is_spoken_to_only_if_the_server_allows_it(memor
         assert not forge.heard
 
 
+class Broken:
+    """Projects of which one cannot be looked up, for a while."""
+
+    def __init__(self, inner: Notebook) -> None:
+        self.inner = inner
+        self.failures = [BlobsUnavailable("the disk is away"), RuntimeError("a bug")]
+
+    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+        """The first times there is trouble."""
+        if project == "broken" and self.failures:
+            raise self.failures.pop()
+        return await self.inner.forge_of(tenant, project)
+
+
+@on_loop
+async def test_a_project_that_cannot_be_looked_up_holds_up_nobody_else(memory: Place, tmp_path: Path) -> None:
+    """And is told once it can."""
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=Jumping()) as at:
+        at.projects(Broken(at.notebook))
+        await joined(at, forge, name="broken")
+        await joined(at, forge, name="fine")
+        await at.begin("r1", project="broken", pipeline="one")
+        await at.begin("r2", project="fine", pipeline="two")
+        for _ in range(2):
+            await at.end(await at.work())
+
+        for id in ("r1", "r2"):
+            assert (await at.reported(id)).metadata["told"] == "success"
+
+
 # -- order
 
 
@@ -290,7 +323,28 @@ async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp
 
         event = await at.reported("old")
 
-        assert event.metadata["told"] == "superseded: the forge shows run new"
+        assert event.metadata["told"] == "superseded by run new"
+        assert forge.kept[-1].body["state"] == "success"
+
+
+@on_loop
+async def test_a_fork_does_not_change_what_is_shown_of_a_commit_that_is_here(memory: Place, tmp_path: Path) -> None:
+    """Anybody may propose the commit that a branch has; its check stays what our own run made of it."""
+    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
+        await joined(at, forge)
+        await at.begin("fork 1", is_fork=True)
+        await forge.told(1)
+        await at.begin("ours")
+        for _ in range(2):
+            await at.end(await at.work())
+        await at.reported("ours")
+        await at.begin("fork 2", is_fork=True)
+        await at.end(await at.work(), ok=False)
+
+        event = await at.reported("fork 2")
+
+        assert event.metadata["told"] == "superseded by run ours"
+        assert forge.kept[0].body["target_url"].endswith("fork 1")
         assert forge.kept[-1].body["state"] == "success"
 
 

@@ -1,113 +1,177 @@
-"""A whole server: a signed push comes in by a socket, a run is told to the forge, and the API says how."""
+"""A whole server, a real repository and a forge: a signed push comes in, its commit is built, and the forge knows."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
-from deltaci.core import attempt, run
-from deltaci.core.decide import Plan
-from deltaci.core.reactions import Birth
-from deltaci.core.run import Origin, Run
-from deltaci.engine import feed
-from deltaci.engine.applier import Claim
-from deltaci.server.service import Listener, Service
-from tests.contract.places import Place, on_loop, saying
-from tests.forges.notebook import TENANT, Notebook
-from tests.forges.payloads import NEW, Sent, github, github_push
+from deltaci.server.credentials import server_key
+from deltaci.server.secrets import Secrets
+from deltaci.server.service import KEY_FILE, Listener, Service
+from deltaci.store.memory import wall_clock
+from deltaci.store.sqlite import SqliteStore
+from tests.api.site import TENANT, WAIT_SECONDS
+from tests.contract.places import Place, legal, on_loop
+from tests.forges.payloads import (
+    SECRET,
+    Sent,
+    gitea,
+    gitea_pull_request,
+    gitea_push,
+    github,
+    github_pull_request,
+    github_push,
+    gitlab,
+    gitlab_push,
+    plain_git,
+)
 from tests.forges.playing import PlayedForge
-from tests.lab import Lease, task
+from tests.repositories.site import LOCAL, PROJECT, RepositorySite
+from tests.repositories.upstream import Upstream, git
 
-Site = tuple[Service, Notebook, httpx.AsyncClient]
+NAME = "upstream/shop"
 
 
 @asynccontextmanager
-async def serving(
-    place: Place, folder: Path, *allowed: str
-) -> AsyncIterator[tuple[Service, Notebook, httpx.AsyncClient]]:
-    """A server that listens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    store = place.store()
-    notebook = Notebook(store)
-    service = Service(
-        store, folder, projects=notebook, intake=notebook, allowed_forges=allowed, public_url="https://ci.example.org/"
-    )
+async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
+    """A server that listens. When it closes its log must be legal."""
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    place = Place("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
+    service = Service(place.store(), data, rules=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/")
     async with service:
+        secrets = Secrets(service.blobs, server_key(data / KEY_FILE))
+        secrets.set(TENANT, "HOOK", SECRET)
+        secrets.set(TENANT, "TOKEN", "a token of the project's own")
         listener = Listener(service, "127.0.0.1", 0)
         task = asyncio.create_task(listener.serve())
         try:
-            async with httpx.AsyncClient(base_url=listener.url, trust_env=False) as http:
-                yield service, notebook, http
+            async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, trust_env=False) as http:
+                site = RepositorySite(place, service, listener.url, data, http)
+                yield site
+                legal(await site.log())
         finally:
             listener.stop()
             await task
 
 
-async def build(service: Service, commit: str) -> None:
-    """What the planner and a runner do with a change."""
-    do = service.applier.do
-    record = Run(id="r1", run_id="r1", tenant=TENANT, origin=Origin(project="p", commit=commit))
-    await do(Birth(id="r1", record=record))
-    await do(run.BeginPlanning(id="r1"))
-    await do(Plan(id="r1", jobs=(task("test"),), plan_hash="hash"))
-    asked = Claim(worker_id="w1", limit=1, tenant=TENANT, labels=(), ttl_seconds=120, accept_seconds=30)
-    [claimed] = await service.applier.claim(asked)
-    lease = Lease("w1", claimed.lease_id)
-    await do(saying(attempt.Start, lease))
-    await do(saying(attempt.Complete, lease, is_success=True, exit_code=0))
+async def deliver(site: RepositorySite, sent: Sent) -> tuple[int, Any]:
+    """One delivery to the project, and everything that follows from it."""
+    answer = await site.http.post(f"/hooks/{TENANT}/{PROJECT}", content=sent.body, headers=sent.headers)
+    await site.settled()
+    return answer.status_code, answer.json()
+
+
+def pushed(forge: str, before: str, after: str, delivery: str = "delivery") -> Sent:
+    """A push of these commits, as this forge tells it."""
+    repository = {"id": 140, "full_name": NAME, "default_branch": "main", "pushed_at": 1767513600}
+    head = {"id": after, "message": "a change"}
+    if forge == "github":
+        return github("push", github_push(before=before, after=after, repository=repository), delivery=delivery)
+    if forge == "gitea":
+        return gitea("push", gitea_push(before=before, after=after, repository=repository), delivery=delivery)
+    if forge == "gitlab":
+        project = {"id": 15, "path_with_namespace": NAME, "default_branch": "main"}
+        told = gitlab_push(before=before, after=after, checkout_sha=after, commits=[head], project=project)
+        return gitlab("Push Hook", told, uuid=delivery)
+    return plain_git(at=int(time.time()), before=before, after=after, delivery=delivery)
+
+
+@pytest.mark.parametrize("forge", ["github", "gitlab", "gitea"])
+@on_loop
+async def test_a_push_comes_in_is_built_and_its_outcome_goes_out(tmp_path: Path, forge: str) -> None:
+    """From the signed delivery to the green check; what is delivered twice, or forged, makes nothing."""
+    upstream = Upstream(tmp_path / "upstream")
+    second = upstream.push({"a": "1"})
+    sent = pushed(forge, upstream.first, second)
+    async with PlayedForge() as played, serving(tmp_path, played.host) as here:
+        people = await here.project(
+            upstream.url, forge=forge, webhook_secret="HOOK", api_url=played.url, api_token="TOKEN"
+        )
+
+        altered = Sent({**sent.headers, "X-Gitlab-Token": "a guess"}, sent.body.replace(b"ada", b"eve"))
+        forged = await deliver(here, altered)
+        status, said = await deliver(here, sent)
+        again = [await deliver(here, each) for each in (sent, pushed(forge, upstream.first, second, "another"))]
+        [run] = await here.runs()
+        player = await here.player()
+        for _ in range(2):
+            await player.finish(await player.take())
+        await here.until(people, run["id"], "REPORTED")
+
+        assert (forged[0], forged[1]["result"]) == (401, "refused")
+        assert (status, said["result"]) == (202, "accepted")
+        assert {each["change"] for _, each in again} == {said["change"]}
+        assert {each["result"] for _, each in again} == {"duplicate"}
+        assert (run["commit"], run["project"], run["file"]) == (second, PROJECT, ".deltaci.yml")
+        assert {each.path.rpartition("/")[2] for each in played.kept} == {second}
+        last = played.kept[-1].body
+        assert (last["state"], last["description"]) == ("success", "succeeded")
+        assert last["target_url"] == f"https://ci.example.org/runs/{run['id']}"
+        assert [event.metadata["told"] for event in await here.log() if event.to == "REPORTED"] == ["success"]
 
 
 @on_loop
-async def test_a_push_comes_in_and_its_outcome_goes_out(memory: Place, tmp_path: Path) -> None:
-    sent = github("push", github_push())
-    async with PlayedForge() as forge, serving(memory, tmp_path / "data", forge.host) as (service, notebook, http):
-        await notebook.write("p", "github", repository="octo/hello", api_url=forge.url, api_token="hush")
+async def test_a_bare_repository_tells_by_its_own_hook(tmp_path: Path) -> None:
+    """There is no forge to be told: the run is reported as soon as it is over."""
+    upstream = Upstream(tmp_path / "upstream")
+    second = upstream.push({"a": "1"})
+    async with serving(tmp_path) as here:
+        people = await here.project(upstream.url, webhook_secret="HOOK")
 
-        answers = [await http.post(f"/hooks/{TENANT}/p", content=sent.body, headers=sent.headers) for _ in range(2)]
-        altered = Sent(sent.headers, sent.body.replace(b"ada", b"eve"))
-        forged = await http.post(f"/hooks/{TENANT}/p", content=altered.body, headers=altered.headers)
-        [change] = await notebook.changes()
-        await build(service, change.commit)
-        await forge.until(lambda: any(each.body["state"] == "success" for each in forge.kept))
-        async for page in feed.pages(service.store, 0):
-            last = page[-1]
-            if last.to == run.REPORTED:
-                break
+        status, said = await deliver(here, pushed("git", upstream.first, second))
+        [run] = await here.runs()
+        player = await here.player()
+        for _ in range(2):
+            await player.finish(await player.take())
+        await here.until(people, run["id"], "REPORTED")
 
-        assert [each.json()["result"] for each in answers] == ["accepted", "duplicate"]
-        assert (forged.status_code, forged.json()["result"]) == (401, "refused")
-        assert forge.kept[-1].path == f"/repos/octo/hello/statuses/{NEW}"
-        assert forge.kept[-1].body == {
-            "state": "success",
-            "context": "deltaci",
-            "description": "succeeded",
-            "target_url": "https://ci.example.org/runs/r1",
-        }
-        assert last.metadata["told"] == "success"
+        assert (status, said["result"], run["commit"]) == (202, "accepted", second)
+        assert all("told" not in event.metadata for event in await here.log())
+
+
+@pytest.mark.parametrize("forge", ["github", "gitea"])
+@on_loop
+async def test_a_fork_waits_for_approval_and_the_forge_is_told_so(tmp_path: Path, forge: str) -> None:
+    """What it proposes runs only when somebody here says so."""
+    upstream = Upstream(tmp_path / "upstream")
+    upstream.switch("theirs", upstream.first)
+    theirs = upstream.commit({"b": "2"})
+    git(upstream.tree, "push", "-q", "origin", "HEAD:refs/pull/7/head")
+    make = {"github": (github, github_pull_request), "gitea": (gitea, gitea_pull_request)}[forge]
+    payload = make[1](head_repo="fork")
+    payload["repository"] |= {"full_name": NAME}
+    payload["pull_request"]["head"]["sha"] = theirs
+    payload["pull_request"]["base"]["sha"] = upstream.first
+    async with PlayedForge() as played, serving(tmp_path, played.host) as here:
+        await here.project(upstream.url, forge=forge, webhook_secret="HOOK", api_url=played.url, api_token="TOKEN")
+
+        status, said = await deliver(here, make[0]("pull_request", payload))
+        [run] = await here.runs()
+        await played.until(lambda: any("approval" in each.body["description"] for each in played.kept))
+
+        assert (status, said["result"]) == (202, "accepted")
+        assert (run["commit"], run["event"]) == (theirs, "pull_request")
+        assert played.kept[-1].body["state"] == "pending"
 
 
 @on_loop
-async def test_a_body_that_never_ends_is_hung_up_on(memory: Place, tmp_path: Path) -> None:
+async def test_a_body_that_never_ends_is_hung_up_on(tmp_path: Path) -> None:
     """By its size, whatever it says of it."""
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b"x" * 1_000_000
 
-    async with serving(memory, tmp_path / "data") as (_, notebook, http):
-        await notebook.write("p", "github")
+    async with serving(tmp_path) as here:
         with suppress(httpx.NetworkError):  # It may be hung up on while it still writes, and cannot read why.
-            assert (await http.post(f"/hooks/{TENANT}/p", content=endless())).status_code == 413
-        assert not await notebook.changes()
-
-
-@on_loop
-async def test_without_projects_there_are_no_hooks(memory: Place, tmp_path: Path) -> None:
-    async with Service(memory.store(), tmp_path) as service:
-        transport = httpx.ASGITransport(app=service.app)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
-            assert (await http.post("/hooks/p")).status_code == 404
+            answer = await here.http.post(f"/hooks/{TENANT}/{PROJECT}", content=endless())
+            assert answer.status_code == 413
+        assert not await here.runs()

@@ -20,9 +20,10 @@ from deltaci.runner.agent import Agent
 from deltaci.runner.client import Client
 from deltaci.runner.entrance import Entrance
 from deltaci.runner.executors import Exit
-from deltaci.runner.job import Ended, Job
+from deltaci.runner.job import Job
 from deltaci.runner.keeper import Cancel, Keeper
 from deltaci.runner.logstream import LogStream
+from deltaci.runner.result import Ended
 from deltaci.sim.machine import SimCell, SimMachine
 from deltaci.wire.messages import Complete, HeartbeatAck
 from tests.simulation.planting import fault, instead

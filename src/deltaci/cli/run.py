@@ -50,6 +50,23 @@ app = typer.Typer(add_completion=False)
 GOOD, BAD, STOPPED = 0, 1, 130
 
 
+ChangedOption = Annotated[
+    bool, typer.Option("--changed", help="Only what the changes here concern; see `deltaci plan`.")
+]
+FailedOption = Annotated[
+    bool, typer.Option("--failed", help="Only what did not succeed the last time, with what the others left then.")
+]
+SlotsOption = Annotated[int, typer.Option(min=0, max=1000, help="How many jobs at once; 0: as many as processors.")]
+SecretOption = Annotated[
+    list[str] | None, typer.Option("--secret", metavar="NAME", help="Give this variable to jobs as a secret.")
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="Give this variable to every job.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Approve whatever waits for approval.")]
+LogOption = Annotated[bool, typer.Option("--log", "-l", help="Print everything that jobs say.")]
+
+
 @app.command("run")
 def run_command(
     folder: FolderOption = Path(),
@@ -57,24 +74,15 @@ def run_command(
     event: EventOption = "push",
     input: InputOption = None,
     base: BaseOption = "",
-    changed: Annotated[
-        bool, typer.Option("--changed", help="Only what the changes here concern; see `deltaci plan`.")
-    ] = False,
+    changed: ChangedOption = False,
     job: JobOption = None,
     matrix: MatrixOption = None,
-    failed: Annotated[
-        bool,
-        typer.Option("--failed", help="Only what did not succeed the last time, with what the others left then."),
-    ] = False,
-    slots: Annotated[int, typer.Option(min=0, max=1000, help="How many jobs at once; 0: as many as processors.")] = 0,
-    secret: Annotated[
-        list[str] | None, typer.Option("--secret", metavar="NAME", help="Give this variable to jobs as a secret.")
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="Give this variable to every job.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve whatever waits for approval.")] = False,
-    log: Annotated[bool, typer.Option("--log", "-l", help="Print everything that jobs say.")] = False,
+    failed: FailedOption = False,
+    slots: SlotsOption = 0,
+    secret: SecretOption = None,
+    env: EnvOption = None,
+    yes: YesOption = False,
+    log: LogOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run the pipelines of this repository here and now. No server is needed.
@@ -94,16 +102,8 @@ def run_command(
     """
     with failing("run"):
         tree = opened(folder)
-        seen = looked_at(
-            tree,
-            files=file,
-            event=event,
-            inputs=input,
-            base=base,
-            is_all=not (changed or base),
-            jobs=job,
-            matrix=matrix,
-        )
+        is_all = not (changed or base)
+        seen = looked_at(tree, files=file, event=event, inputs=input, base=base, is_all=is_all, jobs=job, matrix=matrix)
         _check(seen, is_json=json)
         asked = _Asked(
             state=state_folder(tree.root),

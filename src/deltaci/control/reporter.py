@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from deltaci.control.forges import keeping
 from deltaci.control.telling import Forges, Teller
 from deltaci.core import run
 from deltaci.core.errors import Refused
@@ -26,6 +27,7 @@ from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
 
 SWEEP_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
+FORGET_SECONDS: Final = 86400.0
 MAX_HINTS: Final = 10_000
 PAGE: Final = 200
 BACK: Final = 20_000  # So many events of the log are read again by a server that starts.
@@ -43,6 +45,7 @@ class Reporter:
         self._hints: dict[str, None] = {}
         self._is_told = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._forgets_at = 0.0
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
@@ -78,6 +81,7 @@ class Reporter:
                     await self._catch_up()
                     is_caught_up = True
                 await self._sweep()
+                await self._forget()
                 await self._listen()
             except (Unavailable, Conflict, Overloaded) as error:
                 LOGGER.warning("runs cannot be reported now: %s; trying again", error)
@@ -94,8 +98,13 @@ class Reporter:
             except TimeoutError:
                 return
             self._is_told.clear()
-            hints, self._hints = list(self._hints), {}
-            await self._report(hints)
+            hints, self._hints = self._hints, {}
+            try:
+                await self._report(list(hints))
+            except BaseException:
+                self._hints = {**hints, **self._hints}  # What is not over is on no list: only these know of it.
+                self._is_told.set()
+                raise
 
     async def _sweep(self) -> None:
         before: Place | None = None
@@ -105,6 +114,13 @@ class Reporter:
             before = page.next
             if before is None:
                 return
+
+    async def _forget(self) -> None:
+        """Now and then: what forges said and were told long ago."""
+        now = asyncio.get_running_loop().time()
+        if self._teller is not None and now >= self._forgets_at:
+            await keeping.sweep(self._store)
+            self._forgets_at = now + FORGET_SECONDS
 
     async def _catch_up(self) -> None:
         """Hear what happened while nobody listened. What is longer ago is told when it is over."""

@@ -19,13 +19,12 @@ from typing import Final
 import msgspec
 
 from deltaci.blobs.store import BlobsUnavailable
-from deltaci.control.forges import SPEAKERS
+from deltaci.control.forges import SPEAKERS, keeping
 from deltaci.control.forges.apps import Apps
 from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable
 from deltaci.control.forges.projects import ForgeProject, Origins, Projects, Subject, Subjects
 from deltaci.control.forges.reports import Reports
 from deltaci.control.forges.told import (
-    KIND,
     MAX_PROBLEM,
     Answer,
     Done,
@@ -101,9 +100,14 @@ class Teller:
         subject = await self._subject(record)
         if subject is None:
             return False
-        project = await self._forges.projects.forge_of(record.tenant, subject.project)
-        if project is None or (_speaker(project) is None and not project.problem):
-            return False
+        try:
+            project = await self._forges.projects.forge_of(record.tenant, subject.project)
+            if project is None or (_speaker(project) is None and not project.problem):
+                return False
+        except Unavailable:
+            raise
+        except Exception as error:  # Whatever it is with one project, others are told. Its line says what it is.
+            LOGGER.warning("project %s cannot be looked up now: %s", subject.project, error)
         self._put(record.tenant, subject.project, record.id, 0.0)
         return True
 
@@ -182,10 +186,10 @@ class Teller:
             await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
             return None
         report = await self._forges.reports.of(record, subject, project)
-        mark = Mark(record.created_at, record.id, record.rev)
+        mark = Mark(not record.origin.is_fork, record.created_at, record.id, record.rev)
         name = name_of(project.name, subject.commit, report.context)
         for _ in range(MAX_CONFLICTS):
-            found = await self._store.find_document(KIND, name, record.tenant)
+            found = await keeping.found(self._store, keeping.TOLD, record.tenant, name)
             told = _read(found)
             step = next_step(told, mark, report, self._who, self._forges.clock(), self._forges.patience)
             if isinstance(step, Done):
@@ -194,7 +198,7 @@ class Teller:
             if isinstance(step, Later):
                 return step.at
             version = found.version if found is not None else 0
-            held = Document(KIND, record.tenant, name, version, 0, msgspec.json.encode(step.held))
+            held = keeping.kept(keeping.TOLD, record.tenant, name, msgspec.json.encode(step.held), version)
             try:
                 await self._store.put_documents([held])
             except Conflict:

@@ -13,6 +13,7 @@ from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.compile import compile, triggered
 from deltaci.pipeline.files import PipelineFile, discover, pipeline_files, read_file
+from deltaci.pipeline.found import Found
 from deltaci.pipeline.github import Workflow
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
@@ -62,10 +63,8 @@ def seen(tree: Tree, wish: Wish) -> Seen:
     changed = tree.changed(base, snapshot.commit) if base else None
     change = change_here(tree, snapshot, wish, base)
     source = Source(url=str(tree.store), commit=snapshot.commit, ref=tree.ref())
-    planned = [
-        _planned(file, _Here(change, changed, called, source), wish)
-        for file in pipelines(tree, snapshot.commit, wish.files)
-    ]
+    files = pipelines(tree, snapshot.commit, wish.files)
+    planned = [_planned(file, _Here(change, changed, called, source), wish) for file in _with_jobs(files, wish.jobs)]
     compared = f"{len(changed)} changed since {called}" if changed is not None else f"every path counts: {called}"
     return Seen(change=change, snapshot=snapshot, compared=compared, planned=planned)
 
@@ -109,6 +108,18 @@ def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[PipelineFil
             raise Refused("not_found", f"there is no file {path!r} in {tree.root}; name it from there on")
         found.append(read_file(path, content, paths, read))
     return found
+
+
+def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineFile]:
+    """Only the files that have one of these jobs; all of them, when none has, so that each says so."""
+    wanted = set(jobs)
+    return [file for file in files if not wanted or wanted & _names(file.found)] or files
+
+
+def _names(found: Found) -> set[str]:
+    if isinstance(found, Workflow):
+        return set(found.jobs)
+    return set(found.pipeline.jobs) if found.pipeline is not None else set()
 
 
 class _Here(NamedTuple):

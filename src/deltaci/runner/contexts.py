@@ -227,12 +227,12 @@ def _grouped(needs: Mapping[str, Need], told: Mapping[str, Any]) -> dict[str, di
             names |= {str(job): name for job in each["jobs"]}
     for name, need in needs.items():
         matrix = name.partition(" (")[0] if name.endswith(")") else ""
-        for key in {names.get(name) or need.family or matrix or name, name}:
-            before = found.get(key)
-            if before is None or not before["is_there"]:
-                before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.is_there}
-            before["outputs"].update(need.outputs)
-            before["result"] = min(before["result"], need.result, key=_WORST.index)
+        key = names.get(name) or need.family or matrix or name
+        before = found.get(key)
+        if before is None or not before["is_there"]:
+            before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.is_there}
+        before["outputs"].update(need.outputs)
+        before["result"] = min(before["result"], need.result, key=_WORST.index)
     return found
 
 

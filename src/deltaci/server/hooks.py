@@ -20,20 +20,19 @@ from typing import Final
 import msgspec
 
 from deltaci.blobs.store import BlobsUnavailable
-from deltaci.control.forges import LISTENERS
+from deltaci.control.forges import LISTENERS, keeping
 from deltaci.control.forges.heard import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
 from deltaci.control.forges.projects import ForgeProject, Intake, Projects
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.change import Change
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
-from deltaci.store.port import Conflict, Document, Store, Unavailable, storable
+from deltaci.store.port import Conflict, Store, Unavailable, storable
 from deltaci.wire.addresses import status_of
 from deltaci.wire.texts import plain
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
-KIND: Final = "delivery"  # Of the documents that remember what was heard.
 MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB; what we need is at the beginning of far less.
 MAX_HELD_BYTES: Final = (
     256 * 1024 * 1024
@@ -178,16 +177,15 @@ class Hooks:
 
     async def _known(self, tenant: str, names: Sequence[str]) -> Remembered | None:
         for name in names:
-            if (found := await self._store.find_document(KIND, name, tenant)) is not None:
+            if (found := await keeping.found(self._store, keeping.HEARD, tenant, name)) is not None:
                 return msgspec.json.decode(found.body, type=Remembered)
         return None
 
     async def _remember(self, tenant: str, names: Sequence[str], what: Remembered) -> None:
         body = msgspec.json.encode(what)
         for name in names:
-            document = Document(kind=KIND, tenant=tenant, name=name, version=0, at=0, body=body)
             with suppress(Conflict):  # The same was heard twice at once, and it was remembered there.
-                await self._store.put_documents([document])
+                await self._store.put_documents([keeping.kept(keeping.HEARD, tenant, name, body)])
 
 
 def _content(project: ForgeProject, heard: Heard) -> str:
@@ -196,10 +194,13 @@ def _content(project: ForgeProject, heard: Heard) -> str:
 
 
 def _is_about(project: ForgeProject, change: Change) -> bool:
-    """Whether it happened in the project's repository: one webhook may tell of many."""
+    """Whether it happened in the project's repository: one webhook may tell of many.
+
+    A project may know it by a longer path, below which the whole forge is.
+    """
     if not change.repository or not project.repository:
         return True
-    return change.repository.casefold() == project.repository.casefold()
+    return f"/{project.repository.casefold()}".endswith(f"/{change.repository.casefold()}")
 
 
 def _named(request: Request) -> tuple[str, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from hashlib import blake2b, sha256
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from typing import Annotated, Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from deltaci.pipeline.change import Change
+from deltaci.pipeline.model import PullRequestType
 from deltaci.wire.texts import plain
 
 MAX_MESSAGE: Final = 10_000
@@ -24,7 +25,7 @@ TOLERANCE_SECONDS: Final = 300.0  # How far the time of a signature may be off.
 BRANCHES: Final = "refs/heads/"
 TAGS: Final = "refs/tags/"
 # What `on.pull_request.types` may name.
-ACTIONS: Final = frozenset({"opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"})
+ACTIONS: Final = frozenset(get_args(PullRequestType))
 
 Sha = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})\Z")]
 Ref = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"^[^\x00-\x20\x7f]+\Z")]

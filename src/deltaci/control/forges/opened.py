@@ -23,6 +23,8 @@ from deltaci.core.errors import Refused
 KEPT_SECONDS: Final = 10.0
 MAX_KEPT: Final = 1000
 _SCP: Final = re.compile(r"(?:[^@/:]+@)?([^:/@]+):(?!//)(.+)")  # git@example.org:owner/name.git
+# A GitHub App instead of a token: who it is, where it is installed, and its private key.
+_APP: Final = re.compile(r"app:([\w.-]{1,100}):(\d{1,20})\s+(-----BEGIN .+)", re.DOTALL)
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -98,18 +100,19 @@ class OpenedProjects:
     def _opened(self, tenant: str, written: Written) -> ForgeProject:
         webhook_secret, _ = self._secret(tenant, written, written.webhook_secret)
         api_token, problem = self._secret(tenant, written, written.api_token)
+        app_id, installation_id, api_token = app.groups() if (app := _APP.fullmatch(api_token)) else ("", "", api_token)
         told = {
             "tenant": tenant,
             "name": written.name,
             "forge": written.forge,
-            "repository": repository_of(written.url),
+            "repository": getattr(written, "repository", "") or repository_of(written.url),
             "webhook_secret": webhook_secret,
             "api_url": written.api_url or api_of(written.forge, written.url),
             "api_token": api_token,
             "problem": problem,
             "reports": written.reports,
-            "app_id": getattr(written, "app_id", ""),
-            "installation_id": getattr(written, "installation_id", ""),
+            "app_id": app_id,
+            "installation_id": installation_id,
         }
         return msgspec.convert(told, ForgeProject)
 

@@ -81,7 +81,7 @@ class Origins:
         origin = run.origin
         if not origin.project or not origin.commit:
             return None
-        pipeline = origin.template or pipeline_of(getattr(origin, "file", ""))
+        pipeline = origin.template or pipeline_of(origin.file)
         return Subject(project=origin.project, commit=origin.commit, pipeline=pipeline)
 
 

@@ -1,8 +1,8 @@
 """What a forge was told last about a commit, and what it may be told next. Pure: no clock, no network.
 
 For each context of a commit there is one small document. It says which step of which run the forge knows, who is about
-to tell it something, and what went wrong. Steps are ordered: a newer run comes after an older one, and within a run its
-`rev` counts. What comes before what was told is never told any more.
+to tell it something, and what went wrong. Steps are ordered: a newer run comes after an older one, a trusted one after
+one for a fork, and within a run its `rev` counts. What comes before what was told is never told any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from deltaci.control.forges.heard import fingerprint
 from deltaci.control.forges.projects import ForgeProject
 
-KIND: Final = "told"  # Of the documents.
 MAX_DESCRIPTION: Final = 140  # GitHub takes no more.
 MAX_PROBLEM: Final = 500
 
@@ -34,8 +33,13 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, order=True):
-    """A step of a run, in the order in which steps count: when the run was made, which it is, and its `rev`."""
+    """A step of a run, in the order in which steps count: when the run was made, which it is, and its `rev`.
 
+    A run for a fork comes before all others: whoever proposes a commit that is here already does not change what is
+    shown of it.
+    """
+
+    is_trusted: bool = False
     at: int = 0
     run_id: str = ""
     rev: int = 0
@@ -91,11 +95,13 @@ class Speaker(Protocol):
 class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The document. `mark` is what the forge has, unless it `is_unsure`: then that must be told again.
 
-    `holder` is about to tell it something until `held_until`. `since`, `tries` and `refusals` count what failed for the
-    step `failing`; once it `is_given_up`, that step is not tried any more.
+    `tried` is the newest that anybody began to tell it: without an answer, it may have that. `holder` is about to tell
+    it something until `held_until`. `since`, `tries` and `refusals` count what failed for the step `failing`; once it
+    `is_given_up`, that step is not tried any more.
     """
 
     mark: Mark = Mark()
+    tried: Mark = Mark()
     state: str = ""
     description: str = ""
     check: str = ""
@@ -148,10 +154,12 @@ def name_of(project: str, commit: str, context: str) -> str:
 
 def next_step(told: Told, mark: Mark, report: Report, who: str, now: float, patience: Patience) -> Tell | Done | Later:
     """What to do about this step of a run."""
-    if told.mark > mark:
-        newer = told.mark.run_id
-        return Done(told.state if newer == mark.run_id else f"superseded: the forge shows run {newer}")
-    is_known = told.mark.run_id == mark.run_id and (told.state, told.description) == (report.state, report.description)
+    newest = max(told.mark, told.tried)
+    if newest > mark:
+        return Done(told.state if newest.run_id == mark.run_id else f"superseded by run {newest.run_id}")
+    # What it was told before is as good, unless it may have heard something else since then.
+    is_same = told.mark.run_id == mark.run_id and (told.state, told.description) == (report.state, report.description)
+    is_known = is_same and newest == told.mark
     if not told.is_unsure and (told.mark == mark or is_known):
         return Done(told.state)
     if told.failing == mark and told.is_given_up:
@@ -160,13 +168,20 @@ def next_step(told: Told, mark: Mark, report: Report, who: str, now: float, pati
         return Later(told.held_until)
     if told.failing == mark and told.next_at > now:
         return Later(told.next_at)
-    return Tell(replace(told, holder=who, held_until=now + patience.hold_seconds))
+    return Tell(replace(told, tried=mark, holder=who, held_until=now + patience.hold_seconds))
 
 
 def succeeded(told: Told, mark: Mark, report: Report, id: str) -> Told:
     """The forge has it."""
     check = id or check_of(told, report)
-    return Told(mark=mark, state=report.state, description=report.description, check=check, check_of=report.run_id)
+    return Told(
+        mark=mark,
+        tried=mark,
+        state=report.state,
+        description=report.description,
+        check=check,
+        check_of=report.run_id,
+    )
 
 
 def check_of(told: Told, report: Report) -> str:
