@@ -65,6 +65,8 @@ async def _play(ada: Caller, player: Player) -> None:
     stopped = await ada.start(task("stopped", runs_on=[LABEL]), gate("g", ["stopped"]))
     await ada.post(f"/runs/{stopped}/cancel")
     await ada.start(gate("alone", approvers=2, role="lead"), task("after", runs_on=[LABEL]))
+    for name in ("second", "third", "fourth"):
+        await ada.start(gate(name, approvers=2, role="lead"))
     await ada.start(*(task(f"wide{n}", needs=[], runs_on=[LABEL]) for n in range(4)))
     rule = {"choices": ["eu", "us"], "default": "eu"}
     for _ in range(2):

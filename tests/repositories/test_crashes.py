@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from deltaci.control import handling, planner
+from deltaci.control.addresses import Rules
 from deltaci.control.polling import push
 from deltaci.core.machine import Command
+from deltaci.core.run import BeginPlanning
 from deltaci.store.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -79,10 +81,12 @@ async def test_a_server_that_dies_while_it_plans(
             reached = asyncio.Event()
             do_all = here.service.applier.do_all
 
-            async def begin_and_die(commands: list[Command]) -> None:
+            async def begin_and_die(commands: list[Command]) -> object:
+                if not any(isinstance(each, BeginPlanning) for each in commands):
+                    return await do_all(commands)  # Others write, too.
                 await do_all(commands[:1])
                 reached.set()
-                await asyncio.Event().wait()
+                return await asyncio.Event().wait()
 
             broken.setattr(here.service.repositories.planner._applier, "do_all", begin_and_die)
             told = push("refs/heads/main", "", upstream.first)
@@ -188,3 +192,25 @@ async def test_two_servers_agree_who_is_newest(postgres_place: Place, tmp_path: 
 
         live = [each["commit"] for each in await sites[0].runs() if each["status"] == "PENDING"]
         assert live == commits[-1:]
+
+
+@on_loop
+async def test_a_server_that_stops_takes_its_git_along(place: Place, tmp_path: Path) -> None:
+    """Also while a forge keeps it waiting."""
+    heard, gone = asyncio.Event(), asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.set()
+        while await reader.read(1000):
+            pass
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(wait, "127.0.0.1", 0) as forge:
+        port = forge.sockets[0].getsockname()[1]
+        async with opened(place, tmp_path / "data", Rules(frozenset({"http", "private"}))) as here:
+            await here.project(f"http://127.0.0.1:{port}/acme/shop.git")
+            told = push("refs/heads/main", "", "a" * 40)
+            await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await heard.wait()
+        await gone.wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -78,7 +80,7 @@ async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> 
     here = mirror(tmp_path, upstream)
     await here.need(upstream.first)
 
-    with pytest.raises(GitFailed, match="fetch failed"):
+    with pytest.raises(GitFailed, match="has no commit a"):
         await here.need("a" * 40, "refs/heads/main")
     with pytest.raises(GitFailed, match="not the full name"):
         await here.need("main")
@@ -181,3 +183,47 @@ def test_names() -> None:
     assert not any(map(is_commit, ("0" * 40, "a" * 39, "A" * 40, "", "g" * 40)))
     assert plain_url("git@GitHub.com:Acme/Shop.git") == plain_url("https://github.com/acme/shop/")
     assert forge_name("git@github.com:Acme/Shop.git") == forge_name("https://github.com/Acme/Shop") == "Acme/Shop"
+
+
+class Forge:
+    """A server that asks who comes, writes it down, and sends everybody elsewhere."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.elsewhere = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        self.heard += [line for line in head.splitlines() if line.lower().startswith(("authorization:", "host:"))]
+        if "authorization:" not in head.lower():
+            told = 'HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm="x"'
+        else:
+            told = f"HTTP/1.1 302 Go\r\nLocation: http://127.0.0.1:{self.elsewhere}/other.git/info/refs"
+        writer.write(f"{told}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+@on_loop
+async def test_a_credential_is_shown_where_it_belongs_and_nowhere_else(tmp_path: Path) -> None:
+    """Only to who asks for it, at the address that was looked at; a redirect is not followed."""
+    forge, other = Forge(), Forge()
+    rules = Rules(frozenset({"http", "private"}))
+    known = Mirrors(tmp_path, rules, lambda _tenant, _project, name: {"TOKEN": "s3cret-token"}[name])
+    async with (
+        await asyncio.start_server(forge.answer, "127.0.0.1", 0) as first,
+        await asyncio.start_server(other.answer, "127.0.0.1", 0) as second,
+    ):
+        port, forge.elsewhere = (each.sockets[0].getsockname()[1] for each in (first, second))
+        url = f"http://localhost:{port}/acme/shop.git"
+
+        with pytest.raises(GitFailed, match="ls-remote failed") as failed:
+            await known.of(Project(name="shop", tenant="t", url=url, credential="TOKEN")).remote()
+
+    told = b64encode(b"x-access-token:s3cret-token").decode()
+    assert f"Authorization: Basic {told}" in forge.heard
+    assert forge.heard[0] == f"Host: localhost:{port}"
+    assert other.heard == []
+    assert "s3cret" not in str(failed.value)

@@ -241,7 +241,7 @@ async def test_what_cannot_be_handled_is_put_aside_visibly(site: Opened, upstrea
         aside = await here.change(bad.id)
         assert (waiting["status"], waiting["tries"], good["status"]) == ("waiting", 1, "handled")
         assert (aside["status"], aside["tries"]) == ("put_aside", MAX_TRIES)
-        assert "git fetch failed" in aside["reason"]
+        assert "has no commit" in aside["reason"]
 
 
 @on_loop

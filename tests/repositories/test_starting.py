@@ -60,15 +60,17 @@ async def test_inputs_and_what_the_file_says_of_the_run(site: Opened, upstream: 
         bad = (await people.post("/runs", {**asked, "inputs": {"env": "moon"}})).body["id"]
         unclear = (await people.post("/runs", {"repository": "shop"})).body["id"]
         missing = (await people.post("/runs", {"repository": "shop", "file": "x.yml"})).body["id"]
+        lost = (await people.post("/runs", {"repository": "shop", "commit": "b" * 40})).body["id"]
         await here.settled()
 
         run = await people.run(good)
         assert (run["state"], run["fail_fast"], run["timeout_seconds"]) == ("QUEUED", True, 420)
         assert run["inputs"] == {"env": "staging"}
-        told = [(await people.get(f"/runs/{id}/plan")).body["problems"] for id in (bad, unclear, missing)]
+        told = [(await people.get(f"/runs/{id}/plan")).body["problems"] for id in (bad, unclear, missing, lost)]
         assert told[0][0].startswith(".deltaci/deploy.yml:4:")
         assert "name one of: .deltaci/ci.yml, .deltaci/deploy.yml" in told[1][0]
         assert "no pipeline file 'x.yml'" in told[2][0]
+        assert f"has no commit {'b' * 40}" in told[3][0]
 
 
 @on_loop
@@ -116,8 +118,8 @@ async def test_a_file_that_is_not_for_people_says_so(site: Opened, upstream: Ups
 async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, upstream: Upstream) -> None:
     """Whatever its repository does."""
     async with site() as here:
-        people = await here.project(upstream.url)
-        asked = {"repository": "shop", "commit": "b" * 40}
+        people = await here.project(f"{upstream.url}.gone")
+        asked = {"repository": "shop", "commit": upstream.first}
 
         id = (await people.post("/runs", asked)).body["id"]
         await here.settled()

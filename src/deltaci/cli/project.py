@@ -200,8 +200,8 @@ def hook_command(
 ) -> None:
     """Install a post-receive hook: the server hears of every push, and no push waits for it for long.
 
-    A key of its own is made for the hook, which can do no more than start
-    runs; 'deltaci key revoke' ends it.
+    A key of its own is made for the hook, with the scope 'run'; 'deltaci key
+    revoke' ends it.
 
     Example:
 

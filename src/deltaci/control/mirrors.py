@@ -31,6 +31,7 @@ LOOK_SECONDS: Final = 30.0
 MAX_REF: Final = 250
 PLAIN_FILES: Final = ("100644", "100755")
 
+_ABSENT: Final = ("not our ref", "couldn't find remote ref", "no such remote ref")  # As git says it.
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NOT_IN_REFS: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|\.$|/$")
 
@@ -151,7 +152,9 @@ class Mirror:
                     failed = error
                 if await self.has(commit):
                     return
-        raise failed or GitFailed(f"the repository has no commit {commit}, or does not give it out", is_passing=True)
+        if failed is None or any(words in str(failed) for words in _ABSENT):
+            raise GitFailed(f"the repository has no commit {commit}, or does not give it out")
+        raise failed
 
     async def bring(self, refs: Iterable[str]) -> dict[str, str]:
         """Fetch these refs as they are now; the commit of each that exists."""
@@ -162,7 +165,7 @@ class Mirror:
                 try:
                     await self._fetch([each])
                 except GitFailed as error:
-                    if "couldn't find remote ref" not in str(error):
+                    if not any(words in str(error) for words in _ABSENT):
                         raise
                     continue
                 found[each] = await self.commit_of(_kept_as(each))

@@ -176,7 +176,7 @@ class Planner:
         except Refused as refused:
             await self._fail(record, [refused.message])
         except GitFailed as error:
-            await self._try_again(record, str(error))
+            await (self._try_again(record, str(error)) if error.is_passing else self._fail(record, [str(error)]))
         except Exception as error:
             LOGGER.exception("run %s: an error of ours", id)
             await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
@@ -196,9 +196,10 @@ class Planner:
         file = await self._file(mirror, record, kept, diff)
         source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)
         plan = await planned(file, change, diff, source, run_id=record.id, fork_role=project.policies.fork_role)
-        if plan.group and not await self.groups.enter(record, plan):
-            self._in_line.add(record.id)
-            return
+        if plan.group:
+            self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
+            if not await self.groups.enter(record, plan):
+                return
         self._in_line.discard(record.id)
         await self._write(record, plan, _reasons(plan, diff))
 

@@ -113,6 +113,7 @@ BETWEEN_FIELDS: Final[dict[str, Json]] = {
                     "kind": {"const": "approval"},
                     "work": {"type": "null"},
                     "runs_on": {"maxItems": 0},
+                    "group": {"maxLength": 0},
                 },
             },
         ]
