@@ -10,10 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from deltaci.core.decide import StartRun
+from deltaci.core.job import JobSpec
+from deltaci.core.run import Origin, Run
 from deltaci.runner.disguises import disguises
 from deltaci.server.credentials import Signer, server_key
 from deltaci.wire.api_routes import ROOT
-from tests.e2e.deployment import deployed, on_loop
+from tests.e2e.deployment import Deployment, deployed, on_loop
 
 # One of each scope, each in many lines and with signs that tools write differently.
 VALUES = {
@@ -28,6 +31,14 @@ SCOPES: dict[str, dict[str, str]] = {
 }
 # What is never to be seen, though it is set: wider ones of the same names.
 HIDDEN = "this-value-belongs-to-nobody-here"
+
+
+async def pushed(place: Deployment, work: dict[str, Any]) -> str:
+    """A run of one job, as the planner makes it for a push to a branch; its id."""
+    origin = Origin(project="shop", branch="release/1", event="push", is_on_branch=True)
+    record = Run(id="pushed", run_id="pushed", tenant="default", origin=origin)
+    await place.applier.do(StartRun(id="pushed", record=record, jobs=(JobSpec(name="a", work=work),), plan_hash="hash"))
+    return "pushed"
 
 
 def steps(name: str) -> list[dict[str, str] | str]:
@@ -72,8 +83,7 @@ async def test_a_value_of_any_scope_goes_only_where_it_belongs(tmp_path: Path) -
                 "executor": "process",
                 "artifacts": [{"path_glob": "out/none"}],
             }
-            plan = {"jobs": [{"name": "a", "work": work}]}
-            run = ask("POST", "/runs", {"plan": plan, "project": "shop", "branch": "release/1"}).json()["id"]
+            run = await pushed(place, work)
 
             record = await place.outcome(f"{run}/a.1")
 

@@ -192,17 +192,19 @@ def test_what_is_for_others_only_is_as_good_as_none(name: str, at: Where) -> Non
         scoped().opened(TENANT, [name], at)
 
 
-def test_the_branch_of_a_pull_request_is_where_it_is_not_yet() -> None:
-    """Whoever may open one for `release/2` need not be allowed to push there: it gets what its project's jobs get."""
+def test_a_run_is_on_a_branch_only_if_the_server_knows_that() -> None:
+    """Whoever may say `main`, or open a pull request for it, need not be allowed to push there."""
     sealed = scoped()
-    pushed = Origin(project="shop", branch="main")
-    asked = Origin(project="shop", branch="main", labels=("event:pull_request",))
+    pushed = Origin(project="shop", branch="main", event="push", is_on_branch=True)
+    claimed = Origin(project="shop", branch="main")
+    proposed = Origin(project="shop", branch="main", event="pull_request", is_on_branch=True)
 
     assert sealed.opened(TENANT, ["A", "C"], where(pushed)) == {"A": "of main", "C": "of one branch only"}
-    assert sealed.opened(TENANT, ["A"], where(asked)) == {"A": "of the shop"}
-    with pytest.raises(Refused, match="no secret 'C'"):
-        sealed.opened(TENANT, ["C"], where(asked))
-    assert not is_foreign(pushed)
+    for asked in (claimed, proposed):
+        assert sealed.opened(TENANT, ["A"], where(asked)) == {"A": "of the shop"}
+        with pytest.raises(Refused, match="no secret 'C'"):
+            sealed.opened(TENANT, ["C"], where(asked))
+    assert (is_foreign(pushed), is_foreign(Origin(is_fork=True))) == (False, True)
 
 
 def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
@@ -215,15 +217,6 @@ def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
     }
     assert sealed.there(TENANT, ["A", "C"], Where("shop")) == {"A": "of the shop"}
     assert sealed.there(TENANT, ["A", "B"]) == {"A": "of the tenant"}
-
-
-def test_what_the_forge_told_of_a_run_is_believed_before_its_labels() -> None:
-    """The server writes down what kind of event it was, and whether it came from a fork."""
-    proposed = Origin(project="shop", branch="main", event="pull_request")
-
-    assert where(proposed) == Where("shop", "")
-    assert where(Origin(project="shop", branch="main", event="push")) == Where("shop", "main")
-    assert (is_foreign(proposed), is_foreign(Origin(is_fork=True))) == (False, True)
 
 
 def test_a_seal_opens_only_in_its_own_scope() -> None:

@@ -246,6 +246,7 @@ def run_of(id: str, kept: Kept, project: Project, file: str, *, asked: str = "",
         number=change.number,
         change=kept.id,
         is_fork=change.is_fork,
+        is_on_branch=bool(change.branch) and change.event in ("push", "schedule") and not change.is_fork,
     )
     return Run(
         id=id,

@@ -104,11 +104,11 @@ _decode = msgspec.json.Decoder(Known).decode
 def where(origin: Origin) -> Where:
     """Where the jobs of such a run are.
 
-    The branch of a pull request is the one that it wants to get to. It is not there yet, and whoever opened it may not
-    be allowed to push there: so it is on no branch, and gets nothing that is only for one.
+    The branch of a pull request is the one that it wants to get to: it is not there yet. And whoever starts a run may
+    say any branch. Neither need be allowed to push there; so a run is on a branch only if the server knows that it is.
     """
-    is_proposed = origin.event == PULL_REQUEST or f"event:{PULL_REQUEST}" in origin.labels
-    return Where(origin.project, "" if is_proposed else origin.branch)
+    is_there = origin.is_on_branch and origin.event != PULL_REQUEST
+    return Where(origin.project, origin.branch if is_there else "")
 
 
 def is_foreign(origin: Origin) -> bool:

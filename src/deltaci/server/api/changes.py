@@ -93,7 +93,12 @@ async def started(call: Call, asked: RunInput, record: Run) -> Run:
     )
     kept = await call.parts.repositories.changes.keep_handled(kept)
     made = run_of(record.id, kept, project, asked.file, asked=record.asked, labels=asked.labels)
-    origin = msgspec.structs.replace(made.origin, title=asked.title or made.origin.title, inputs=dict(asked.inputs))
+    origin = msgspec.structs.replace(
+        made.origin,
+        title=asked.title or made.origin.title,
+        inputs=dict(asked.inputs),
+        is_on_branch=bool(change.branch) and not asked.commit,  # Else only the caller says so.
+    )
     return msgspec.structs.replace(made, origin=origin, started_by=record.started_by)
 
 
