@@ -68,9 +68,11 @@ def test_an_output_needs_a_name_that_expressions_can_say(name: str, layout: Layo
         said(layout, output=f"{name}=x")
 
 
-def test_a_folder_with_a_colon_would_be_two(layout: Layout) -> None:
-    with pytest.raises(Refused, match="no ':'"):
-        said(layout, path="/a:/b\n")
+def test_a_line_may_have_several_folders_as_path_has_them(layout: Layout) -> None:
+    """People write `$ROOT/shims:$ROOT/bin`."""
+    assert said(layout, path="/a:/b\n\n/c\n").paths == ["/a", "/b", "/c"]
+    with pytest.raises(Refused, match="no NUL"):
+        said(layout, path="/a\0b\n")
 
 
 def test_more_than_fits_and_what_is_no_text_is_refused(layout: Layout) -> None:

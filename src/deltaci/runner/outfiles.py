@@ -64,9 +64,10 @@ class OutFiles:
                 raise _bad(f"{name[:80]!r} is no name for an output; give letters, digits, '-' and '_'")
         for name in env:
             check_variable(name)
-        paths = [line for line in self._text("path").splitlines() if line.strip()]
-        if len(paths) > MAX_VALUES or any(":" in path or "\0" in path for path in paths):
-            raise _bad(f"folders for PATH are at most {MAX_VALUES}, and have no ':' or NUL")
+        # A line may have several, as PATH itself has them.
+        paths = [each for line in self._text("path").splitlines() for each in line.split(":") if each.strip()]
+        if len(paths) > MAX_VALUES or any("\0" in path for path in paths):
+            raise _bad(f"folders for PATH are at most {MAX_VALUES}, and have no NUL")
         summary = self._text("summary")[:MAX_SUMMARY_CHARACTERS]
         return Told(outputs=outputs, env=env, paths=paths, summary=summary)
 
