@@ -51,7 +51,7 @@ COMMANDS: Final = {
     "token": Entry("server", SERVER, "Make a registration token for a runner: it is good once."),
     "runner": Entry("runner", SERVER, "Run a runner."),
     "secret": Entry("secret", SERVER, "Set, list and remove the secrets that jobs may name."),
-    "plan": Entry("plan", RUNS, "Show what would run here, what would not, and why. No server is needed."),
+    "plan": Entry("plan", RUNS, "Show what would run here, what would not, and why."),
     "run": Entry("run", RUNS, "Run the pipelines of this repository here and now. No server is needed."),
     "init": Entry("init", RUNS, "Look at what is in a repository, and write a pipeline file for it."),
     "lint": Entry("lint", RUNS, "Check pipeline files: every problem with its place, and what was probably meant."),

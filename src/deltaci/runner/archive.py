@@ -15,7 +15,8 @@ import gzip
 import os
 import stat
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -26,7 +27,7 @@ from deltaci.runner.folders import FOLDER, opened, parent
 
 COMPRESSION: Final = 3  # Beyond that it costs more time than it saves on the way.
 MAX_READ_BYTES: Final = 16 * 1024**2  # More than that at once is only ever asked for by a forged header.
-MAX_PATH_BYTES: Final = 4000
+MAX_PATH_BYTES: Final = 2000  # Where it is unpacked, a path begins with that of the workspace.
 MAX_SECONDS: Final = 2**33
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -182,17 +183,15 @@ def unpack(root: Path, source: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
 
 def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bounds) -> None:
     names = entry.name.removesuffix("/").split("/")
+    if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
+        raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} with a path that is too long")
     if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > bounds.depth + 1:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r}, which leads elsewhere")
     if entry.issparse() or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
-    for depth in range(1, len(names)):
-        # An archive of `a/b` has no entry for `a`.
-        with parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=folder)
-    with parent(top, "/".join(names)) as (folder, name):
+    with _inside(top, names) as (folder, name):
         if entry.issym():
             os.symlink(entry.linkname, name, dir_fd=folder)
             return
@@ -209,6 +208,21 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bou
             os.utime(made, (moment, moment))
         finally:
             os.close(made)
+
+
+@contextmanager
+def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
+    """The folder that an entry is to be in; it is made where it is missing, since an archive of `a/b` has no `a`."""
+    path = "/".join(names)
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(parent(top, path))
+        except FileNotFoundError:
+            for depth in range(1, len(names)):
+                with parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=folder)
+            found = stack.enter_context(parent(top, path))
+        yield found
 
 
 def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, made: int) -> None:
