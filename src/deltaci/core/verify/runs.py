@@ -137,6 +137,11 @@ def canceled(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         log.bad("ORC-RF3", f"run {of.id} is CANCELED for {told.reason!r}", repr(of.cancel_reason))
 
 
+def ending(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+    """From here on nothing of the run goes on: see `_settle_rest`."""
+    of.is_ending = line.from_ != line.to
+
+
 def reported(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
     """The conclusion keeps the outcome."""
     if told.conclusion != line.from_:
@@ -152,17 +157,20 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     run.WAITING_APPROVAL: (identity, waiting),
     run.VALIDATING: (identity, done),
     run.SUCCESS: (identity, done),
-    run.FAILED: (identity, failed),
-    run.TIMEOUT: (identity, timed_out),
-    run.CANCEL_REQUESTED: (identity, cancel_requested),
+    run.FAILED: (identity, failed, ending),
+    run.TIMEOUT: (identity, timed_out, ending),
+    run.CANCEL_REQUESTED: (identity, cancel_requested, ending),
     run.CANCELED: (identity, canceled),
     run.REPORTED: (identity, reported),
 }
 
 
 def settle(log: Canonical, of: Run) -> None:
-    """After the transaction: the run stands as its jobs do."""
+    """After the transaction: the run stands as its jobs do, and whoever it no longer needs was told."""
     state, wrong = of.state, ""
+    if of.is_ending:
+        of.is_ending = False
+        _settle_rest(log, of)
     if state == run.CANCEL_REQUESTED and not of.open:
         wrong = "CANCELED, since every job is over"
     elif state == run.PLAN_FAILED:
