@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 from deltaci.control.addresses import Rules, read
+from deltaci.control.forges.opened import repository_of
 from deltaci.control.git import Git, GitFailed, Way, environment
-from deltaci.control.mirrors import Mirror, Mirrors, is_commit, is_ref, secrets_missing
-from deltaci.control.projects import Project, forge_name, plain_url
+from deltaci.control.mirrors import Mirror, Mirrors, is_commit, is_ref
+from deltaci.control.projects import Project, plain_url
 from deltaci.core.errors import Refused
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
 
 LOCAL = Rules(frozenset({"file"}))
+
+
+def secrets_missing(_tenant: str, _project: str, name: str) -> str:
+    """For who has no secrets."""
+    raise Refused("no_secret", f"there is no secret {name!r}")
 
 
 def mirrors(folder: Path, **values: str) -> Mirrors:
@@ -182,7 +188,8 @@ def test_names() -> None:
     assert is_commit("a" * 64)
     assert not any(map(is_commit, ("0" * 40, "a" * 39, "A" * 40, "", "g" * 40)))
     assert plain_url("git@GitHub.com:Acme/Shop.git") == plain_url("https://github.com/acme/shop/")
-    assert forge_name("git@github.com:Acme/Shop.git") == forge_name("https://github.com/Acme/Shop") == "Acme/Shop"
+    assert repository_of("git@github.com:Acme/Shop.git") == repository_of("https://github.com/Acme/Shop") == "Acme/Shop"
+    assert repository_of("https://gitlab.example/group/part/shop.git") == "group/part/shop"
 
 
 class Forge:

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 
 from deltaci.control.changes import HANDLED, PUT_ASIDE, WAITING, Changes, FileOutcome, Kept, digest
 from deltaci.control.comparing import HEADS, compared
+from deltaci.control.forges.opened import repository_of
 from deltaci.control.git import GitFailed
 from deltaci.control.hands import Hands
 from deltaci.control.mirrors import Mirror, Mirrors, is_commit
 from deltaci.control.pipelines import is_triggered, pipelines_at
-from deltaci.control.projects import Project, Projects, forge_name
+from deltaci.control.projects import Project, Projects
 from deltaci.control.superseding import Superseding
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -30,7 +31,6 @@ from deltaci.core.run import Origin, Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
-from deltaci.pipeline.change import Change
 from deltaci.pipeline.files import PipelineFile
 from deltaci.store.port import Conflict, Store, Unavailable
 
@@ -193,7 +193,7 @@ class Handling:
         filled = replace(
             change,
             commit=commit,
-            repository=change.repository or forge_name(project.url),
+            repository=change.repository or repository_of(project.url),
             message=change.message or about.message[:10_000],
             title=change.title or about.title,
             actor=change.actor or about.author,
@@ -279,8 +279,3 @@ def _told(files: Sequence[FileOutcome]) -> str:
 
 def _done(kept: Kept, reason: str, files: Sequence[FileOutcome]) -> Kept:
     return replace(kept, status=HANDLED, reason=reason, files=tuple(files), owner="", not_before=0)
-
-
-def delivered(change: Change) -> str:
-    """What a change is called that nobody gave a name: the same event has the same one."""
-    return digest(change.event, change.ref, change.before, change.commit)

@@ -19,7 +19,6 @@ from deltaci.control import addresses
 from deltaci.control.addresses import SSH, Rules, Unresolved
 from deltaci.control.git import FETCH_SECONDS, Git, GitFailed, Way
 from deltaci.control.projects import Project
-from deltaci.core.errors import Refused
 from deltaci.pipeline.diffs import changed_paths
 
 FOLDER: Final = "repositories"
@@ -303,8 +302,3 @@ def _measured(folder: Path) -> tuple[int, int]:
         return sum(each.stat().st_size for each in packs), len(packs)
     except OSError:
         return 0, 0
-
-
-def secrets_missing(_tenant: str, _project: str, name: str) -> str:
-    """For who has no secrets."""
-    raise Refused("no_secret", f"there is no secret {name!r}; set it with: deltaci secret set NAME")

@@ -139,8 +139,3 @@ def _bare(url: str) -> str:
     short = re.fullmatch(r"(?:[^@/]+@)?([^:/]+):([^/].*)", url)
     text = f"{short[1]}/{short[2]}" if short else re.sub(r"^[a-z+]+://(?:[^@/]+@)?", "", url)
     return text.rstrip("/").removesuffix(".git")
-
-
-def forge_name(url: str) -> str:
-    """What a forge calls the repository: `owner/name`, as its address ends."""
-    return "/".join(_bare(url).split("/")[1:][-2:]) or _bare(url)

@@ -7,11 +7,12 @@ from typing import Final
 import msgspec
 
 from deltaci.control.changes import FileOutcome, Kept, digest
+from deltaci.control.forges.opened import repository_of
 from deltaci.control.git import GitFailed
 from deltaci.control.handling import run_of
 from deltaci.control.mirrors import is_commit
 from deltaci.control.polling import HEADS, TAGS
-from deltaci.control.projects import Project, forge_name
+from deltaci.control.projects import Project
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.pipeline.change import Change
@@ -123,7 +124,7 @@ async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
     ref = f"{TAGS}{tag}" if tag else f"{HEADS}{branch}" if branch else ""
     return Change(
         event="manual",
-        repository=forge_name(project.url),
+        repository=repository_of(project.url),
         commit=commit,
         ref=ref,
         branch=branch,
