@@ -63,6 +63,19 @@ async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, ups
 
 
 @on_loop
+async def test_a_server_may_keep_its_data_beside_where_it_was_started(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--data .state` is the default, and git is called from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    here = mirror(Path(".state"), upstream)
+
+    await here.need(upstream.first, "refs/heads/main")
+
+    assert await here.files(upstream.first) == [".deltaci.yml", "README"]
+
+
+@on_loop
 async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upstream: Upstream) -> None:
     """Both names of a file that moved; all that is below a submodule."""
     upstream.push({"a/long name\twith tab": "x" * 1000})

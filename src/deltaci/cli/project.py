@@ -14,6 +14,7 @@ from deltaci.cli import hooks, inputs
 from deltaci.cli.completing import complete_project
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.client.errors import ApiError
 from deltaci.wire import api_projects as wire
 
 app = typer.Typer(
@@ -104,7 +105,12 @@ def add_command(
       deltaci project add shop https://github.com/acme/shop.git --forge github --webhook-secret SHOP_HOOK
     """
     given = _given(locals())
-    saved = session.client.save_project(name, {**_merged({}, given), "url": url, "expected_version": 0})
+    try:
+        saved = session.client.save_project(name, {**_merged({}, given), "url": url, "expected_version": 0})
+    except ApiError as error:
+        if error.code != "stale_version":
+            raise
+        raise ValueError(f"there is a project {name!r} already; change it with: deltaci project edit {name}") from None
     _show(session, saved)
 
 

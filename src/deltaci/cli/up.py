@@ -28,6 +28,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.views.steps import run_status
 from deltaci.core.views.transitions import Transitions
 from deltaci.engine import feed, loops
+from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
@@ -102,7 +103,11 @@ async def _save(service: Service, folder: Path) -> Report:
 
 async def _start_runner(url: str, folder: Path) -> asyncio.subprocess.Process:
     name = f"local-{secrets.token_hex(4)}"
-    environment = {**os.environ, "DELTACI_TOKEN": registration_token(folder, name, TENANT, 60)}
+    environment = {
+        PROTOCOLS_VARIABLE: ",".join(KNOWN_PROTOCOLS),  # Repositories in folders are this machine's own.
+        **os.environ,
+        "DELTACI_TOKEN": registration_token(folder, name, TENANT, 60),
+    }
     with (folder / "runner.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
             sys.executable,

@@ -70,7 +70,7 @@ class Mirrors:
     """All mirrors of this server, in one folder."""
 
     def __init__(self, folder: Path, rules: Rules, secret_of: SecretOf, git: Git | None = None) -> None:
-        self.folder = folder / FOLDER
+        self.folder = folder.absolute() / FOLDER  # Git is called in other folders.
         self.rules = rules
         self.git = git or Git()
         self._secret_of = secret_of
