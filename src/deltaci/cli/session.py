@@ -15,7 +15,6 @@ from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec
 
 import msgspec
 import typer
-from click import get_current_context
 from typer.core import TyperGroup
 
 from deltaci.client import places
@@ -182,11 +181,7 @@ def _forget_output() -> None:
 
 def fail(name: str, message: str, code: int) -> NoReturn:
     """Say what is wrong, and leave."""
-    context = get_current_context(silent=True)
-    # Of a command in a group, all of its name.
-    group = context.parent.info_name if context is not None and context.parent is not None else ""
-    whole = f"{group} {name}" if group and context is not None and context.parent is not context.find_root() else name
-    print(f"deltaci {whole}: {plain(message, MAX_SHOWN)}", file=sys.stderr)
+    print(f"deltaci {name}: {plain(message, MAX_SHOWN)}", file=sys.stderr)
     raise typer.Exit(code)
 
 
