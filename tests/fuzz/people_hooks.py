@@ -17,6 +17,7 @@ import schemathesis
 
 from deltaci.wire import api_input, api_projects
 from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
+from deltaci.wire.reading import whole
 from tests.fuzz.people import ARTIFACT, REPOSITORY, TENANT, Directory, Known
 
 Case = schemathesis.Case[Any]
@@ -151,7 +152,8 @@ def _fits(value: object, kind: Any) -> bool:
     if value is None:
         return False
     try:
-        msgspec.convert(value, kind, strict=not isinstance(value, str))
+        # Whole numbers may be written as `2.0`.
+        msgspec.convert(whole(value), kind, strict=not isinstance(value, str))
     except msgspec.ValidationError:
         return False
     return True

@@ -131,7 +131,7 @@ def test_the_command_line(desk: Desk, upstream: Upstream) -> None:
     with desk.hosted:
         assert "no projects" in desk.text("project", "list")
         desk.text("project", "add", "shop", URL, "--forge", "github", "--webhook-secret", "HOOK", "--poll", "5m")
-        assert "already" not in desk.refused(3, "project", "add", "shop", URL)
+        assert "deltaci project edit shop" in desk.refused(2, "project", "add", "shop", URL)
         edited = desk.json("project", "edit", "shop", "--supersede-pushes", "all", "--default-branch", "trunk")
         assert (edited["forge"], edited["webhook_secret"], edited["default_branch"]) == ("github", "HOOK", "trunk")
         assert (edited["policies"]["poll_seconds"], edited["policies"]["supersede_pushes"]) == (300, "all")

@@ -130,12 +130,15 @@ def descendants() -> list[int]:
     return found
 
 
-def end_everybody() -> None:
-    """Kill until there is no child left. Orphans become our children, so no child means nobody at all."""
+def end_everybody(heard: Callable[[int, int], None] = lambda _pid, _status: None) -> None:
+    """Kill until there is no child left. Orphans become our children, so no child means nobody at all.
+
+    Of each child that ended, its status is heard.
+    """
     options = os.WNOHANG  # Who has no child need not look for others.
     while True:
         try:
-            os.waitpid(-1, options)
+            heard(*os.waitpid(-1, options))
         except ChildProcessError:
             return
         for pid in descendants():
@@ -201,9 +204,20 @@ class Supervisor:
         """Count the dead; the runner hears of the step only."""
         for pid, code in ended():
             if pid == self.step:
-                self.step = 0
-                used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of everybody who has ended so far.
-                self.say("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+                self._tell_end(code)
+
+    def hear(self, pid: int, status: int) -> None:
+        """Somebody ended while everybody is ended. A step that was about to leave by itself has still said how."""
+        if pid and pid == self.step and os.WIFEXITED(status):
+            try:
+                self._tell_end(os.waitstatus_to_exitcode(status))
+            except OSError:
+                return  # Nobody wants to know.
+
+    def _tell_end(self, code: int) -> None:
+        self.step = 0
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of everybody who has ended so far.
+        self.say("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
     def signal_step(self, number: int) -> None:
         """To the step and what runs in its process group. Not to what earlier steps left running."""
@@ -249,7 +263,7 @@ def supervise(runner: _socket.socket) -> None:
         if error.errno not in (errno.EPIPE, errno.ECONNRESET):
             raise
     finally:
-        end_everybody()
+        end_everybody(supervisor.hear)
 
 
 def guard() -> None:
