@@ -21,6 +21,7 @@ from tests.repositories.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
+HOUR = 3600 * SECOND
 HOURLY = "on:\n  schedule: '0 * * * *'\njobs:\n  a:\n    steps: [run: x]\n"
 
 
@@ -132,7 +133,9 @@ async def test_a_push_to_the_default_branch_changes_the_timetable(
         await schedules.look(await project(here))
         assert len(await scheduled(here)) == 1
         await here.project(upstream.url, people)
-        await here.pushed(upstream.push({".deltaci.yml": HOURLY.replace("0 *", "0 5")}), head)
+        # Half a day away, whatever time it is now.
+        later = (await here.service.store.now() // HOUR + 12) % 24
+        await here.pushed(upstream.push({".deltaci.yml": HOURLY.replace("0 *", f"0 {later}")}), head)
         place.after(3600)
         await schedules.look(await project(here))
         assert {each["commit"] for each in await scheduled(here)} == {head}
