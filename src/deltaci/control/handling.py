@@ -30,7 +30,6 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
 from deltaci.pipeline.files import PipelineFile
 from deltaci.store.port import Conflict, Store, Unavailable
 
@@ -72,40 +71,23 @@ class Handling:
         self._mirrors = mirrors
         self._owner = owner
         self._superseding = Superseding(store, applier, changes)
-        self.hands = Hands("changes", self._work)
+        self.hands = Hands("changes", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
         self._listeners: list[Listener] = []
-        self._task: asyncio.Task[None] | None = None
+        self._pruned_at = 0.0
         changes.tell(self.hands.give)
 
     def tell(self, listener: Listener) -> None:
         """Tell this one, too, what was handled."""
         self._listeners.append(listener)
 
-    def start(self) -> None:
-        """Begin with what was left over."""
-        self.hands.start()
-        self._task = asyncio.create_task(self._run(), name="changes")
-
-    async def stop(self) -> None:
-        """Handle no more."""
-        if self._task is not None:
-            await ended(self._task)
-        await self.hands.stop()
-
-    async def _run(self) -> None:
+    async def _look(self) -> None:
+        await self.sweep()
         loop = asyncio.get_running_loop()
-        pruned = loop.time()
-        while True:
-            try:
-                await self.sweep()
-                if loop.time() - pruned > PRUNE_SECONDS:
-                    pruned = loop.time()
-                    while await self._changes.prune():
-                        pass
-                    await self._changes.forget_past()
-            except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("changes cannot be looked at now: %s; trying again", error)
-            await asyncio.sleep(SWEEP_SECONDS)
+        if loop.time() - self._pruned_at > PRUNE_SECONDS:
+            self._pruned_at = loop.time()
+            while await self._changes.prune():
+                pass
+            await self._changes.forget_past()
 
     async def sweep(self) -> None:
         """Take up everything that waits."""

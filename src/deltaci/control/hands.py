@@ -19,12 +19,25 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Hands:
-    """Does what it is given. Trouble with the store passes: it is tried again until it is done."""
+    """Does what it is given. Trouble with the store passes: it is tried again until it is done.
 
-    def __init__(self, name: str, work: Callable[[str], Awaitable[None]], count: int = COUNT) -> None:
+    With `sweep`, it looks again and again for what nobody gave it, first of all for what was left over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[str], Awaitable[None]],
+        count: int = COUNT,
+        *,
+        sweep: Callable[[], Awaitable[None]] | None = None,
+        sweep_seconds: float = 0.0,
+    ) -> None:
         self._name = name
         self._work = work
         self._count = count
+        self._sweep = sweep
+        self._sweep_seconds = sweep_seconds
         self._waiting: dict[str, None] = {}
         self._at_work: set[str] = set()
         self._is_given = asyncio.Event()
@@ -42,6 +55,8 @@ class Hands:
     def start(self) -> None:
         """Begin."""
         self._tasks = [asyncio.create_task(self._run(), name=f"{self._name} {i}") for i in range(self._count)]
+        if self._sweep is not None:
+            self._tasks.insert(0, asyncio.create_task(self._look(self._sweep), name=f"{self._name} sweep"))
 
     async def stop(self) -> None:
         """Do no more."""
@@ -51,6 +66,14 @@ class Hands:
     async def idle(self) -> None:
         """Wait until nothing is left to do."""
         await self._is_free.wait()
+
+    async def _look(self, sweep: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await sweep()
+            except (Unavailable, Conflict, Overloaded) as error:
+                LOGGER.warning("%s: what waits cannot be looked for now: %s; trying again", self._name, error)
+            await asyncio.sleep(self._sweep_seconds)
 
     async def _run(self) -> None:
         while True:

@@ -33,7 +33,6 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
 from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.plan import Plan
 from deltaci.store.port import Conflict, Document, Place, Search, Store, Unavailable
@@ -107,10 +106,9 @@ class Planner:
         self._mirrors = mirrors
         self._owner = owner
         self.groups = Groups(store, applier)
-        self.hands = Hands("planner", self._work)
+        self.hands = Hands("planner", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
         self._tries: dict[str, int] = {}
         self._in_line: set[str] = set()  # Runs whose group is taken.
-        self._task: asyncio.Task[None] | None = None
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
@@ -123,25 +121,9 @@ class Planner:
             for id in self._in_line:
                 self.hands.give(id)
 
-    def start(self) -> None:
-        """Begin with what was left over."""
-        self.hands.start()
-        self._task = asyncio.create_task(self._run(), name="planner")
-
-    async def stop(self) -> None:
-        """Plan no more."""
-        if self._task is not None:
-            await ended(self._task)
-        await self.hands.stop()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.sweep()
-                await self.groups.prune()
-            except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("runs cannot be planned now: %s; trying again", error)
-            await asyncio.sleep(SWEEP_SECONDS)
+    async def _look(self) -> None:
+        await self.sweep()
+        await self.groups.prune()
 
     async def sweep(self) -> None:
         """Take up everything that has no plan."""

@@ -22,9 +22,7 @@ from deltaci.control.schedule import Schedules
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Store, Unavailable
+from deltaci.store.port import Store
 
 WATCH_SECONDS: Final = 5.0
 TROUBLE_SECONDS: Final = 60.0
@@ -49,9 +47,8 @@ class Repositories:
         self.polling = Polling(store, self.changes, self.mirrors)
         self.schedules = Schedules(store, self.changes, self.mirrors)
         self.handling.tell(self._pushed)
-        self._hands = Hands("watch", self._look)
+        self._hands = Hands("watch", self._look, sweep=self._watch, sweep_seconds=WATCH_SECONDS)
         self._due: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
@@ -59,18 +56,15 @@ class Repositories:
 
     def start(self) -> None:
         """Begin with what was left over."""
-        self.handling.start()
-        self.planner.start()
+        self.handling.hands.start()
+        self.planner.hands.start()
         self._hands.start()
-        self._task = asyncio.create_task(self._watch(), name="repositories")
 
     async def stop(self) -> None:
         """Do no more."""
-        if self._task is not None:
-            await ended(self._task)
         await self._hands.stop()
-        await self.planner.stop()
-        await self.handling.stop()
+        await self.planner.hands.stop()
+        await self.handling.hands.stop()
 
     async def forget(self, project: Project) -> None:
         """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
@@ -88,19 +82,14 @@ class Repositories:
     async def _watch(self) -> None:
         """Look at every project when it is time."""
         loop = asyncio.get_running_loop()
-        while True:
-            due: dict[str, float] = {}
-            try:
-                async for project in self.projects.each():
-                    name = of(project.tenant, f"{project.name}{BETWEEN}{project.version}")
-                    due[name] = self._due.get(name, 0)
-                    if due[name] <= loop.time():
-                        due[name] = loop.time() + TROUBLE_SECONDS
-                        self._hands.give(name)
-                self._due = due  # Without those that are no more.
-            except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("projects cannot be looked at now: %s; trying again", error)
-            await asyncio.sleep(WATCH_SECONDS)
+        due: dict[str, float] = {}
+        async for project in self.projects.each():
+            name = of(project.tenant, f"{project.name}{BETWEEN}{project.version}")
+            due[name] = self._due.get(name, 0)
+            if due[name] <= loop.time():
+                due[name] = loop.time() + TROUBLE_SECONDS
+                self._hands.give(name)
+        self._due = due  # Without those that are no more.
 
     async def _look(self, name: str) -> None:
         tenant, project_name, version = name.split(BETWEEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -29,13 +29,24 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     specs = [each.spec for each in known.values()]
     if not failed_only:
         return tuple(specs)
-    lost = [name for name, each in known.items() if not job.satisfies(each)]
-    if not lost:
+    again = repeated(known)
+    if not again:
         raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
+    return narrowed(specs, again)
+
+
+def repeated(known: Mapping[str, Job]) -> set[str]:
+    """The names of what has to be done again: what did not succeed, who came after that, and approvals on the way."""
+    all_ = {name: [need for need in plan.waits_for(each.spec) if need in known] for name, each in known.items()}
+    lost = [name for name, each in known.items() if not job.satisfies(each)]
+    again = {*lost, *_before(lost, graph.dependents(all_))}
+    return again | {name for name in _before(again, all_) if known[name].spec.kind == job.APPROVAL}
+
+
+def narrowed(specs: Sequence[JobSpec], kept: Collection[str]) -> tuple[JobSpec, ...]:
+    """A plan without those that are not kept, as if they were done: in their place stands what they waited for."""
     needs = {spec.name: spec.needs for spec in specs}
     all_ = {spec.name: plan.waits_for(spec) for spec in specs}
-    again = {*lost, *_before(lost, graph.dependents(all_))}
-    kept = {*again, *(name for name in _before(again, all_) if known[name].spec.kind == job.APPROVAL)}
     needed, waits = _contracted(needs, kept), _contracted(all_, kept)
     return tuple(
         msgspec.structs.replace(
@@ -59,7 +70,7 @@ def _before(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str
     return found
 
 
-def _contracted(needs: Mapping[str, Sequence[str]], kept: set[str]) -> dict[str, tuple[str, ...]]:
+def _contracted(needs: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
     """What each job needs of those that are kept; in place of one that is not stands what that one needs."""
     waits: dict[str, tuple[str, ...]] = {}
     stack = [*needs]

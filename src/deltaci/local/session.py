@@ -16,6 +16,7 @@ from msgspec import structs
 from deltaci.core import job
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
+from deltaci.core.rerun import repeated
 from deltaci.core.run import Origin, Run
 from deltaci.core.views.steps import run_status, step_status
 from deltaci.core.worker import required_labels
@@ -134,27 +135,23 @@ class Session:
         for file, plan in self._plans:
             done: dict[str, tuple[str, str]] = {}
             if run_id := before.get(file, ""):
-                known = await self._engine.jobs(run_id, [kept.spec.name for kept in plan.kept])
-                done = {
-                    each.spec.name: ("succeeded_before", f"it succeeded in {run_id}")
-                    for each in await self._with_earlier(known, run_id, plan)
-                    if job.satisfies(each) and each.spec.kind == job.TASK
-                }
+                known = await self._earlier(run_id, {kept.spec.name for kept in plan.kept})
+                again = repeated(known)
+                done = {name: ("succeeded_before", f"it succeeded in {each.run_id}") for name, each in known.items()}
+                done = {name: why for name, why in done.items() if name not in again}
             narrowed.append((file, without(plan, done, are_done=True)))
         self._plans = [(file, plan) for file, plan in narrowed if any(_is_work(kept) for kept in plan.kept)]
         if not self._plans:
             raise Refused("wrong_state", "everything succeeded the last time; run it without --failed")
 
-    async def _with_earlier(self, known: list[Job], run_id: str, plan: Plan) -> list[Job]:
-        """Jobs of the last run, and of those that it went on from."""
-        found = {each.spec.name: each for each in known}
-        names = {kept.spec.name for kept in plan.kept}
-        record = await self._engine.store.find(run_id)
-        while isinstance(record, Run) and record.rerun_of and names - set(found):
-            for each in await self._engine.jobs(record.rerun_of, sorted(names - set(found))):
-                found[each.spec.name] = each
-            record = await self._engine.store.find(record.rerun_of)
-        return list(found.values())
+    async def _earlier(self, run_id: str, names: set[str]) -> dict[str, Job]:
+        """These jobs of a run; those that it did not repeat are of the run that it went on from."""
+        found: dict[str, Job] = {}
+        while run_id and (left := sorted(names - set(found))):
+            found |= {each.spec.name: each for each in await self._engine.jobs(run_id, left)}
+            record = await self._engine.store.find(run_id)
+            run_id = record.rerun_of if isinstance(record, Run) else ""
+        return found
 
     def give(self, values: Mapping[str, str]) -> None:
         """Let jobs have these secrets."""
@@ -197,7 +194,7 @@ class Session:
             repository=change.repository,
             commit=change.commit,
             title=change.title,
-            labels=(f"file:{file}",),
+            file=file,
         )
 
 

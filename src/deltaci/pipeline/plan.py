@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import structs
@@ -10,6 +10,7 @@ from msgspec import structs
 from deltaci.core import graph
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash
+from deltaci.core.rerun import narrowed
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,27 +56,15 @@ def without(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: boo
     gone = dict(reasons)
     if not are_done:
         _take_along(plan, gone)
-    kept = [each for each in plan.kept if each.spec.name not in gone]
-    waits = {each.spec.name: (each.spec.needs, each.spec.after) for each in plan.kept}
-    changed = tuple(
-        structs.replace(
-            each,
-            spec=structs.replace(
-                each.spec,
-                needs=_contracted(each.spec.needs, waits, gone),
-                after=_contracted(each.spec.after, waits, gone),
-            ),
-        )
-        for each in kept
-    )
+    kept = {each.spec.name: each for each in plan.kept if each.spec.name not in gone}
+    specs = narrowed([each.spec for each in plan.kept], kept)
+    changed = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
     left = [
         LeftOut(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
         for each in plan.kept
         if each.spec.name in gone
     ]
-    hash = plan_hash(
-        [each.spec for each in changed], is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds
-    )
+    hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
     return structs.replace(plan, kept=changed, left_out=(*plan.left_out, *left), hash=hash)
 
 
@@ -88,21 +77,3 @@ def _take_along(plan: Plan, gone: dict[str, tuple[str, str]]) -> None:
             if other not in gone:
                 gone[other] = ("need_left_out", f"it needs {name}, which is left out")
                 front.append(other)
-
-
-def _contracted(
-    names: tuple[str, ...], waits: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], gone: Container[str]
-) -> tuple[str, ...]:
-    """In place of a job that is gone stands whatever that one waited for."""
-    found: dict[str, None] = {}
-    seen: set[str] = set()
-    stack = list(reversed(names))
-    while stack:
-        name = stack.pop()
-        if name not in gone:
-            found[name] = None
-        elif name not in seen:
-            seen.add(name)
-            needs, after = waits[name]
-            stack += reversed((*needs, *after))
-    return tuple(found)
