@@ -92,13 +92,19 @@ class Git:
             raise _failed(args[0], code, err)
         return out
 
+    async def answer(
+        self, args: Sequence[str], *, folder: Path, codes: Sequence[int], input: bytes = b""
+    ) -> tuple[int, bytes]:
+        """With which of these codes it ended, and what it printed; another code is a failure."""
+        async with self._turns:
+            code, out, err = await self._ended(args, folder, None, COMMAND_SECONDS, MAX_OUTPUT_BYTES, input)
+        if code not in codes:
+            raise _failed(args[0], code, err)
+        return code, out
+
     async def succeeds(self, args: Sequence[str], *, folder: Path) -> bool:
         """Whether it says yes: 0; no is 1, and anything else a failure."""
-        async with self._turns:
-            code, _, err = await self._ended(args, folder, None, COMMAND_SECONDS, MAX_OUTPUT_BYTES)
-        if code not in (0, 1):
-            raise _failed(args[0], code, err)
-        return code == 0
+        return (await self.answer(args, folder=folder, codes=(0, 1)))[0] == 0
 
     async def _ended(
         self,
@@ -224,4 +230,6 @@ def _failed(what: str, code: int, err: bytes) -> GitFailed:
     lines = [line.strip() for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))] or lines
     said = "; ".join("".join(char for char in line if char.isprintable()) for line in told[:4])[:MAX_TOLD]
-    return GitFailed(f"git {what} failed: {said or f'exit code {code}'}", is_passing=what in ("fetch", "ls-remote"))
+    return GitFailed(
+        f"git {what} failed: {said or f'exit code {code}'}", is_passing=what in ("fetch", "ls-remote", "push")
+    )

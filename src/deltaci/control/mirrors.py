@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -117,11 +117,20 @@ class Mirror:
         self._lock = lock
         self.folder = folder
 
+    @property
+    def git(self) -> Git:
+        """The git that works on it."""
+        return self._git
+
     # -- over the network
+
+    def way(self) -> AbstractAsyncContextManager[Way]:
+        """How to reach its repository now."""
+        return self._mirrors.way(self._project)
 
     async def remote(self) -> Remote:
         """What the repository has now."""
-        async with self._mirrors.way(self._project) as way:
+        async with self.way() as way:
             words = ["ls-remote", "--symref", "--", way.address.url, "HEAD", "refs/heads/*", "refs/tags/*"]
             out = await self._git.run(words, way=way, seconds=LOOK_SECONDS)
         head, refs = "", dict[str, str]()
@@ -174,7 +183,7 @@ class Mirror:
         await self._prepare()
         words = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--force"]
         words += ["--no-auto-maintenance", "--no-show-forced-updates"]
-        async with self._mirrors.way(self._project) as way:
+        async with self.way() as way:
             specs = [f"+{ref}:{_kept_as(ref)}" for ref in refs]
             await self._git.run(
                 [*words, "--", way.address.url, *specs], folder=self.folder, way=way, seconds=FETCH_SECONDS

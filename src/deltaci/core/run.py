@@ -75,6 +75,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: str = ""  # the id of the change that it was made for
     is_fork: bool = False  # whether somebody wrote the commit who may not write to the repository
     is_on_branch: bool = False  # whether the server knows, not only was told, that the branch had this commit
+    workstream: str = ""  # its name, of a run that is one: `branch` is then the base that it is merged to
 
 
 class Run(Record, frozen=True, kw_only=True):

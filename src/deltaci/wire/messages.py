@@ -9,20 +9,91 @@ the place where it was found. Times that a runner sends are kept for people; not
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from deltaci.wire import reading
+from deltaci.wire.work import (
+    MAX_SECONDS,
+    Amount,
+    ArtifactRule,
+    BuiltIn,
+    CacheRule,
+    Code,
+    Count,
+    Executor,
+    Id,
+    JobSpec,
+    Label,
+    Labels,
+    Limits,
+    Line,
+    Moment,
+    Name,
+    NumberRule,
+    Paths,
+    Percent,
+    Proof,
+    Rule,
+    Seconds,
+    Secret,
+    Service,
+    Signal,
+    Slots,
+    Source,
+    Step,
+    Strict,
+    Text,
+    Tree,
+    Uri,
+    Verdict,
+    says,
+)
+
+__all__ = [
+    "MAX_SECONDS",
+    "Amount",
+    "ArtifactRule",
+    "BuiltIn",
+    "CacheRule",
+    "Code",
+    "Count",
+    "Executor",
+    "Id",
+    "JobSpec",
+    "Label",
+    "Labels",
+    "Limits",
+    "Line",
+    "Moment",
+    "Name",
+    "NumberRule",
+    "Paths",
+    "Percent",
+    "Proof",
+    "Rule",
+    "Seconds",
+    "Secret",
+    "Service",
+    "Signal",
+    "Slots",
+    "Source",
+    "Step",
+    "Strict",
+    "Text",
+    "Tree",
+    "Uri",
+    "Verdict",
+    "says",
+]
 
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is not embedded but referred to.
 MAX_BATCH: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
-MAX_SECONDS: Final = 2**31 - 1
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
@@ -32,164 +103,6 @@ MAX_OUTPUT_BYTES: Final = 256 * 1024
 MAX_FAILED_TESTS: Final = 50
 
 decoder = reading.decoder
-
-
-def says(meaning: str) -> Meta:
-    """What a field means: for its line in docs/protocol.md and in the schema."""
-    return Meta(description=meaning)
-
-
-# `$` alone would let a newline through at the end, and with it a forged line into a log.
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~][ -~]*$(?!\n)")]
-Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-+\--~][ -+\--~]*$(?!\n)")]  # No comma.
-Id = Annotated[str, Meta(min_length=1, max_length=500)]
-Secret = Annotated[str, Meta(min_length=1, max_length=2000)]
-Proof = Annotated[str, Meta(min_length=1, max_length=16_000)]  # Issuers put much into their tokens.
-Line = Annotated[str, Meta(max_length=2000)]
-Text = Annotated[str, Meta(max_length=100_000)]
-Uri = Annotated[str, Meta(min_length=1, max_length=2000)]
-Seconds = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Code = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
-Signal = Annotated[int, Meta(ge=0, le=255)]
-Amount = Annotated[float, Meta(ge=0, le=10**15)]  # Beyond 2**53 a float could not tell what is too much.
-Percent = Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)]
-Moment = Annotated[datetime, Meta(tz=True)]
-Paths = Annotated[list[Line], Meta(max_length=100)]
-Labels = Annotated[list[Label], Meta(max_length=32)]
-Slots = Annotated[int, Meta(ge=1, le=1000)]
-
-
-class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nothing but the fields that are named."""
-
-
-# -- what a runner is asked to do
-
-
-BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
-
-
-class Step(Strict, frozen=True, kw_only=True):
-    """One command, with what it needs. A bare text is the same as a step that only runs it."""
-
-    run: Annotated[Text, says("the command, for a shell")] = ""
-    name: Annotated[Line, says("what people call it")] = ""
-    env: Annotated[dict[Name, Text], says("variables beside the job's")] = {}
-    workdir: Annotated[Line, says("where it runs; empty: where the job does")] = ""
-    timeout_seconds: Annotated[Seconds, says("how long it may take; 0: as long as the job")] = 0
-    continue_on_error: Annotated[bool, says("whether the job goes on when it fails")] = False
-    # Ours, beside document 001's.
-    uses: Annotated[BuiltIn | None, says("ours: something that the runner does itself, instead of a command")] = None
-    inputs: Annotated[dict[Name, Text], says("ours: what a built-in step is told")] = {}
-    id: Annotated[Line, says("ours: what expressions call it")] = ""
-    condition: Annotated[Line, says("ours: whether it runs, an expression; empty: if all before it succeeded")] = ""
-    shell: Annotated[Line, says("ours: the shell, by its name or as a command with `{0}`; empty: bash")] = ""
-
-
-class ArtifactRule(Strict, frozen=True, kw_only=True):
-    """Which files to keep."""
-
-    path_glob: Annotated[Line, says("the files, from the root of the workspace on")]
-    type: Annotated[Name, says("what they are, e.g. `junit`")] = "file"
-
-
-class CacheRule(Strict, frozen=True, kw_only=True):
-    """Which folders to bring along from earlier runs."""
-
-    key: Annotated[Line, says("its name; `{lock_hash}` in it is the hash of the lock files")]
-    paths: Annotated[Paths, says("the folders, from the root of the workspace on; `~` is the workspace")]
-    type: Annotated[Name, says("what is in it, e.g. `deps`")] = "deps"
-    lock_files: Annotated[Paths, says("ours: the files that `{lock_hash}` is made of")] = []
-
-
-class Limits(Strict, frozen=True, kw_only=True):
-    """What a job may use at most; 0: as much as there is."""
-
-    memory_bytes: Annotated[Count, says("memory")] = 0
-    processes: Annotated[Count, says("processes at a time")] = 0
-    cpus: Annotated[Amount, says("processors")] = 0.0
-
-
-Executor = Literal["process", "sandbox", "container"]
-
-
-class Source(Strict, frozen=True, kw_only=True):
-    """What a checkout brings into the workspace."""
-
-    url: Annotated[Uri, says("the repository")]
-    commit: Annotated[Name, says("the full name of the commit")]
-    ref: Annotated[Line, says("where to find it, e.g. `refs/heads/main`; empty: by its name alone")] = ""
-    depth: Annotated[Count, says("how many commits of its history; 0: all, with tags")] = 1
-    credential: Annotated[Line, says("the secret with which the runner, never the job, reads it; empty: none")] = ""
-
-
-class Service(Strict, frozen=True, kw_only=True):
-    """A container that runs beside the job."""
-
-    name: Annotated[Name, says("under which the job reaches it")]
-    image: Annotated[Line, says("the container image")]
-    env: Annotated[dict[Name, Text], says("variables for it")] = {}
-    ports: Annotated[list[Line], Meta(max_length=100), says("`5432` or `5432:5432`")] = []
-    command: Annotated[Text, says("what it runs; empty: what the image does")] = ""
-    health: Annotated[Text, says("a command in it that succeeds as soon as it is ready; empty: at once")] = ""
-
-
-class Rule(Strict, frozen=True, kw_only=True):
-    """Something that must hold after the steps, or the job fails. Exactly one of `run`, `files` and `junit`."""
-
-    name: Annotated[Line, says("what people call it")] = ""
-    run: Annotated[Text, says("a command that must exit with 0")] = ""
-    files: Annotated[Paths, says("files that must exist, as patterns")] = []
-    junit: Annotated[Line, says("test reports in which no test may have failed, as a pattern")] = ""
-    min_tests: Annotated[Count, says("with `junit`: how many tests there must be at least")] = 0
-
-
-class JobSpec(Strict, frozen=True, kw_only=True):
-    """The job itself. Every step runs in order; the first that fails ends it."""
-
-    name: Annotated[Line, says("what people call it")] = ""
-    workdir: Annotated[Line, says("where the steps run, from the root of the workspace")] = "."
-    image: Annotated[Line, says("the container image, for a runner that uses one")] = ""
-    steps: Annotated[list[Text | Step], Meta(max_length=1000), says("commands, as texts or with what they need")] = []
-    env: Annotated[dict[Name, Text], says("variables for every step")] = {}
-    artifacts: Annotated[list[ArtifactRule], Meta(max_length=100), says("which files to keep")] = []
-    caches: Annotated[list[CacheRule], Meta(max_length=100), says("which folders to bring along")] = []
-    # Ours, beside document 001's.
-    executor: Annotated[Executor | None, says("ours: how to isolate it; absent: as the runner does")] = None
-    network: Annotated[bool, says("ours: whether an isolated job may use the network")] = False
-    limits: Annotated[Limits, says("ours: what it may use at most")] = Limits()
-    output_path: Annotated[Line, says("ours: the JSON file in the workspace that becomes `output`")] = ""
-    secrets: Annotated[list[Name], Meta(max_length=100), says("ours: the names of the secrets that it needs")] = []
-    optional_secrets: Annotated[
-        list[Name],
-        Meta(max_length=100),
-        says("ours: secrets that only expressions see; one that is not there, or not for this job, is empty"),
-    ] = []
-    cache_scope: Annotated[
-        Line,
-        says(
-            "ours: whose caches these are; empty: those of trusted runs; otherwise it reads and writes its own scope, "
-            "may read, never write, the trusted ones, and gets no secrets"
-        ),
-    ] = ""
-    source: Annotated[Source | None, says("ours: what the built-in step `checkout` brings")] = None
-    services: Annotated[list[Service], Meta(max_length=100), says("ours: containers that run beside it")] = []
-    rules: Annotated[list[Rule], Meta(max_length=100), says("ours: what must hold after the steps")] = []
-    needs: Annotated[
-        list[Name], Meta(max_length=1000), says("ours: jobs of the run whose results and artifacts it may read")
-    ] = []
-    contexts: Annotated[
-        dict[Name, Any] | None,
-        says(
-            "ours: if present, `${{ … }}` in steps, outputs and conditions is evaluated by the runner, over these, the "
-            "results of `needs`, and what it knows itself; absent: texts are as they are"
-        ),
-    ] = None
-    condition: Annotated[
-        Line, says("ours: whether it does anything at all, an expression; if not, it succeeds as skipped")
-    ] = ""
-    outputs: Annotated[dict[Name, Text], says("ours: evaluated after the steps, they become keys of `output`")] = {}
 
 
 # -- coming in
@@ -396,6 +309,14 @@ class Complete(FromRunner, frozen=True, kw_only=True):
     output: Annotated[Any, says("ours: the job's result, any JSON")] = None
     cost: Annotated[Any, says("ours: what it used, any JSON")] = None
     is_skipped: Annotated[bool, says("ours: with a success: its condition did not hold, and nothing was done")] = False
+    verdicts: Annotated[
+        Annotated[list[Verdict], Meta(max_length=100)] | None,
+        says("ours: with a success, whether each rule holds; absent: none were looked at"),
+    ] = None
+    head: Annotated[Line, says("ours: the commit that its tree has now; what is new of it was sent as an artifact")] = (
+        ""
+    )
+    place: Annotated[Line, says("ours: where its tree is kept, for people")] = ""
 
 
 class CompleteAck(FromServer, frozen=True, kw_only=True):
