@@ -55,7 +55,7 @@ FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's atte
 RulesOf = Callable[
     [str], Awaitable[tuple[FailureRule, ...]]
 ]  # A tenant's rules for failures, before the built-in ones.
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
+REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped", "head", "place")
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
