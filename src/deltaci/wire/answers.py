@@ -81,6 +81,20 @@ class FoundCache(msgspec.Struct, frozen=True, kw_only=True):
     key: Annotated[str, says("its whole key")]
 
 
+class TreeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tree of a job begins with."""
+
+    base: Annotated[str, says("a commit that the repository has")]
+    tip: Annotated[str, says("where the tree is to be; it stands on the base")]
+    bundle_bytes: Annotated[int, says("how large the bundle of what lies between is; 0: nothing does")] = 0
+
+
+class StreamsOver(msgspec.Struct, frozen=True):
+    """Which streams nobody needs any more."""
+
+    over: Annotated[list[str], says("their trees may go; those of what failed are kept")]
+
+
 class SourceCredential(msgspec.Struct, frozen=True, kw_only=True):
     """With what a runner fetches the sources."""
 

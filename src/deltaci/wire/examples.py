@@ -143,6 +143,9 @@ OURS: Final[dict[str, str]] = {
   "capabilities": ["linux", "x64", "gpu"],
   "slots": 4
 }""",
+    "Streams": """{
+  "ids": ["run_456"]
+}""",
     "Registered": """{
   "runner_id": "runner_xyz",
   "credential": "dci_credential",

@@ -97,6 +97,7 @@ MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
+MAX_STREAMS: Final = 1000  # At once.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024
@@ -127,6 +128,12 @@ class Renewal(Strict, frozen=True, kw_only=True):
 
     capabilities: Annotated[Labels | None, says("its tags")] = None
     slots: Annotated[Slots | None, says("how many jobs it takes at a time")] = None
+
+
+class Streams(Strict, frozen=True, kw_only=True):
+    """A runner asks which of the streams are over whose trees it keeps. Ours."""
+
+    ids: Annotated[list[Name], Meta(max_length=MAX_STREAMS), says("as `Tree.stream` names them")]
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,6 +102,9 @@ _BODIES: Final[dict[tuple[str, str], _Body]] = {
     ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, answers.Need]),
     ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[answers.SharedArtifact]),
     ("GET", "run-artifact"): _Body(id="readSharedArtifact", gives=bytes),
+    ("GET", "tree"): _Body(id="readTree", gives=answers.TreeStart),
+    ("GET", "tree-bundle"): _Body(id="readTreeBundle", gives=bytes),
+    ("POST", "streams"): _Body(id="findStreamsOver", takes=wire.Streams, gives=answers.StreamsOver),
     ("GET", "cache-keys"): _Body(id="findCache", gives=answers.FoundCache),
 }
 _LEASE: Final = {
