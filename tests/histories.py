@@ -182,7 +182,7 @@ class History:
         orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
         orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
         orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4, 1, 1, 4))[0])
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""
@@ -242,7 +242,7 @@ class History:
         """So many random steps."""
         actions = [self.claim, self.message, self.finish, self.repeat, self.person, self.fleet, self.operator]
         actions += [self.validate, self.time, self.new_run, self.new_queue_job]
-        weights = (14, 16, 10, 5, 5, 3, 2, 3, 8, 1, 1)
+        weights = (14, 16, 10, 5, 5, 4, 2, 3, 8, 1, 1)
         self.new_run()
         for _ in range(steps):
             if self.draw.random() < 0.8:
