@@ -172,14 +172,17 @@ class History:
         self._send(self.draw.choices(choices, weights=(6, 3, 2, 2, 1))[0])
 
     def fleet(self) -> None:
-        """A worker goes silent, comes back, is given up, leaves or offers something else."""
+        """A worker goes silent, comes back, is given up, leaves, offers something else, is held or let go."""
         id = self.draw.choice(self._all(Worker)).id
         kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
         orders: list[Command] = [kind(id=id) for kind in kinds]
         places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
         orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4))[0])
+        orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
+        orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
+        orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4, 1, 1, 4))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""

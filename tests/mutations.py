@@ -134,7 +134,7 @@ _OTHER = {
 }
 _NUMBERS = (
     *("claims", "lost_leases", "index", "attempt_index", "retry_count", "max_retries", "jobs", "tasks"),
-    *("approvals", "needed"),
+    *("approvals", "needed", "troubles"),
 )
 _LEASE = ("number", "worker_id", "from", "to", "expires_at")
 _STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "CANCELED", "FAILED", "IDLE", "ACTIVE", "REPORTED", "STALE")
@@ -187,6 +187,8 @@ def _by_hand(line: Line, actor: str) -> bool:
         # Another person may decide as well, unless the event names them all.
         is_named = line["trigger"] == "approved" and "approvers" in line["metadata"]
         return kind == "user" and line["actor"].startswith("user:") and not is_named
+    if line["trigger"] in ("drained", "resumed"):
+        return kind in either
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
     if line["from"] == "STALE" and line["trigger"] == "failed":
@@ -206,7 +208,7 @@ def _told(log: Log, index: int) -> Iterator[Mutant]:
         value = told["lease"].get(key)
         if value is not None or key == "from":
             yield _retold(log, index, ("lease", key), _wrong(value))
-    for key in ("worker_id", "attempt_id", "conclusion", "failure_class", "kind"):
+    for key in ("worker_id", "attempt_id", "conclusion", "failure_class", "kind", "hold", "was"):
         if isinstance(told.get(key), str):
             yield _retold(log, index, (key,), _wrong(told[key]))
     for key in ("is_forced", "is_reclaim"):

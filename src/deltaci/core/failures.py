@@ -180,6 +180,13 @@ def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequ
     return failure.is_retryable and is_named and attempts < max_attempts
 
 
+def blames_worker(failure_class: str, code: str) -> bool | None:
+    """Whether a failure is one of the worker's infrastructure; None: a job that took too long may be its own fault."""
+    if failure_class != INFRA:
+        return False
+    return None if code == "TIMED_OUT" else True
+
+
 def backoff_seconds(attempts: int, base_seconds: int, max_seconds: int) -> int:
     """`2^attempts * base_delay`, capped. Grows without overflow for any number of attempts."""
     return min(max_seconds, base_seconds << min(attempts, 32))

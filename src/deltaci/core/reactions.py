@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core import attempt, job, run, worker
+from deltaci.core import attempt, failures, job, run, worker
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
 from deltaci.core.ids import attempt_id
@@ -69,8 +69,23 @@ def _assign_worker(world: World, event: Event) -> Iterable[Command]:
 
 def _release_worker(world: World, event: Event) -> Iterable[Command]:
     told = event.metadata.get("lease")
-    if told and event.run_id and world.worker(told["worker_id"]):
-        yield worker.Release(id=told["worker_id"], attempt_id=event.entity_id)
+    holder = world.worker(told["worker_id"]) if told and event.run_id else None
+    if holder is not None:
+        release = worker.Release(id=holder.id, attempt_id=event.entity_id, trouble=_is_trouble(event))
+        yield release
+        if worker.loses_trust(holder, release):
+            yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_TROUBLES)
+
+
+def _is_trouble(event: Event) -> bool | None:
+    """Whether a lease ended by its worker's infrastructure; None: nobody can tell, or it was asked to stop."""
+    if event.to == attempt.STALE:
+        return True if event.metadata["reason"] in attempt.FOUND_LOST else None
+    if event.to == attempt.SUCCEEDED:
+        return False
+    if event.to == attempt.FAILED:
+        return failures.blames_worker(event.metadata["error"]["failure_class"], event.metadata["error"]["code"])
+    return None
 
 
 def _requeue(_world: World, event: Event) -> Iterable[Command]:

@@ -56,7 +56,10 @@ FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's atte
 RulesOf = Callable[
     [str], Awaitable[tuple[FailureRule, ...]]
 ]  # A tenant's rules for failures, before the built-in ones.
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped", "verdicts")
+REPORTED: Final = (
+    *("timings", "artifacts", "summary", "steps", "tests", "cost"),
+    *("is_skipped", "verdicts", "head", "place"),
+)
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 

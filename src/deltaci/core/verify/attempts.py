@@ -185,7 +185,7 @@ def leases(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     of.lease = change.to if change.to in lease.LIVE else None
     if of.lease is None:
         of.fence = of.expires_at if _may_still_run(of, line, told) else EPOCH
-        _released(log, of, line)
+        _released(log, of, line, told)
 
 
 def _may_still_run(of: Attempt, line: Line, told: AttemptTold) -> bool:
@@ -214,6 +214,8 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
         known.tasks.add(of.id)
         if known.state not in ("IDLE", "BUSY") or known.is_leaving:
             log.bad("WST-K2", f"worker {known.id} is {known.state} and is granted {of.id}", "a worker that takes work")
+        if known.hold:
+            log.bad("WST-KH1", f"worker {known.id} is {known.hold} and is granted {of.id}", "a worker that takes work")
         if len(known.tasks) > known.places:
             log.bad("WST-KI1", f"worker {known.id} holds {len(known.tasks)} leases", f"at most {known.places}")
         missing = set(of.queue_key.split(",")) - {""} - known.labels
@@ -255,13 +257,26 @@ def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: Le
         )
 
 
-def _released(log: Canonical, of: Attempt, line: Line) -> None:
+def _released(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
         if of.id in known.tasks:
             known.tasks.discard(of.id)
-            known.ended.add(of.id)
+            known.ended[of.id] = _is_trouble(line, told)
+
+
+def _is_trouble(line: Line, told: AttemptTold) -> bool | None:
+    """Whether the worker's infrastructure is to blame for this end of its lease; None: that is not known."""
+    if line.to == attempt.STALE:
+        return True if told.reason in attempt.FOUND_LOST else None
+    if line.to == attempt.SUCCEEDED:
+        return False
+    if line.to != attempt.FAILED or told.error is None:
+        return None
+    if told.error.failure_class != "INFRA":
+        return False
+    return None if told.error.code == "TIMED_OUT" else True
 
 
 def claimed(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:

@@ -157,6 +157,9 @@ class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     tasks: Count | None = None
     reason: str | None = None
     attempts: list[str] | None = None
+    hold: Literal["", "DRAINED", "QUARANTINED"] | None = None
+    was: Literal["DRAINED", "QUARANTINED"] | None = None
+    troubles: Count | None = None
 
 
 class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -325,12 +328,16 @@ class Attempt(Entity):
 
 @dataclass(slots=True, eq=False)
 class Worker(Entity):
-    """A worker, with the attempts whose leases it holds."""
+    """A worker, with the attempts whose leases it holds; and those that ended, each with whose fault that was."""
 
     kind: ClassVar[str] = "worker"
 
     labels: frozenset[str] = frozenset()
     places: int = 1
     tasks: set[str] = field(default_factory=set)
-    ended: set[str] = field(default_factory=set)
+    ended: dict[str, bool | None] = field(default_factory=dict)
     is_leaving: bool = False
+    hold: str = ""
+    troubles: int = 0
+    excused: set[str] = field(default_factory=set)
+    is_doubted: bool = False
