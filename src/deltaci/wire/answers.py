@@ -28,6 +28,12 @@ class HandedBack(msgspec.Struct, frozen=True):
     handed_back: Annotated[bool, says("that others may have it")] = True
 
 
+class Gone(msgspec.Struct, frozen=True):
+    """The server knows that the runner leaves."""
+
+    gone: Annotated[bool, says("whether it is gone already; otherwise when its current jobs are over")]
+
+
 class Size(msgspec.Struct, frozen=True):
     """How far a log is."""
 

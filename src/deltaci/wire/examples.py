@@ -119,6 +119,10 @@ OURS: Final[dict[str, str]] = {
   "type": "Dispatch",
   "attempt_id": "run_456/job_123.1"
 }""",
+    "Leave": """{
+  "type": "Leave",
+  "runner_id": "runner_xyz"
+}""",
     "Control": """{
   "type": "Control",
   "runner_id": "runner_xyz",

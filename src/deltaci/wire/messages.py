@@ -139,7 +139,7 @@ class Streams(Strict, frozen=True, kw_only=True):
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is from now on, and how it proves that."""
 
-    runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
+    runner_id: Annotated[str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
     expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
@@ -194,6 +194,12 @@ class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
         says("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
     ] = []
     wait_seconds: Annotated[float, Meta(ge=0, le=600), says("how long to wait for the first one")] = 0.0
+
+
+class Leave(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """A runner leaves: it takes nothing new, finishes what it has, and may come back under its name."""
+
+    runner_id: Annotated[Name, says("who leaves")]
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True):
