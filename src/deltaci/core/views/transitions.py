@@ -32,7 +32,7 @@ _TOLD: Final = (
     "details",
     "tasks",
 )
-_OFFERED: Final = ("labels", "max_concurrent_tasks")
+_OFFERED: Final = ("labels", "max_concurrent_tasks", "hold")
 _BORN_WITH: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
