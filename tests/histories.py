@@ -141,8 +141,15 @@ class History:
             facts = Facts(error_code=self.draw.choice(ERRORS))
             kind = self.draw.choice((attempt.Complete, attempt.Complete, attempt.Finish))
             code = 0 if ok else self.draw.choice((1, 2, 137))
-            fields = {"is_success": ok, "exit_code": code, "facts": facts, "request_id": self._request()}
+            fields: dict[str, Any] = {"is_success": ok, "exit_code": code, "facts": facts}
+            fields.update(request_id=self._request(), verdict=self._verdict() if ok else None)
             self._send(self.lab.message(kind, lease, **fields))
+
+    def _verdict(self) -> attempt.Verdict | None:
+        """What the runner found when it looked at the rules, if there are any."""
+        passed = self.draw.choice((None, None, True, False))
+        details = "coverage: found 71, wanted at least 80" if passed is False else ""
+        return None if passed is None else attempt.Verdict(is_passed=passed, details=details)
 
     def repeat(self) -> None:
         """The network delivers an old message again, late."""
@@ -167,14 +174,17 @@ class History:
         self._send(self.draw.choices(choices, weights=(6, 3, 2, 2, 1))[0])
 
     def fleet(self) -> None:
-        """A worker goes silent, comes back, is given up, leaves or offers something else."""
+        """A worker goes silent, comes back, is given up, leaves, offers something else, is held or let go."""
         id = self.draw.choice(self._all(Worker)).id
         kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
         orders: list[Command] = [kind(id=id) for kind in kinds]
         places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
         orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4))[0])
+        orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
+        orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
+        orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4, 1, 1, 4))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""

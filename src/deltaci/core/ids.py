@@ -51,3 +51,13 @@ def lease_ref(token: str) -> LeaseRef:
     if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
         raise StaleLease("UNKNOWN_LEASE", "the lease id is not one of ours; stop this attempt")
     return LeaseRef(attempt, int(number), lease_fingerprint(token))
+
+
+def life_id(name: str, number: int) -> str:
+    """The record of a worker's life: the first has its name, a later one says which it is."""
+    return name if number <= 1 else f"{name}/{number}"
+
+
+def worker_name(id: str) -> str:
+    """What people call the worker of whom this is a life, or a part."""
+    return id.partition("/")[0]

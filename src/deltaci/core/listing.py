@@ -18,6 +18,7 @@ from deltaci.core.worker import Worker
 RUNS: Final = "run"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
+THERE: Final = "worker/there"  # Of all tenants together: whoever looks after the fleet begins with these.
 UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
 UNPLANNED: Final = "run/unplanned"  # The same for whoever plans: runs of repositories that have no plan yet.
 EVERYBODY: Final = ""  # The tenant of lists that are nobody's own.
@@ -75,7 +76,7 @@ def lists(record: Record) -> frozenset[Listed]:
     if isinstance(record, Run):
         return frozenset({*_always(record), *_moving(record)})
     if isinstance(record, Worker):
-        return frozenset({(record.tenant, GONE_WORKERS if record.state in worker.TERMINAL else WORKERS)})
+        return _worker_lists(record, record.state)
     return _NOWHERE
 
 
@@ -91,9 +92,15 @@ def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Lis
         moving = _moving(record)
         return moving - then, then - moving
     if isinstance(record, Worker):
-        then = frozenset({(record.tenant, GONE_WORKERS if before in worker.TERMINAL else WORKERS)})
+        then = _worker_lists(record, before)
         return now - then, then - now
     return _NOWHERE, _NOWHERE
+
+
+def _worker_lists(record: Worker, state: str) -> frozenset[Listed]:
+    if state in worker.TERMINAL:
+        return frozenset({(record.tenant, GONE_WORKERS)})
+    return frozenset({(record.tenant, WORKERS), (EVERYBODY, THERE)})
 
 
 def _always(record: Run) -> frozenset[Listed]:

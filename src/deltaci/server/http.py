@@ -23,6 +23,8 @@ from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
 from deltaci.server.tls import Peer
+from deltaci.server.trees import NAMES as TREE_NAMES
+from deltaci.server.trees import Trees
 from deltaci.server.uploads import NAMES, Streamed, Uploads
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
@@ -37,7 +39,7 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     status_of,
 )
-from deltaci.wire.answers import Granted, HandedBack, Size, Wanted
+from deltaci.wire.answers import Granted, HandedBack, Size, StreamsOver, Wanted
 from deltaci.wire.messages import Problem
 
 MAX_DIGITS: Final = 15
@@ -64,6 +66,7 @@ _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
 _decode_control = wire.decoder(wire.Control)
 _decode_registration = wire.decoder(wire.Registration)
+_decode_streams = wire.decoder(wire.Streams)
 _decode_renewal = wire.decoder(wire.Renewal)
 
 
@@ -166,13 +169,20 @@ class RunnerApp:
     """The addresses under /runner/v1/, and the one that describes them."""
 
     def __init__(
-        self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub, uploads: Uploads
+        self,
+        protocol: Protocol,
+        registry: Registry,
+        logs: Logs,
+        control: ControlHub,
+        uploads: Uploads,
+        trees: Trees | None = None,
     ) -> None:
         self._protocol = protocol
         self._control = control
         self._registry = registry
         self._logs = logs
         self._uploads = uploads
+        self._trees = trees
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -238,6 +248,8 @@ class RunnerApp:
                 return job_spec(held)
         if name in NAMES:
             return await self._uploads.answer(who, name, rest, request)
+        if name in TREE_NAMES or name == "streams":
+            return await self._tree(who, name, request)
         assert name == "log", name
         return await self._log(who, request)
 
@@ -247,6 +259,16 @@ class RunnerApp:
         if not asked.attempts:
             return Granted(granted)
         return Granted(granted, await self._protocol.gone(who, asked.attempts))
+
+    async def _tree(self, who: Runner, name: str, request: Request) -> Any:
+        """About worktrees."""
+        if name == "streams":
+            asked = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
+            return await self._trees.over(who, asked.ids) if self._trees is not None else StreamsOver([])
+        held = await self._protocol.held(who, request.lease_id())
+        if self._trees is None:
+            raise Refused("not_found", "this server has no repositories, and so no trees")
+        return await self._trees.answer(held, name)
 
     async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))

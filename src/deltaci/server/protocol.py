@@ -30,6 +30,7 @@ from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
+from deltaci.server.verdicts import verdict_of
 from deltaci.store.port import Held, LoadJobs, Look, Open, Store, Transaction
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
@@ -55,7 +56,10 @@ FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's atte
 RulesOf = Callable[
     [str], Awaitable[tuple[FailureRule, ...]]
 ]  # A tenant's rules for failures, before the built-in ones.
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
+REPORTED: Final = (
+    *("timings", "artifacts", "summary", "steps", "tests", "cost"),
+    *("is_skipped", "verdicts", "head", "place"),
+)
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
@@ -210,6 +214,7 @@ class Protocol:
                 places.append(place)
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
+        commands = await self._judged(commands, [said[place] for place in places])
         for place, found in zip(places, await self._applier.do_all(commands), strict=True):
             message = said[place]
             answers[place] = (
@@ -226,6 +231,14 @@ class Protocol:
         known = await self._flaky(who.tenant, command.id) if self._flaky is not None and names and is_all else ()
         facts = msgspec.structs.replace(command.facts, flaky_tests=tuple(name for name in names if name in known))
         return msgspec.structs.replace(command, rules=rules, facts=facts)
+
+    async def _judged(self, commands: list[Command], said: Sequence[RunnerMessage]) -> list[Command]:
+        """Successes with what their rules say together: which there are only the attempts' records tell."""
+        good = [each.id for each in commands if isinstance(each, attempt.Complete) and each.is_success]
+        if not good:
+            return commands
+        found = {each.id: each for each in await self._store.find_all(good)}
+        return [_with_verdict(each, told, found.get(each.id)) for each, told in zip(commands, said, strict=True)]
 
     @staticmethod
     def _check_speaker(who: Runner, id: str) -> None:
@@ -328,6 +341,16 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                     failed_tests=failed_tests(report)[0],
                 ),
             )
+
+
+def _with_verdict(command: Command, said: RunnerMessage, record: Record | None) -> Command:
+    if not (isinstance(command, attempt.Complete) and command.is_success and isinstance(said, Complete)):
+        return command
+    try:
+        spec = job_spec(record) if isinstance(record, Attempt) else JobSpec()
+    except Refused:  # It was not granted as a job of a runner, and so it has no rules.
+        return command
+    return msgspec.structs.replace(command, verdict=verdict_of(said, spec))
 
 
 def _progress(message: Heartbeat) -> dict[str, Any] | None:

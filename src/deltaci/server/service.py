@@ -50,6 +50,7 @@ from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Issuer, Registry
 from deltaci.server.secrets import Secrets, Where
+from deltaci.server.trees import Trees
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import ROOT as API_ROOT
@@ -134,12 +135,13 @@ class Service:
         secrets = Secrets(self.blobs, key)
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer)
-        self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads)
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
         self._follower.tell(self.repositories.hear)
+        trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
+        self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads, trees)
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
         forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))

@@ -29,7 +29,7 @@ _TOLD: Final = (
     "details",
     "tasks",
 )
-_OFFERED: Final = ("labels", "max_concurrent_tasks")
+_OFFERED: Final = ("labels", "max_concurrent_tasks", "hold")
 
 
 class _Entity:
