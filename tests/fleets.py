@@ -1,7 +1,8 @@
 """Random histories of workstreams and of the workers that carry them, looked at after every single decision.
 
 Workers register, fall silent, come back with and without leases, are given up, leave while idle and while busy,
-and offer other places; leases run out and tasks go to somebody else. Everything else is as in `tests.histories`.
+are drained, quarantined and resumed, and offer other places; leases run out and tasks go to somebody else.
+Everything else is as in `tests.histories`.
 """
 
 from __future__ import annotations
@@ -85,8 +86,11 @@ class Fleet(History):
     def fleet(self) -> None:
         """Something happens to a worker that can happen to it as it is now, or almost."""
         of = self.draw.choice(self._all(Worker))
+        if of.state != worker.SHUTDOWN and self.draw.random() < 0.3:
+            self.lab.do(self._held(of))
+            return
         orders: dict[str, tuple[Command, ...]] = {
-            worker.IDLE: (worker.Shutdown(id=of.id), self._offer(of.id), self._offer(of.id), self._offer(of.id)),
+            worker.IDLE: (worker.Shutdown(id=of.id), *(self._offer(of.id) for _ in range(3))),
             worker.BUSY: (
                 *(worker.MissHealthChecks(id=of.id) for _ in range(4)),
                 worker.Shutdown(id=of.id, actor="user:ada"),
@@ -101,9 +105,18 @@ class Fleet(History):
         }
         self.lab.do(self.draw.choice(orders.get(of.state, (worker.Recover(id=of.id),))))
 
+    def _held(self, of: Worker) -> Command:
+        """It takes nothing new for a while, or takes work again."""
+        if of.hold and self.draw.random() < 0.7:
+            return worker.Resume(id=of.id, actor="user:bob")
+        if self.draw.random() < 0.5:
+            return worker.Drain(id=of.id, actor="user:ada", reason="new disk")
+        return worker.Quarantine(id=of.id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES)))
+
     def _offer(self, id: str) -> Command:
         labels, places = self.draw.choice((None, *LABELS)), self.draw.choice((None, 1, 2, 4))
-        return worker.Offer(id=id, tenant=TENANT, labels=labels, places=places)
+        token_at = self.draw.choice((0, 0, self.lab.now))
+        return worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at)
 
     def stop_one(self) -> None:
         """A runner hears that it has to stop, and falls silent before it has: it keeps the lease for a while."""

@@ -1,5 +1,7 @@
 """Document 003's invariants of tasks, workstreams and workers, looked up in records and events after every decision.
 
+They have the document's numbers. Its first one, a single state, has something to say about every event.
+
 Nothing here knows the verifier or the views: what is told apart, is told apart by the document's own sentences.
 """
 
@@ -26,6 +28,7 @@ OVER: Final = {
 }
 WORKER_STATES: Final = {"INITIALIZING", "IDLE", "BUSY", "UNRESPONSIVE", "SHUTDOWN"}
 AWAKE: Final = {"IDLE", "BUSY"}
+TROUBLES: Final = 3  # So many in a row, and a worker takes no more work.
 
 
 class Invariants:
@@ -37,6 +40,7 @@ class Invariants:
         self._states: dict[tuple[str, str], str] = {}
         self._retries = Counter[str]()
         self._leaving: dict[str, tuple[str, ...]] = {}  # Who was asked to go, and what it had in hand then.
+        self._on_hold: dict[str, tuple[str, ...]] = {}  # The same of who is drained or in quarantine.
         self._outcomes: dict[str, str] = {}
 
     def __call__(self, _command: Command, decision: Decision) -> None:
@@ -89,8 +93,13 @@ class Invariants:
         id, told = event.entity_id, event.metadata
         if event.trigger == "shutdown_requested" and event.to == "BUSY":
             self._leaving[id] = tuple(self._held().get(id, ()))
-        if event.trigger == "task_assigned" and id in self._leaving:
-            assert told["attempt_id"] in self._leaving[id], f"worker 3: {id} was asked to go and got {told}"
+        if told.get("hold"):
+            self._on_hold.setdefault(id, tuple(self._held().get(id, ())))
+        elif "hold" in told:
+            del self._on_hold[id]
+        if event.trigger == "task_assigned":
+            for name, asked in (("worker 3", self._leaving), ("hold", self._on_hold)):
+                assert told["attempt_id"] in asked.get(id, (told["attempt_id"],)), f"{name}: {id} was given {told}"
 
     # -- what is recorded
 
@@ -108,6 +117,10 @@ class Invariants:
         assert task.created_at, f"task 5: {task}"
         assert times == sorted(times), f"task 5: {task}"
         assert bool(task.completed_at) == (task.state in OVER["job"]), f"task 5: {task}"
+        if task.state in ("VALIDATING", "SUCCEEDED"):
+            verdict = self._lab.world.attempt(task.attempt_id).verdict
+            self.seen["verdict"] += verdict is not None
+            assert verdict is None or verdict.is_passed, f"verdict: {task} goes on, although its rules found {verdict}"
         if task.state == "QUEUED" or task.started_at:
             needed = [self._lab.world.job(id) for id in task.needs]
             self.seen["task 6"] += len(needed)
@@ -156,6 +169,10 @@ class Invariants:
     def _worker(self, record: Worker, held: list[str]) -> None:
         assert record.state in WORKER_STATES, f"worker: {record}"
         assert sorted(record.tasks) == sorted(held), f"worker 4: {record} and leases {held}"
+        self.seen["hold"] += bool(record.hold)
+        if record.troubles >= TROUBLES:
+            self.seen["trust"] += 1
+            assert record.hold or record.shutdown_reason, f"trust: {record} still takes work"
         match record.state:
             case "BUSY":
                 self.seen["worker 1"] += 1
@@ -176,4 +193,5 @@ INVARIANTS: Final = (
     *(f"task {n}" for n in range(2, 7)),
     *(f"workstream {n}" for n in range(2, 5)),
     *(f"worker {n}" for n in range(1, 5)),
+    *("verdict", "hold", "trust"),  # What Delta CI adds: the rules' word counts, and who is held gets nothing new.
 )

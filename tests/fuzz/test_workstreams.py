@@ -18,7 +18,7 @@ from tests.invariants import Invariants
 FORGERIES: Final = 20  # Of one log.
 
 
-@fuzzed(30, randomness=st.randoms(use_true_random=False), steps=st.integers(0, 400))
+@fuzzed(20, randomness=st.randoms(use_true_random=False), steps=st.integers(0, 300))
 def test_workers_die_and_return(randomness: Random, steps: int) -> None:
     """Every invariant and the derivation after every decision; at the end all is over, and the log is legal."""
     history = Fleet(randomness, Derivation, Invariants).go(steps).calm()
