@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from deltaci.client import calls, logs, talks
+from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
@@ -162,6 +163,15 @@ class AsyncClient:
     change = aasked(calls.change)
     iter_projects = astreamed(talks.iter_projects)
     iter_changes = astreamed(talks.iter_changes)
+
+    # -- workstreams
+
+    create_workstream = aasked(streams.create_workstream)
+    workstreams = aasked(streams.workstreams)
+    workstream = aasked(streams.workstream)
+    cancel_workstream = aasked(streams.cancel_workstream)
+    merge_queues = aasked(streams.merge_queues)
+    iter_workstreams = astreamed(streams.iter_workstreams)
 
     # -- workers, keys, the tenant
 

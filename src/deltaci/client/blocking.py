@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 from deltaci.client import calls, logs, talks
+from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
@@ -161,6 +162,15 @@ class Client:
     change = asked(calls.change)
     iter_projects = streamed(talks.iter_projects)
     iter_changes = streamed(talks.iter_changes)
+
+    # -- workstreams
+
+    create_workstream = asked(streams.create_workstream)
+    workstreams = asked(streams.workstreams)
+    workstream = asked(streams.workstream)
+    cancel_workstream = asked(streams.cancel_workstream)
+    merge_queues = asked(streams.merge_queues)
+    iter_workstreams = streamed(streams.iter_workstreams)
 
     # -- workers, keys, the tenant
 
