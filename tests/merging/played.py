@@ -1,7 +1,7 @@
 """A world around one line, played: commits are lists of what is in them, and everything that can go wrong does.
 
 What a server does is split in two: what it does outside, at once, and what it writes, perhaps much later and perhaps
-twice. So two servers at once, and crashes at any point, are played, too.
+twice; and it may have read what is long written over. So two servers at once, and crashes at any point, are played, too.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class World:
         pairs = [(a, b) for a in self.names for b in [*self.names, *self.others] if a < b or b in self.others]
         self.conflicts = {pair for pair in pairs if random.random() < 0.04}
         self.clashes = {pair for pair in pairs if random.random() < 0.03}  # Each is good, both together are not.
+        self.seen = self.line  # By a server that reads seldom.
         self.edits: list[Edit] = []
         self.runs: dict[str, Found | None] = {}
         self.gone: set[str] = set()
@@ -124,7 +125,9 @@ class World:
 
     def act(self) -> None:
         """Take one of the steps that can be taken."""
-        steps = lines.steps(self.line, self.now, LIMITS)
+        if not self.is_rough or self.random.random() < 0.7:
+            self.seen = self.line
+        steps = lines.steps(self.seen, self.now, LIMITS)
         if not steps:
             return
         match self.random.choice(steps) if self.is_rough else steps[0]:
@@ -139,9 +142,9 @@ class World:
             case lines.Build(number):
                 self.build(number)
             case lines.Test(number):
-                batch = self.line.batch(number)
+                batch = self.seen.batch(number)
                 assert batch is not None
-                self.runs.setdefault(lines.run_of(self.line, batch), None)
+                self.runs.setdefault(lines.run_of(self.seen, batch), None)
             case lines.Judge(number):
                 self.judge(number)
             case lines.Land(number):
@@ -149,9 +152,9 @@ class World:
 
     def build(self, number: int) -> None:
         """Join what goes together."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
-        below = self.line.batches[: self.line.batches.index(batch)]
+        below = self.seen.batches[: self.seen.batches.index(batch)]
         if below and below[0].start != self.base:
             self.edits.append(lambda line: lines.moved(line, below[0].number))
             return
@@ -191,7 +194,7 @@ class World:
 
     def judge(self, number: int) -> None:
         """It is bad, if it still stands on the base."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
         if batch.method != NONE and batch.start != self.base:
             self.edits.append(lambda line: lines.moved(line, number))
@@ -204,7 +207,7 @@ class World:
 
     def land(self, number: int) -> None:
         """The base moves only from where the batch stands; then, or perhaps never, that is written."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
         if not batch.is_landing:
             self.edits.append(lambda line: lines.landing(line, number))

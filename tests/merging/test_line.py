@@ -172,6 +172,18 @@ def test_a_lost_test_puts_nobody_out_and_is_made_again_later_and_later() -> None
     assert [each.entry.id for each in line.places] == ["a"]
 
 
+def test_who_conflicts_with_a_batch_waits_for_its_end() -> None:
+    """Tried before, it would only conflict again."""
+    line = lines.formed(line_of(entry("a"), entry("b"), entry("c", "squash")), NOW, Limits())
+    number = line.batches[0].number
+    made = Built(base="0", start="0", members=("a",), commits=("0+a",), behind=(("b", number),))
+    line = with_batch(lines.built(line, number, made, NOW), Limits())
+
+    assert [each.members for each in line.batches] == [("a",), ("c",)]
+    line = lines.formed(lines.moved(line, number), NOW, Limits())
+    assert [each.members for each in line.batches] == [("a", "b")]
+
+
 def test_who_is_about_to_land_cannot_go_any_more() -> None:
     """The push may be under way."""
     line = with_batch(line_of(entry("a"), entry("b")))
