@@ -73,7 +73,10 @@ async def test_a_head_that_stands_on_the_base_is_itself_what_the_base_gets(site:
 async def test_one_that_is_only_tested_changes_nothing(site: Opened, streams: Streams) -> None:
     """Its own head is what is looked at."""
     async with site() as here:
-        good, bad = streams.made("good", {"a": "1\n"}, method="none"), streams.made("bad", {"b": "BAD\n"}, method="none")
+        good, bad = (
+            streams.made("good", {"a": "1\n"}, method="none"),
+            streams.made("bad", {"b": "BAD\n"}, method="none"),
+        )
         await here.enter(good, bad)
         await here.settle()
 
