@@ -1,13 +1,14 @@
 """A world around one line, played: commits are lists of what is in them, and everything that can go wrong does.
 
 What a server does is split in two: what it does outside, at once, and what it writes, perhaps much later and perhaps
-twice; and it may have read what is long written over. So two servers at once, and crashes at any point, are played, too.
+twice; and it may have read what is long written over. So two servers at once and crashes are played, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from deltaci.control.merging import line as lines
 from deltaci.control.merging.line import Batch, Built, Found, Limits, Line
@@ -17,6 +18,7 @@ from deltaci.core.instants import SECOND
 METHODS = ("merge", "squash", "fast-forward", NONE)
 LIMITS = Limits(batch=4, speculative=3)
 MAX_STEPS = 3000
+WHERE: dict[str, Any] = {"tenant": "t", "project": "p", "base": "main", "base_commit": "0"}
 
 Edit = Callable[[Line], Line]
 
@@ -71,10 +73,7 @@ class World:
         """Somebody comes, perhaps again."""
         if self.names and (self.random.random() < 0.9 or not self.line.places):
             name = self.names.pop(0)
-            entry = Entry(
-                **{"id": name, "tenant": "t", "project": "p", "base": "main", "head": name, "base_commit": "0"},
-                **{"method": self.methods[name], "title": name, "rules": [{"run": name}]},
-            )
+            entry = Entry(**WHERE, id=name, head=name, method=self.methods[name], title=name, rules=[{"run": name}])
         elif self.line.places:
             entry = self.random.choice(self.line.places).entry
         else:

@@ -78,8 +78,16 @@ class Tester:
 
     async def claim(self, limit: int = 100, labels: tuple[str, ...] = ()) -> list[Claimed]:
         """Take what waits."""
-        asked = {"tenant": TENANT, "worker_id": self.name, "labels": labels, "ttl_seconds": 120, "accept_seconds": 30}
-        return await self.applier.claim(Claim(**asked, limit=limit, starts=True))
+        asked = Claim(
+            tenant=TENANT,
+            worker_id=self.name,
+            labels=labels,
+            limit=limit,
+            ttl_seconds=120,
+            accept_seconds=30,
+            starts=True,
+        )
+        return await self.applier.claim(asked)
 
     async def work(self) -> int:
         """Test all that waits; how much that was."""
