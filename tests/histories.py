@@ -184,7 +184,7 @@ class History:
         orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
         orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
         orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4, 1, 1, 4))[0])
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""
@@ -242,7 +242,7 @@ class History:
 
     def actions(self) -> dict[Callable[[], None], int]:
         """What a step may be, and how likely."""
-        often = {self.claim: 14, self.message: 16, self.finish: 10, self.repeat: 5, self.person: 5, self.fleet: 3}
+        often = {self.claim: 14, self.message: 16, self.finish: 10, self.repeat: 5, self.person: 5, self.fleet: 4}
         return often | {self.operator: 2, self.validate: 3, self.time: 8, self.new_run: 1, self.new_queue_job: 1}
 
     def go(self, steps: int) -> Self:

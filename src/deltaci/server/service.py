@@ -25,6 +25,7 @@ from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
+from deltaci.control.transitions import LiveTransitions
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
@@ -111,6 +112,7 @@ class Service:
         allowed_forges: Collection[str] = (),
         public_url: str = "",
         failure_rules: Sequence[FailureRule] = (),
+        has_transitions: bool = True,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -148,6 +150,9 @@ class Service:
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._follower.tell(self.flaky.hear)
+        self.transitions = LiveTransitions(store, folder) if has_transitions else None
+        if self.transitions is not None:
+            self._follower.tell(self.transitions.hear)
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
 
@@ -180,6 +185,8 @@ class Service:
         self.control.start()
         self.reporter.start()
         self.flaky.start()
+        if self.transitions is not None:
+            self.transitions.start()
         self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
@@ -199,6 +206,8 @@ class Service:
         await asyncio.to_thread(self._uploads.close)
         await asyncio.to_thread(self._disk.close)
         await self.applier.stop()
+        if self.transitions is not None:
+            await self.transitions.stop()  # All is committed by now.
         await self.store.close()
 
     async def app(
