@@ -24,6 +24,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     brought: Harvest = msgspec.field(default_factory=Harvest)
     outputs: dict[str, str] = {}
     is_skipped: bool = False
+    head: str = ""  # The commit that its tree has now.
 
     @property
     def is_success(self) -> bool:

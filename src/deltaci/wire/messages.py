@@ -98,6 +98,7 @@ MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
 MAX_STREAMS: Final = 1000  # At once.
+MAX_TREE_BYTES: Final = 2 * 1024**3  # Of what a job adds to its tree.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024
@@ -139,7 +140,9 @@ class Streams(Strict, frozen=True, kw_only=True):
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is from now on, and how it proves that."""
 
-    runner_id: Annotated[str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")]
+    runner_id: Annotated[
+        str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")
+    ]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
     expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
