@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,7 @@ from deltaci.wire import messages as wire
 from deltaci.wire.api_workstreams import MergeQueue
 
 BASE = "b" * 40
-SPEC = {
+SPEC: dict[str, Any] = {
     "workstream": "login",
     "title": "Log in with a key",
     "project": "shop",

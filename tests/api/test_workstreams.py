@@ -182,7 +182,7 @@ async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
     async with site() as here:
         StandIn(here.service)
         ada, player = await here.key("ada", "run"), await here.player()
-        spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}  # type: ignore[index]
+        spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
         id = (await ada.post("/workstreams", {"spec": spec})).body["id"]
 
         lease = await player.take()
