@@ -88,10 +88,12 @@ class Workshop:
             raise Conflicting(list(paths)[:MAX_PATHS] or ["the history: there is no common ancestor"])
         return tree.decode()
 
-    async def commit(self, tree: str, parents: Sequence[str], message: str, by: Signature) -> str:
-        """A commit of exactly this."""
-        who = f"{_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
-        lines = [f"tree {tree}", *(f"parent {each}" for each in parents), f"author {who}", f"committer {who}"]
+    async def commit(
+        self, tree: str, parents: Sequence[str], message: str, by: Signature, author: Signature | None = None
+    ) -> str:
+        """A commit of exactly this; by one who may not be its author."""
+        who = [f"author {_who(author or by)}", f"committer {_who(by)}"]
+        lines = [f"tree {tree}", *(f"parent {each}" for each in parents), *who]
         text = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
         words = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*words, input=text.encode())).decode().strip()
@@ -133,8 +135,7 @@ class Workshop:
         raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         head, _, message = raw.partition("\n\n")
         author = next(line for line in head.split("\n") if line.startswith("author "))
-        who = f"committer {_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
-        text = "\n".join((f"tree {tree}", f"parent {parent}", author, who, "", message))
+        text = "\n".join((f"tree {tree}", f"parent {parent}", author, f"committer {_who(by)}", "", message))
         words = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*words, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
 
@@ -190,10 +191,15 @@ class Workshop:
 
     async def is_landed(self, branch: str, commit: str) -> bool:
         """Whether the branch has this commit."""
-        return await self.mirror.is_ancestor(commit, await self.base(branch))
+        tip = await self.base(branch)
+        return await self.mirror.has(commit) and await self.mirror.is_ancestor(commit, tip)
 
     async def _run(self, *words: str, input: bytes = b"", seconds: float = 60.0) -> bytes:
         return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+
+
+def _who(by: Signature) -> str:
+    return f"{_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
 
 
 def _plain(text: str) -> str:

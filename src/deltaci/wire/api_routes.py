@@ -330,6 +330,22 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path="/workers/{worker}", id="readWorker", does="read a worker",
         answer=api.Worker, codes=("not_found", "unreadable"),
     ),
+    Route(
+        method="POST", path="/workers/{worker}/drain", id="drainWorker", needs="runner",
+        does="give a worker nothing new until it is resumed; what it has it finishes; safe to repeat",
+        body=api_input.DrainInput, is_body_optional=True, answer=api.Worker,
+        codes=("not_found", "wrong_state", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workers/{worker}/resume", id="resumeWorker", needs="runner",
+        does="let a worker that was drained or quarantined have work again; safe to repeat",
+        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workers/{worker}/remove", id="removeWorker", needs="runner",
+        does="send a worker away, after its current jobs; it stays out until there is a new token; safe to repeat",
+        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
+    ),
     # -- keys, and who asks
     Route(
         method="GET", path="/keys", id="listKeys", needs="admin", does="list API keys",

@@ -10,6 +10,8 @@ import msgspec
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
+from deltaci.control.fleet import Fleet
+from deltaci.control.lives import Lives
 from deltaci.control.repositories import Repositories
 from deltaci.control.workstreams.records import Workstream
 from deltaci.core.errors import Refused
@@ -63,6 +65,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     rules: FailureRules
     flaky: FlakyTests
     repositories: Repositories
+    fleet: Fleet
+    lives: Lives
     workstreams: WorkstreamDesk | None = None
 
 
