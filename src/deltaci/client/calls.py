@@ -23,8 +23,8 @@ T = TypeVar("T")
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
 SAFE: Final = frozenset(
-    {"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"}
-    | {"drainWorker", "resumeWorker", "removeWorker", "cancelWorkstream"}
+    {"cancelRun", "cancelJob", "cancelWorkstream", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"}
+    | {"drainWorker", "resumeWorker", "removeWorker"}
 )
 EVENT_STREAM: Final = "text/event-stream"
 
