@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from deltaci.control.merging.records import QueueView
 from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -16,7 +17,6 @@ from deltaci.pipeline.workstreams import model
 from deltaci.pipeline.workstreams.compile import planned
 from deltaci.server.service import Service
 from deltaci.wire import messages as wire
-from deltaci.wire.api_workstreams import MergeQueue
 
 BASE = "b" * 40
 SPEC: dict[str, Any] = {
@@ -38,7 +38,7 @@ class StandIn:
 
     def __init__(self, service: Service) -> None:
         self.records = Workstreams(service.store)
-        self.waiting: list[MergeQueue] = []
+        self.waiting: list[QueueView] = []
         self._service = service
         service._api._parts = msgspec.structs.replace(service._api._parts, workstreams=self)
 
@@ -79,7 +79,7 @@ class StandIn:
         await self._service.applier.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
         return made
 
-    async def queues(self, tenant: str) -> Sequence[MergeQueue]:
+    async def queues(self, tenant: str) -> Sequence[QueueView]:
         """What the case says."""
         return self.waiting
 

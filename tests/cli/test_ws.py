@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
+from deltaci.control.merging.records import BatchView, EntryView, QueueView
 from deltaci.core import job, run
-from deltaci.wire.api_workstreams import MergeBatch, MergeQueue, QueuedMerge
 from tests.cli.desk import Desk
 from tests.client.hosted import WAIT_SECONDS, Player
 from tests.workstream_desk import BASE, StandIn
@@ -191,21 +190,26 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
     """With what is tested together; nothing is said plainly."""
     desk = streams.desk
     one, two = streams.create(), streams.create()
-    now = datetime(2026, 1, 4, tzinfo=UTC)
-    first = QueuedMerge(id=one, position=1, title="a", method="merge", head="d" * 40, run_id="r9", since=now)
-    second = msgspec.structs.replace(first, id=two, position=2, run_id="")
-    batch = MergeBatch(run_id="r9", members=[one], base_commit=BASE, commit="e" * 40)
+    first = EntryView(id=one, title="a", method="merge", head="d" * 40, at=1, batch=7)
+    second = msgspec.structs.replace(first, id=two, batch=0, problem="the runner is away", not_before=1)
+    batch = BatchView(
+        number=7, method="merge", members=(one,), doing="testing", start=BASE, commit="e" * 40, run_id="r9"
+    )
 
     assert desk.text("ws", "queue") == "nothing waits to be merged\n"
-    streams.stand_in.waiting = [MergeQueue(project="shop", base="main", entries=[first, second], batches=[batch])]
+    streams.stand_in.waiting = [
+        QueueView(project="shop", base="main", entries=(first, second), batches=(batch,), problem="no way in")
+    ]
     shown, seen = desk.text("ws", "queue", "shop"), desk.text("ws", "show", two)
     for id in (one, two):
         desk.text("ws", "cancel", id)
 
     assert shown.splitlines()[0] == "shop, main"
     assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [["1", one, "merge"], ["2", two, "merge"]]
-    assert f"r9 tests {one} on {BASE[:10]}; main would become eeeeeeeeee" in shown
-    assert "merge: number 2 in the queue of main, waits to be tested" in seen
+    assert f"batch 7: testing by r9: {one} on {BASE[:10]}; main would become eeeeeeeeee" in shown
+    assert "the runner is away; tried again" in shown
+    assert "all of it waits: no way in" in shown
+    assert "merge: number 2 in the queue of main, waits to be tested (the runner is away)" in seen
     assert desk.text("ws", "queue", "other") == "nothing waits to be merged in other\n"
     assert [each["base"] for each in desk.json("ws", "queue")["queues"]] == ["main"]
 

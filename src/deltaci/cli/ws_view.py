@@ -17,6 +17,7 @@ from deltaci.wire import api
 from deltaci.wire import api_workstreams as wire
 
 COMMIT_CHARS: Final = 10
+NONE: Final = "none"
 COLOURS: Final = {
     "completed": "green",
     "failed": "red",
@@ -113,17 +114,17 @@ def outcome_told(found: wire.Workstream) -> RenderableType:
 
 def _merge(found: wire.Workstream) -> str:
     merge = found.merge
-    if merge is None:
-        return f"none; its branch {found.branch} is kept" if found.branch else "none"
     if merge.commit:
         return f"{merge.method}: {found.base} has it as {short(merge.commit)}"
     if merge.problem or merge.failed_rules:
         return "; ".join([*([merge.problem] if merge.problem else []), *_rules(merge.failed_rules)])
     if not merge.position:
-        return merge.method
+        return merge.method if merge.method != NONE else f"none; its branch {found.branch} is kept".replace("  ", " ")
     together = f" together with {', '.join(merge.tested_with)}" if merge.tested_with else ""
-    tested = f", tested by {merge.run_id}{together}" if merge.run_id else ", waits to be tested"
-    return f"{merge.method}: number {merge.position} in the queue of {found.base}{tested}"
+    by = f" by {merge.run_id}" if merge.run_id else ""
+    told = f"{merge.doing}{by}{together}" if merge.doing else "waits to be tested"
+    waits = f" ({merge.waits_for})" if merge.waits_for else ""
+    return f"{merge.method}: number {merge.position} in the queue of {found.base}, {told}{waits}"
 
 
 def _added(task: wire.WorkstreamTask) -> str:
@@ -182,12 +183,27 @@ def event_told(event: api.Event, id: str) -> Text | None:
 
 def queue_shown(queue: wire.MergeQueue) -> RenderableType:
     """One queue: who waits, and which of them are tested together."""
-    rows = Rows("#", "WORKSTREAM", "METHOD", "HEAD", "~TESTED BY", "WAITS", "~TITLE")
+    rows = Rows("#", "WORKSTREAM", "METHOD", "HEAD", "~BATCH", "WAITS", "~TITLE", "~NOTE")
     for each in queue.entries:
-        waits = ago(each.since).removesuffix(" ago")
-        rows.add(str(each.position), each.id, each.method, short(each.head), each.run_id, waits, each.title)
-    parts: list[RenderableType] = [Text(f"{safe(queue.project)}, {safe(queue.base)}", style="bold"), rows.table()]
+        waits, number = ago(each.since).removesuffix(" ago"), str(each.batch or "")
+        note = _trouble(each.problem, each.not_before)
+        rows.add(str(each.position), each.id, each.method, short(each.head), number, waits, each.title, note)
+    head = Text(f"{safe(queue.project)}, {safe(queue.base)}", style="bold")
+    parts: list[RenderableType] = [head, rows.table()]
     for batch in queue.batches:
-        told = f"{batch.run_id} tests {', '.join(batch.members)} on {short(batch.base_commit)}"
-        parts.append(Text(safe(f"{told}; {queue.base} would become {short(batch.commit)}", 2000), style="dim"))
+        by = f" by {batch.run_id}" if batch.run_id else ""
+        told = f"batch {batch.number}: {batch.doing}{by}: {', '.join(batch.members)}"
+        told += f" on {short(batch.base_commit)}" if batch.base_commit else ""
+        told += f"; {queue.base} would become {short(batch.commit)}" if batch.commit and batch.method != NONE else ""
+        parts.append(Text(safe(f"{told}{_bracketed(_trouble(batch.problem, batch.not_before))}", 2000), style="dim"))
+    if trouble := _trouble(queue.problem, queue.not_before):
+        parts.append(Text(safe(f"all of it waits: {trouble}", 2000), style="yellow"))
     return Group(*parts)
+
+
+def _trouble(problem: str, again: datetime | None) -> str:
+    return f"{problem}; tried again {ago(again)}" if problem and again is not None else problem
+
+
+def _bracketed(text: str) -> str:
+    return f" ({text})" if text else ""
