@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
 
 
 class StandIn:
-    """Plans at once, and validates nothing by itself."""
+    """Plans at once, and validates nothing by itself. Its runs are none that the server's own would take up."""
 
     def __init__(self, service: Service) -> None:
         self.records = Workstreams(service.store)
@@ -72,10 +72,9 @@ class StandIn:
             started_by=by,
             asked=asked,
             is_fail_fast=stream.fail_fast,
-            has_validation=True,
             origin=origin,
         )
-        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast, has_validation=True)
+        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast)
         await self._service.applier.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
         return made
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from deltaci.control.merging.records import BatchView, EntryView, QueueView
-from deltaci.core import job, run
+from deltaci.core import job
 from tests.cli.desk import Desk
 from tests.client.hosted import WAIT_SECONDS, Player
 from tests.workstream_desk import BASE, StandIn
@@ -52,7 +52,7 @@ class Streams:
         """Where the server runs."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_SECONDS)
 
-    def validate(self, command: job.Validate | run.Validate) -> None:
+    def validate(self, command: job.Validate) -> None:
         """What the server would find."""
         self.do(self._service.applier.do(command))
 
@@ -162,7 +162,6 @@ def test_what_was_completed_ends_with_zero(streams: Streams, player: Player) -> 
     player.finish(player.take())
     id = desk.json("ws", "create", "one.yml", "--idempotency-key", "k1")["id"]
     streams.validate(job.Validate(id=f"{id}/a", is_passed=True))
-    streams.validate(run.Validate(id=id, is_passed=True))
     out, err = process.communicate(timeout=WAIT_SECONDS)
 
     assert (process.returncode, err) == (0, b"")
