@@ -1,13 +1,14 @@
 """A world around one line, played: commits are lists of what is in them, and everything that can go wrong does.
 
 What a server does is split in two: what it does outside, at once, and what it writes, perhaps much later and perhaps
-twice. So two servers at once, and crashes at any point, are played, too.
+twice; and it may have read what is long written over. So two servers at once and crashes are played, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from deltaci.control.merging import line as lines
 from deltaci.control.merging.line import Batch, Built, Found, Limits, Line
@@ -17,6 +18,7 @@ from deltaci.core.instants import SECOND
 METHODS = ("merge", "squash", "fast-forward", NONE)
 LIMITS = Limits(batch=4, speculative=3)
 MAX_STEPS = 3000
+WHERE: dict[str, Any] = {"tenant": "t", "project": "p", "base": "main", "base_commit": "0"}
 
 Edit = Callable[[Line], Line]
 
@@ -42,6 +44,7 @@ class World:
         pairs = [(a, b) for a in self.names for b in [*self.names, *self.others] if a < b or b in self.others]
         self.conflicts = {pair for pair in pairs if random.random() < 0.04}
         self.clashes = {pair for pair in pairs if random.random() < 0.03}  # Each is good, both together are not.
+        self.seen = self.line  # By a server that reads seldom.
         self.edits: list[Edit] = []
         self.runs: dict[str, Found | None] = {}
         self.gone: set[str] = set()
@@ -70,10 +73,7 @@ class World:
         """Somebody comes, perhaps again."""
         if self.names and (self.random.random() < 0.9 or not self.line.places):
             name = self.names.pop(0)
-            entry = Entry(
-                **{"id": name, "tenant": "t", "project": "p", "base": "main", "head": name, "base_commit": "0"},
-                **{"method": self.methods[name], "title": name, "rules": [{"run": name}]},
-            )
+            entry = Entry(**WHERE, id=name, head=name, method=self.methods[name], title=name, rules=[{"run": name}])
         elif self.line.places:
             entry = self.random.choice(self.line.places).entry
         else:
@@ -124,7 +124,9 @@ class World:
 
     def act(self) -> None:
         """Take one of the steps that can be taken."""
-        steps = lines.steps(self.line, self.now, LIMITS)
+        if not self.is_rough or self.random.random() < 0.7:
+            self.seen = self.line
+        steps = lines.steps(self.seen, self.now, LIMITS)
         if not steps:
             return
         match self.random.choice(steps) if self.is_rough else steps[0]:
@@ -139,9 +141,9 @@ class World:
             case lines.Build(number):
                 self.build(number)
             case lines.Test(number):
-                batch = self.line.batch(number)
+                batch = self.seen.batch(number)
                 assert batch is not None
-                self.runs.setdefault(lines.run_of(self.line, batch), None)
+                self.runs.setdefault(lines.run_of(self.seen, batch), None)
             case lines.Judge(number):
                 self.judge(number)
             case lines.Land(number):
@@ -149,9 +151,9 @@ class World:
 
     def build(self, number: int) -> None:
         """Join what goes together."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
-        below = self.line.batches[: self.line.batches.index(batch)]
+        below = self.seen.batches[: self.seen.batches.index(batch)]
         if below and below[0].start != self.base:
             self.edits.append(lambda line: lines.moved(line, below[0].number))
             return
@@ -191,7 +193,7 @@ class World:
 
     def judge(self, number: int) -> None:
         """It is bad, if it still stands on the base."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
         if batch.method != NONE and batch.start != self.base:
             self.edits.append(lambda line: lines.moved(line, number))
@@ -204,7 +206,7 @@ class World:
 
     def land(self, number: int) -> None:
         """The base moves only from where the batch stands; then, or perhaps never, that is written."""
-        batch = self.line.batch(number)
+        batch = self.seen.batch(number)
         assert batch is not None
         if not batch.is_landing:
             self.edits.append(lambda line: lines.landing(line, number))

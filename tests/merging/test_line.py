@@ -7,12 +7,13 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from deltaci.control.merging import line as lines
 from deltaci.control.merging.line import Built, Found, Limits, Line
 from deltaci.control.merging.records import NONE, Entry
 from deltaci.core.instants import SECOND
-from tests.merging.played import World, content
+from tests.merging.played import WHERE, World, content
 
 NOW = 10**9 * SECOND
 ONE = Limits(speculative=1)
@@ -21,8 +22,7 @@ ONE = Limits(speculative=1)
 def entry(id: str, method: str = "merge", *, labels: tuple[str, ...] = (), rules: int = 1) -> Entry:
     """Somebody who wants to be merged."""
     said = [{"run": f"{id} {number}"} for number in range(rules)]
-    fields = {"id": id, "tenant": "t", "project": "p", "base": "main", "head": id, "base_commit": "0"}
-    return Entry(**fields, method=method, title=id, rules=said, labels=labels)
+    return Entry(**WHERE, id=id, head=id, method=method, title=id, rules=said, labels=labels)
 
 
 def line_of(*entries: Entry) -> Line:
@@ -172,6 +172,18 @@ def test_a_lost_test_puts_nobody_out_and_is_made_again_later_and_later() -> None
     assert [each.entry.id for each in line.places] == ["a"]
 
 
+def test_who_conflicts_with_a_batch_waits_for_its_end() -> None:
+    """Tried before, it would only conflict again."""
+    line = lines.formed(line_of(entry("a"), entry("b"), entry("c", "squash")), NOW, Limits())
+    number = line.batches[0].number
+    made = Built(base="0", start="0", members=("a",), commits=("0+a",), behind=(("b", number),))
+    line = with_batch(lines.built(line, number, made, NOW), Limits())
+
+    assert [each.members for each in line.batches] == [("a",), ("c",)]
+    line = lines.formed(lines.moved(line, number), NOW, Limits())
+    assert [each.members for each in line.batches] == [("a", "b")]
+
+
 def test_who_is_about_to_land_cannot_go_any_more() -> None:
     """The push may be under way."""
     line = with_batch(line_of(entry("a"), entry("b")))
@@ -185,7 +197,7 @@ def test_who_is_about_to_land_cannot_go_any_more() -> None:
 def test_without_rules_there_is_nothing_to_test() -> None:
     """Rules that the server itself looks at are none for a runner."""
     own = [{"within": ["src/**"]}, {"mergeable": True}]
-    line = with_batch(line_of(lines.replace(entry("a"), rules=own)))
+    line = with_batch(line_of(replace(entry("a"), rules=own)))
 
     assert line.batches[0].found == Found(True)
     assert lines.steps(line, NOW, ONE) == [lines.Land(line.batches[0].number)]
@@ -195,7 +207,7 @@ def test_without_rules_there_is_nothing_to_test() -> None:
 def test_every_commit_is_tested_by_the_rules_of_those_who_are_in_it(method: str) -> None:
     """Nobody's file has to be there before it comes; a rule that two have is looked at once."""
     shared = {"run": "make"}
-    entries = [lines.replace(entry(name, method), rules=[shared, {"run": name}]) for name in "ab"]
+    entries = [replace(entry(name, method), rules=[shared, {"run": name}]) for name in "ab"]
     line = with_batch(line_of(*entries))
 
     tests = [(each.commit, [rule["run"] for rule in each.rules]) for each in lines.tests_of(line, line.batches[0])]
@@ -208,7 +220,8 @@ def test_closed_everybody_is_told_why() -> None:
     """A project that is no more merges nobody."""
     line = lines.closed(with_batch(line_of(entry("a"), entry("b"))), "no project")
 
-    assert line.places == line.batches == ()
+    assert line.places == ()
+    assert line.batches == ()
     assert [(each.id, each.is_merged, each.details) for each in line.ended] == [
         ("a", False, "no project"),
         ("b", False, "no project"),

@@ -22,6 +22,7 @@ from deltaci.core.instants import SECOND
 REFS: Final = "refs/deltaci/"
 MAX_PATHS: Final = 50  # So many files with conflicts are named.
 HEADS: Final = "refs/heads/"
+UNRELATED: Final = "refusing to merge unrelated histories"  # As git says it.
 # One file of a merge that did not work out: mode, object, stage, and its path.
 _CONFLICTED: Final = re.compile(rb"[0-7]{6} [0-9a-f]{40,64} [123]\t(.*)", re.DOTALL)
 
@@ -80,12 +81,17 @@ class Workshop:
     async def merged_tree(self, ours: str, theirs: str) -> str:
         """The tree of both together; raises `Conflicting`."""
         words = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
-        code, out = await self._git.answer(words, folder=self.mirror.folder, codes=(0, 1))
+        try:
+            code, out = await self._git.answer(words, folder=self.mirror.folder, codes=(0, 1))
+        except GitFailed as error:
+            if UNRELATED in str(error):
+                raise Conflicting(["the history: there is no common ancestor"]) from None
+            raise
         tree, *rest = out.split(b"\0")
         if code:
             found = (_CONFLICTED.fullmatch(each) for each in rest)
             paths = dict.fromkeys(each[1].decode("utf-8", "replace") for each in found if each is not None)
-            raise Conflicting(list(paths)[:MAX_PATHS] or ["the history: there is no common ancestor"])
+            raise Conflicting(list(paths)[:MAX_PATHS] or ["a file that has no name"])
         return tree.decode()
 
     async def commit(
@@ -113,13 +119,17 @@ class Workshop:
         return await self.commit(await self.merged_tree(base, head), (base,), message, by)
 
     async def replay(self, base: str, head: str, by: Signature) -> str:
-        """The commits of the head on top of the base, one by one; the head itself if it stands there already."""
+        """The commits of the head on top of the base, one by one; the head itself if it stands there already.
+
+        Raises `Conflicting`, also when a merge among them changed more than it brought in: that would be lost.
+        """
         if await self.mirror.is_ancestor(base, head):
             return head
-        top = base
+        top, has_merges = base, False
         for each in await self.between(base, head):
             parents = (await self._run("rev-parse", f"{each}^@")).decode().split()
             if len(parents) != 1:
+                has_merges = True
                 continue  # What a merge brought in is replayed by itself.
             # Two made-up commits whose only common ancestor is the parent: git merges what lies between.
             start = await self.commit(await self.tree(parents[0]), (), "start", by)
@@ -128,6 +138,8 @@ class Workshop:
             tree = await self.merged_tree(ours, theirs)
             if tree != await self.tree(top):
                 top = await self._again(each, tree, top, by)
+        if has_merges and await self.tree(top) != await self.merged_tree(base, head):
+            raise Conflicting([f"{head[:12]}: its merges cannot be put on top one by one; use merge or squash"])
         return top
 
     async def _again(self, commit: str, tree: str, parent: str, by: Signature) -> str:

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.core.errors import Refused
 from deltaci.pipeline import checks, references
 from deltaci.pipeline.found import Path
 from deltaci.pipeline.nodes import child, items
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.reader import read_part
 from deltaci.pipeline.shapes import NOUNS, Words, reachable
-from deltaci.pipeline.workstreams.model import Workstream
+from deltaci.pipeline.workstreams.model import Branch, Workstream
 from deltaci.pipeline.yaml import (
     BOOL,
     LIST,
@@ -158,6 +159,16 @@ def _check_rules(rules: Node | None, text: str, problems: Problems) -> None:
     checks._check_rules(rules, problems.add)
     for rule in items(rules):
         references._check_patterns(child(rule, "within"), text, problems, is_branch=False)
+
+
+def branch(name: str) -> str:
+    """The name of a branch that somebody gave beside the file. Refused if git would not take it."""
+    problems = Problems(SPEC)
+    part = read_part(Node(TEXT, Place(), name, name, '"'), Branch, ("base",), problems, WORDS)
+    _check_base(Node(TEXT, Place(), name, name), problems)
+    for problem in problems.in_order():
+        raise Refused("bad_request", f"base: {str(problem).split(': ', 1)[1]}")
+    return str(part.value)
 
 
 def _check_base(base: Node | None, problems: Problems) -> None:
