@@ -42,6 +42,7 @@ HOMES: Final[dict[type[model.Part], str]] = {
     model.Artifact: "`jobs.<id>.artifacts[]`",
     model.Cache: "`jobs.<id>.caches[]`",
     model.Rule: "`jobs.<id>.validate[]`",
+    model.NumberRule: "`jobs.<id>.validate[].number`",
     model.Approval: "`jobs.<id>.approval`",
     model.Limits: "`jobs.<id>.limits`",
 }

@@ -35,6 +35,7 @@ NOUNS: Final[dict[type, str]] = {
     model.Cache: "a cache",
     model.Approval: "an approval",
     model.Rule: "a rule of 'validate'",
+    model.NumberRule: "'number'",
     model.Limits: "'limits'",
     model.Job: "a job",
 }
