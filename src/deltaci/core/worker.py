@@ -370,3 +370,8 @@ def went_by_itself(record: Worker) -> bool:
 def is_silent(record: Worker) -> bool:
     """Whether it was found silent, and recovers by speaking."""
     return MACHINE.changes(record.state, Recover)
+
+
+def takes_work(record: Worker) -> bool:
+    """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
+    return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason

@@ -115,9 +115,7 @@ class Registry:
         if life.is_over and life.may_return:
             before = life.worker
             assert before is not None
-            await self._bear(
-                who, life.next_id, _offered(asked, before), or_existing=True, token_at=before.token_at
-            )
+            await self._bear(who, life.next_id, _offered(asked, before), or_existing=True, token_at=before.token_at)
             await self._began(who, life)
             life = await self._life(who)
         elif not is_known and life.worker is None:

@@ -139,7 +139,9 @@ class Streams(Strict, frozen=True, kw_only=True):
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is from now on, and how it proves that."""
 
-    runner_id: Annotated[str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")]
+    runner_id: Annotated[
+        str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")
+    ]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
     expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
