@@ -34,6 +34,11 @@ class Log:
         self.last = {line["entity_id"]: index for index, line in enumerate(self.lines)}
         self.workers = sorted(line["entity_id"] for line in self.lines if line["trigger"] == "registered")
 
+    def has_validation(self, job_id: str) -> bool:
+        """Whether somebody beside its runner validates this job."""
+        born = [line["metadata"] for line in self.lines if line["entity_id"] == job_id and line["from"] is None]
+        return bool(born and born[0].get("has_validation"))
+
     def scope(self, index: int) -> str:
         """What changes together: a run, a worker, or an attempt on its own."""
         line = self.lines[index]
@@ -214,7 +219,26 @@ def _told(log: Log, index: int) -> Iterator[Mutant]:
     if "needs" in told:
         yield _retold(log, index, ("needs",), [*told["needs"], "nobody"])
     yield from _gated(log, index)
+    yield from _judged(log, index)
     yield _retold(log, index, ("surprise",), 1)
+
+
+def _judged(log: Log, index: int) -> Iterator[Mutant]:
+    """Another verdict than the one that its job followed, another reason for it, or one where there can be none."""
+    line = log.lines[index]
+    if line["entity"] != "attempt":
+        return
+    told = line["metadata"].get("verdict")
+    if line["to"] != "SUCCEEDED":
+        yield _retold(log, index, ("verdict",), {"is_passed": True})
+    elif told is None or told["is_passed"]:
+        yield _retold(log, index, ("verdict",), {"is_passed": False, "details": "another"})
+    else:
+        yield _retold(log, index, ("verdict", "details"), "another")
+        # Where somebody else validates too, that one may have failed it at the same moment.
+        if not log.has_validation(line["metadata"].get("job_id") or line["entity_id"].rpartition(".")[0]):
+            yield _retold(log, index, ("verdict",), {"is_passed": True})
+            yield _retold(log, index, ("verdict",), None)
 
 
 def _gated(log: Log, index: int) -> Iterator[Mutant]:

@@ -271,6 +271,66 @@ def test_a_task_fails_when_a_rule_fails_and_says_which() -> None:
     lab.verified()
 
 
+@pytest.mark.proves("WST-T9", "WST-TG8", "WST-TG9", "WST-TA3", "WST-TA9")
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_a_rule_that_its_worker_found_broken_fails_the_task_at_once(*, has_validation: bool) -> None:
+    """The execution went well, and its time stands still; its result is not good, and another try would not be."""
+    lab, lease = running(task("a", has_validation=has_validation, max_attempts=3), task("b", "a"))
+    found = "rule coverage: found 71, wanted at least 80"
+
+    lab.complete(lease, verdict=attempt.Verdict(is_passed=False, details=found))
+
+    ended, failed = lab.attempt("a"), lab.job("a")
+    steps = [(each.from_, each.to, each.trigger) for each in lab.log if each.entity_id == "r1/a"][-2:]
+    assert steps == [
+        (job.RUNNING, job.VALIDATING, "execution_completed"),
+        (job.VALIDATING, job.FAILED, "validation_failed"),
+    ]
+    assert (ended.state, ended.error, ended.verdict) == (
+        attempt.SUCCEEDED,
+        None,
+        attempt.Verdict(is_passed=False, details=found),
+    )
+    assert failed.last_error is not None
+    assert (failed.last_error.code, failed.last_error.line) == ("VALIDATION_FAILED", found)
+    assert (lab.job("b").state, lab.job("b").reason) == (job.CANCELED, job.BLOCKED)
+    lab.verified()
+
+
+@pytest.mark.proves("WST-TG8", "WST-TA3")
+def test_rules_that_its_worker_found_to_hold_do_not_pass_what_others_look_at_too() -> None:
+    """One part of the rules is looked at where the task ran, the other where its commits are: all of them must hold."""
+    lab, lease = running(task("a", has_validation=True), task("b"))
+    passed = attempt.Verdict(is_passed=True)
+
+    lab.complete(lease, verdict=passed)
+    lab.complete(lab.claim(lab.attempt("b"), "w1"), verdict=passed)
+
+    assert (task_state(lab.job("a")), task_state(lab.job("b"))) == ("validating", "completed")
+    lab.do(job.Validate(id="r1/a", is_passed=False, details="rule scope: found lib/x, wanted src/**"))
+    assert task_state(lab.job("a")) == "failed"
+    lab.verified()
+
+
+def test_a_broken_rule_fails_an_attempt_that_has_no_job() -> None:
+    """Nobody else would hear of it; and what was said twice was said once."""
+    lab = Lab()
+    lab.register("w1")
+    lab.enqueue("q")
+    lease = lab.claim(lab.world.attempt("q"), "w1")
+    lab.say(attempt.Start, lease)
+    broken = attempt.Verdict(is_passed=False, details="rule tidy: found exit code 1, wanted exit code 0")
+
+    for _ in range(2):
+        lab.complete(lease, verdict=broken)
+
+    error = lab.world.attempt("q").error
+    assert lab.world.attempt("q").state == attempt.FAILED
+    assert error is not None
+    assert (error.code, error.line, error.is_retryable) == ("VALIDATION_FAILED", broken.details, False)
+    lab.verified()
+
+
 # -- invariants
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from deltaci.control.changes import Changes, Kept
+from deltaci.control.claims import Claims
 from deltaci.control.comparing import HEADS, Compared, compared
 from deltaci.control.git import GitFailed
 from deltaci.control.groups import Groups
@@ -26,7 +27,6 @@ from deltaci.control.projects import Projects
 from deltaci.core import decide, run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
-from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY, UNPLANNED
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
@@ -41,7 +41,6 @@ from deltaci.wire.messages import Source
 KIND: Final = "plan"
 CLAIM: Final = "plan-claim"
 SWEEP_SECONDS: Final = 30.0
-CLAIM_SECONDS: Final = 600
 RETRY_SECONDS: Final = 10.0
 MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
 PAGE: Final = 200
@@ -75,14 +74,8 @@ class Reasons(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-class _Claim(msgspec.Struct, frozen=True):
-    owner: str
-    until: int
-
-
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Reasons).decode
-_decode_claim = msgspec.json.Decoder(_Claim).decode
 
 
 async def reasons_of(store: Store, record: Run) -> Reasons | None:
@@ -104,7 +97,7 @@ class Planner:
         self._projects = projects
         self._changes = changes
         self._mirrors = mirrors
-        self._owner = owner
+        self._claims = Claims(store, CLAIM, owner)
         self.groups = Groups(store, applier)
         self.hands = Hands("planner", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
         self._tries: dict[str, int] = {}
@@ -147,7 +140,7 @@ class Planner:
         if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
             await self._write(record, NOTHING, Reasons(file=record.origin.file))
             return
-        if not await self._claimed(id):
+        if not await self._claims.take(id):
             return
         try:
             await self._plan(record)
@@ -163,7 +156,7 @@ class Planner:
             LOGGER.exception("run %s: an error of ours", id)
             await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
         finally:
-            await self._let_go(id)
+            await self._claims.let_go(id)
 
     async def _plan(self, record: Run) -> None:
         project = await self._projects.find(record.tenant, record.origin.project)
@@ -252,30 +245,6 @@ class Planner:
         LOGGER.warning("run %s cannot be planned now: %s; trying again", record.id, why)
         loop = asyncio.get_running_loop()
         loop.call_later(min(RETRY_SECONDS * 2 ** (tried - 1), 120), self.hands.give, record.id)
-
-    # -- whose turn it is
-
-    async def _claimed(self, id: str) -> bool:
-        """Whether no other server plans it now. Only to save work: two plans of one run are the same."""
-        now = await self._store.now()
-        known = await self._store.find_document(CLAIM, id, EVERYBODY)
-        if known is not None:
-            claim = _decode_claim(known.body)
-            if claim.until > now and claim.owner.partition("/")[0] != self._owner.partition("/")[0]:
-                return False
-        body = _encode(_Claim(self._owner, now + CLAIM_SECONDS * SECOND))
-        version = known.version if known is not None else 0
-        try:
-            await self._store.put_documents([Document(CLAIM, EVERYBODY, id, version, 0, body)])
-        except Conflict:
-            return False
-        return True
-
-    async def _let_go(self, id: str) -> None:
-        with suppress(Unavailable, Conflict):
-            known = await self._store.find_document(CLAIM, id, EVERYBODY)
-            if known is not None and _decode_claim(known.body).owner == self._owner:
-                await self._store.drop_document(CLAIM, EVERYBODY, id, known.version)
 
 
 def _reasons(plan: Plan, diff: Compared) -> Reasons:

@@ -40,6 +40,9 @@ from deltaci.core.attempt_orders import (
     Stall,
     Start,
     TimeOut,
+    Verdict,
+    exit_code_of,
+    failure_of,
 )
 from deltaci.core.avoiding import avoiding, is_avoided
 from deltaci.core.errors import Refused
@@ -54,7 +57,7 @@ __all__ = [
     "FOUND_LOST", "HANDED_BACK", "LEASE_EXPIRED", "MACHINE", "NOT_ACCEPTED", "REQUEUED_AT_ONCE", "STALLED",
     "WORKER_LOST", "Ack", "Attempt", "BeginUpload", "Cancel", "CancelAck", "Complete", "Expire", "Extend", "Finish",
     "ForceCancel", "Grant", "Heartbeat", "Leased", "Outcome", "Publish", "Requeue", "RevokeUnaccepted", "Stall",
-    "Start", "TimeOut", "completion", "decide", "is_avoided",
+    "Start", "TimeOut", "Verdict", "completion", "decide", "is_avoided",
 ]  # fmt: skip
 
 CREATED: Final = "CREATED"
@@ -100,6 +103,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     error: Failure | None = None
     spec: Any = None
     group: str = ""  # Of all attempts of the tenant with the same one, one has a live lease.
+    verdict: Verdict | None = None  # Of a success: what its runner found when it looked at the rules.
     progress: Any = None  # What the runner said last of how far it is, under the lease that it has or had.
     avoid: tuple[str, ...] = ()  # Workers that lost it, or on which the job came to grief before: rather others.
 
@@ -211,22 +215,14 @@ def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Move:
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
     changes, told = _with_lease(attempt, lease.Finish, at)
-    # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
-    is_plain = command.is_success and command.exit_code is None and isinstance(command, Finish)
-    exit_code = 0 if is_plain else command.exit_code
-    told["exit_code"] = exit_code
-    if command.is_success:
-        if exit_code != 0:
-            raise Refused(
-                "bad_request", f"a success has exit code 0, not {exit_code}; report anything else as a failure"
-            )
-        changes["result"] = {} if command.result is None else command.result
-        changes["report"] = command.report
+    told["exit_code"] = exit_code_of(command)
+    if command.succeeds(attempt.job_id):
+        result = {} if command.result is None else command.result
+        changes.update(result=result, report=command.report, verdict=command.verdict)
+        if command.verdict is not None:
+            told["verdict"] = msgspec.to_builtins(command.verdict)
         return SUCCEEDED, changes, told
-    facts = command.facts
-    if facts.exit_code is None and command.exit_code is not None:
-        facts = msgspec.structs.replace(facts, exit_code=command.exit_code)
-    failure = failures.classify(facts, (*command.rules, *failures.RULES))
+    failure = failure_of(command)
     changes.update(error=failure, report=command.report, **_avoiding(attempt, changes, failure))
     return FAILED, changes, {**told, "error": _told(failure)}
 
@@ -473,7 +469,7 @@ def _is_applied(attempt: Attempt, command: Leased, worker_id: str) -> bool:
     if (
         isinstance(command, Outcome)
         and attempt.state != CANCELED
-        and command.is_success != (attempt.state == SUCCEEDED)
+        and command.succeeds(attempt.job_id) != (attempt.state == SUCCEEDED)
     ):
         return False
     return lease.is_held_by(ended, command.lease, worker_id)

@@ -88,7 +88,6 @@ RULES: Final[tuple[FailureRule, ...]] = (
         error_codes=("CACHE_FETCH", "REGISTRY_FETCH"),
     ),
     FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
-    FailureRule(name="validation", failure_class=USER, is_retryable=False, error_codes=("VALIDATION",)),
     FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
     FailureRule(name="failed-tests", failure_class=USER, is_retryable=False, has_failed_tests=True),
     FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
@@ -133,6 +132,11 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
                 message=message,
             )
     return Failure(code=code, failure_class=USER, is_retryable=False, rule="none", message=message)
+
+
+def invalid(details: str) -> Failure:
+    """The execution went well, its result is not valid: the author's, and `details` say which rules do not hold."""
+    return Failure(code="VALIDATION_FAILED", failure_class=USER, is_retryable=False, rule="validation", line=details)
 
 
 def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:

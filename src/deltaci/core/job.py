@@ -10,7 +10,6 @@ from deltaci.core import failures, gates
 from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
-from deltaci.core.failures import USER as USER_FAILURE
 from deltaci.core.failures import Failure
 from deltaci.core.ids import attempt_id
 from deltaci.core.instants import SECOND
@@ -298,13 +297,7 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
     told = {"details": command.details} if command.details else {}
     if command.is_passed:
         return SUCCEEDED, {"completed_at": at}, told
-    error = Failure(
-        code="VALIDATION_FAILED",
-        failure_class=USER_FAILURE,
-        is_retryable=False,
-        rule="validation",
-        line=command.details,
-    )
+    error = failures.invalid(command.details)
     return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
 
 

@@ -144,9 +144,14 @@ def _first_active(_world: World, event: Event) -> Iterable[Command]:
     yield run.FirstActive(id=event.run_id, job_id=event.entity_id)
 
 
-def _pass_trivial_job_validation(world: World, event: Event) -> Iterable[Command]:
-    if not world.job(event.entity_id).spec.has_validation:
-        yield job.Validate(id=event.entity_id, is_passed=True)
+def _validate_job(world: World, event: Event) -> Iterable[Command]:
+    """What its runner found is enough to fail it, never to pass what somebody else looks at too."""
+    executed = world.job(event.entity_id)
+    verdict = world.attempt(executed.attempt_id).verdict
+    if verdict is not None and not verdict.is_passed:
+        yield job.Validate(id=executed.id, is_passed=False, details=verdict.details)
+    elif not executed.spec.has_validation:
+        yield job.Validate(id=executed.id, is_passed=True)
 
 
 def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
@@ -265,7 +270,7 @@ REACTIONS: Final[tuple[On, ...]] = (
     On(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
     On(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
     On(JOB, (job.RUNNING,), _first_active, "the first job under way starts the run"),
-    On(JOB, (job.VALIDATING,), _pass_trivial_job_validation, "a job without rules is valid"),
+    On(JOB, (job.VALIDATING,), _validate_job, "a failed rule fails it; one that nobody else looks at is valid"),
     On(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
     On(
         JOB,

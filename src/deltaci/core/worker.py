@@ -348,3 +348,30 @@ MACHINE: Final[Machine[Worker]] = Machine(
 # fmt: on
 
 TERMINAL: Final = MACHINE.terminal
+
+
+# Why workers went. Those that went by themselves may come back, in a new life under their name.
+LEFT: Final = "LEFT"
+PRESUMED_GONE: Final = "PRESUMED_GONE"
+REMOVED: Final = "REMOVED"
+_BY_ITSELF: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Who was given up has no reason of its own.
+
+
+def is_over(record: Worker) -> bool:
+    """Whether this life of the worker is over."""
+    return record.state in TERMINAL
+
+
+def went_by_itself(record: Worker) -> bool:
+    """Whether this life is over, and nobody wanted that."""
+    return is_over(record) and record.shutdown_reason in _BY_ITSELF
+
+
+def is_silent(record: Worker) -> bool:
+    """Whether it was found silent, and recovers by speaking."""
+    return MACHINE.changes(record.state, Recover)
+
+
+def takes_work(record: Worker) -> bool:
+    """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
+    return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason

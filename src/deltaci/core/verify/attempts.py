@@ -351,6 +351,15 @@ def finished(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
         log.bad("ORC-T2", f"attempt {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
 
 
+def judged(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+    """Only a success has a verdict, and one that did not pass fails its job."""
+    of.verdict = told.verdict
+    if told.verdict is not None and line.to != attempt.SUCCEEDED:
+        log.bad("WST-TA3", f"attempt {of.id} is {line.to} with a verdict", "a verdict about what was executed")
+    elif told.verdict is not None and of.job is None and not told.verdict.is_passed:
+        log.bad("WST-TG9", f"attempt {of.id} succeeds with a failed verdict, and has no job", "FAILED")
+
+
 def cancel_requested(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A request has a reason and a deadline; repeating it is no event."""
     if line.from_ == attempt.CANCEL_REQUESTED:
@@ -378,8 +387,8 @@ def canceled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
             log.bad("ORC-T4", f"attempt {of.id} is cancelled by force early", f"not before {of.cancel_by.isoformat()}")
 
 
-_EVERY: Final = (owner, no_claim, leases, requests)
-_CLAIM: Final = (owner, claims, leases, requests)
+_EVERY: Final = (owner, no_claim, leases, requests, judged)
+_CLAIM: Final = (owner, claims, leases, requests, judged)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     attempt.QUEUED: (*_EVERY, born, requeued),
     attempt.LEASED: (*_CLAIM, claimed),

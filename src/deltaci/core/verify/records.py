@@ -121,6 +121,13 @@ class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     message: str = ""
 
 
+class VerdictTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """What the rules that its runner looked at say together."""
+
+    is_passed: bool
+    details: str = ""
+
+
 class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of an attempt's event."""
 
@@ -137,6 +144,7 @@ class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     reason: str | None = None
     lost_leases: Count | None = None
     cancel_by: Moment | None = None
+    verdict: VerdictTold | None = None
     is_forced: bool | None = None
 
 
@@ -309,7 +317,13 @@ class Attempt(Entity):
     timeout: timedelta = timedelta()
     ttl: timedelta = timedelta()
     error: ErrorTold | None = None
+    verdict: VerdictTold | None = None
     requests: tuple[tuple[str, str, datetime], ...] = ()
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether its runner found a rule that does not hold."""
+        return self.verdict is not None and not self.verdict.is_passed
 
 
 @dataclass(slots=True, eq=False)

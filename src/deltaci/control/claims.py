@@ -1,0 +1,56 @@
+"""Whose turn it is: one server at a time works on something. Only to save work; two that both do it change nothing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from deltaci.core.instants import SECOND
+from deltaci.core.listing import EVERYBODY
+from deltaci.store.port import Conflict, Document, Store, Unavailable
+
+CLAIM_SECONDS: Final = 600
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    owner: str
+    until: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Claim).decode
+
+
+class Claims:
+    """Claims of one kind. `owner` is `machine/process`: what its machine claimed before a restart nobody works on."""
+
+    def __init__(self, store: Store, kind: str, owner: str, seconds: int = CLAIM_SECONDS) -> None:
+        self._store = store
+        self._kind = kind
+        self._owner = owner
+        self._seconds = seconds
+
+    async def take(self, name: str) -> bool:
+        """Whether no other server works on it now; from now on, we do."""
+        now = await self._store.now()
+        known = await self._store.find_document(self._kind, name, EVERYBODY)
+        if known is not None:
+            claim = _decode(known.body)
+            if claim.until > now and claim.owner.partition("/")[0] != self._owner.partition("/")[0]:
+                return False
+        body = _encode(_Claim(self._owner, now + self._seconds * SECOND))
+        version = known.version if known is not None else 0
+        try:
+            await self._store.put_documents([Document(self._kind, EVERYBODY, name, version, 0, body)])
+        except Conflict:
+            return False
+        return True
+
+    async def let_go(self, name: str) -> None:
+        """We do not work on it any more."""
+        with suppress(Unavailable, Conflict):
+            known = await self._store.find_document(self._kind, name, EVERYBODY)
+            if known is not None and _decode(known.body).owner == self._owner:
+                await self._store.drop_document(self._kind, EVERYBODY, name, known.version)
