@@ -34,6 +34,11 @@ class Log:
         self.last = {line["entity_id"]: index for index, line in enumerate(self.lines)}
         self.workers = sorted(line["entity_id"] for line in self.lines if line["trigger"] == "registered")
 
+    def has_validation(self, job_id: str) -> bool:
+        """Whether somebody beside its runner validates this job."""
+        born = [line["metadata"] for line in self.lines if line["entity_id"] == job_id and line["from"] is None]
+        return bool(born and born[0].get("has_validation"))
+
     def scope(self, index: int) -> str:
         """What changes together: a run, a worker, or an attempt on its own."""
         line = self.lines[index]
@@ -129,7 +134,7 @@ _OTHER = {
 }
 _NUMBERS = (
     *("claims", "lost_leases", "index", "attempt_index", "retry_count", "max_retries", "jobs", "tasks"),
-    *("approvals", "needed"),
+    *("approvals", "needed", "troubles"),
 )
 _LEASE = ("number", "worker_id", "from", "to", "expires_at")
 _STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "CANCELED", "FAILED", "IDLE", "ACTIVE", "REPORTED", "STALE")
@@ -182,6 +187,8 @@ def _by_hand(line: Line, actor: str) -> bool:
         # Another person may decide as well, unless the event names them all.
         is_named = line["trigger"] == "approved" and "approvers" in line["metadata"]
         return kind == "user" and line["actor"].startswith("user:") and not is_named
+    if line["trigger"] in ("drained", "resumed"):
+        return kind in either
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
     if line["from"] == "STALE" and line["trigger"] == "failed":
@@ -201,7 +208,7 @@ def _told(log: Log, index: int) -> Iterator[Mutant]:
         value = told["lease"].get(key)
         if value is not None or key == "from":
             yield _retold(log, index, ("lease", key), _wrong(value))
-    for key in ("worker_id", "attempt_id", "conclusion", "failure_class", "kind"):
+    for key in ("worker_id", "attempt_id", "conclusion", "failure_class", "kind", "hold", "was"):
         if isinstance(told.get(key), str):
             yield _retold(log, index, (key,), _wrong(told[key]))
     for key in ("is_forced", "is_reclaim"):
@@ -212,7 +219,26 @@ def _told(log: Log, index: int) -> Iterator[Mutant]:
     if "needs" in told:
         yield _retold(log, index, ("needs",), [*told["needs"], "nobody"])
     yield from _gated(log, index)
+    yield from _judged(log, index)
     yield _retold(log, index, ("surprise",), 1)
+
+
+def _judged(log: Log, index: int) -> Iterator[Mutant]:
+    """Another verdict than the one that its job followed, another reason for it, or one where there can be none."""
+    line = log.lines[index]
+    if line["entity"] != "attempt":
+        return
+    told = line["metadata"].get("verdict")
+    if line["to"] != "SUCCEEDED":
+        yield _retold(log, index, ("verdict",), {"is_passed": True})
+    elif told is None or told["is_passed"]:
+        yield _retold(log, index, ("verdict",), {"is_passed": False, "details": "another"})
+    else:
+        yield _retold(log, index, ("verdict", "details"), "another")
+        # Where somebody else validates too, that one may have failed it at the same moment.
+        if not log.has_validation(line["metadata"].get("job_id") or line["entity_id"].rpartition(".")[0]):
+            yield _retold(log, index, ("verdict",), {"is_passed": True})
+            yield _retold(log, index, ("verdict",), None)
 
 
 def _gated(log: Log, index: int) -> Iterator[Mutant]:

@@ -46,7 +46,7 @@ SYNTAX = (
     Broken("an at sign", "name: @x\n", 1, 7, ("'@' at the beginning of a text", "in quotes"), False),
     Broken("an escape", 'name: "\\q"\n', 1, 9, ("'\\' that begins no escape", "single quotes"), False),
     Broken("a closing bracket", "name: ]\n", 1, 7, ("closes what was not opened",), False),
-    Broken("two documents", "a: 1\n---\nb: 2\n", 2, 1, ("a second document", "one pipeline for each file"), False),
+    Broken("two documents", "a: 1\n---\nb: 2\n", 2, 1, ("a second document", "one for each file"), False),
     Broken("a directive", "%YAML 1.1\n---\na: 1\n", 1, 1, ("a directive", "'%'"), False),
     Broken("not UTF-8", b"jobs:\n  a: \xff\n", 2, 6, ("0xff", "not UTF-8", "save the file as UTF-8"), False),
     Broken("a null character", "name: a\x00b\n", 1, 8, ("U+0000",), False),

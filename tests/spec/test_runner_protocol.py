@@ -347,7 +347,7 @@ def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dic
 
     ended = lab.complete(given, ok=False, exit_code=1, result=claim, report=claim)
 
-    assert fields == {"is_success", "exit_code", "result", "report", "facts", "rules"}
+    assert fields == {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict"}
     assert ended.error is not None
     assert (ended.error.is_retryable, ended.report, ended.result) == (False, claim, None)
     assert lab.job("build").state == job.FAILED

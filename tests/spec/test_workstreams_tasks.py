@@ -74,6 +74,8 @@ def test_a_task_is_scheduled_as_soon_as_its_last_dependency_is_completed() -> No
         ("lacks the label", "not_eligible"),
         ("is full", "worker_full"),
         ("is leaving", "not_eligible"),
+        ("is drained", "not_eligible"),
+        ("is quarantined", "not_eligible"),
         ("is silent", "wrong_state"),
         ("is gone", "wrong_state"),
     ],
@@ -87,6 +89,10 @@ def test_a_task_does_not_start_on_a_worker_that_is_unfit_or_not_available(hindra
         lab.claim(lab.attempt("other"))
     if hindrance in ("is leaving", "is gone"):
         lab.do(worker.Shutdown(id="w1"))
+    if hindrance == "is drained":
+        lab.do(worker.Drain(id="w1", actor="user:ada", reason="new disk"))
+    if hindrance == "is quarantined":
+        lab.do(worker.Quarantine(id="w1", reason="slow disk"))
     if hindrance == "is silent":
         lab.do(worker.MissHealthChecks(id="w1"))
 
@@ -148,7 +154,7 @@ def test_a_task_that_exits_with_zero_is_validated_next() -> None:
 @pytest.mark.proves("WST-T4", "WST-T5", "WST-TG4", "WST-TG5")
 @pytest.mark.parametrize(
     ("max_retries", "error_code", "retries"),
-    [(0, "RUNNER_STARTUP", 0), (1, "RUNNER_STARTUP", 1), (3, "RUNNER_STARTUP", 3), (3, "BAD_SPEC", 0)],
+    [(0, "RUNNER_STARTUP", 0), (1, "RUNNER_STARTUP", 1), (3, "CACHE_FETCH", 3), (3, "BAD_SPEC", 0)],
 )
 def test_a_failed_task_is_retried_while_retries_remain_and_it_is_worth_it(
     max_retries: int, error_code: str, retries: int
@@ -262,6 +268,66 @@ def test_a_task_fails_when_a_rule_fails_and_says_which() -> None:
     assert error is not None
     assert (error.code, error.line) == ("VALIDATION_FAILED", "coverage 71 % < 80 %")
     assert (lab.job("b").state, lab.job("b").reason) == (job.CANCELED, job.BLOCKED)
+    lab.verified()
+
+
+@pytest.mark.proves("WST-T9", "WST-TG8", "WST-TG9", "WST-TA3", "WST-TA9")
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_a_rule_that_its_worker_found_broken_fails_the_task_at_once(*, has_validation: bool) -> None:
+    """The execution went well, and its time stands still; its result is not good, and another try would not be."""
+    lab, lease = running(task("a", has_validation=has_validation, max_attempts=3), task("b", "a"))
+    found = "rule coverage: found 71, wanted at least 80"
+
+    lab.complete(lease, verdict=attempt.Verdict(is_passed=False, details=found))
+
+    ended, failed = lab.attempt("a"), lab.job("a")
+    steps = [(each.from_, each.to, each.trigger) for each in lab.log if each.entity_id == "r1/a"][-2:]
+    assert steps == [
+        (job.RUNNING, job.VALIDATING, "execution_completed"),
+        (job.VALIDATING, job.FAILED, "validation_failed"),
+    ]
+    assert (ended.state, ended.error, ended.verdict) == (
+        attempt.SUCCEEDED,
+        None,
+        attempt.Verdict(is_passed=False, details=found),
+    )
+    assert failed.last_error is not None
+    assert (failed.last_error.code, failed.last_error.line) == ("VALIDATION_FAILED", found)
+    assert (lab.job("b").state, lab.job("b").reason) == (job.CANCELED, job.BLOCKED)
+    lab.verified()
+
+
+@pytest.mark.proves("WST-TG8", "WST-TA3")
+def test_rules_that_its_worker_found_to_hold_do_not_pass_what_others_look_at_too() -> None:
+    """One part of the rules is looked at where the task ran, the other where its commits are: all of them must hold."""
+    lab, lease = running(task("a", has_validation=True), task("b"))
+    passed = attempt.Verdict(is_passed=True)
+
+    lab.complete(lease, verdict=passed)
+    lab.complete(lab.claim(lab.attempt("b"), "w1"), verdict=passed)
+
+    assert (task_state(lab.job("a")), task_state(lab.job("b"))) == ("validating", "completed")
+    lab.do(job.Validate(id="r1/a", is_passed=False, details="rule scope: found lib/x, wanted src/**"))
+    assert task_state(lab.job("a")) == "failed"
+    lab.verified()
+
+
+def test_a_broken_rule_fails_an_attempt_that_has_no_job() -> None:
+    """Nobody else would hear of it; and what was said twice was said once."""
+    lab = Lab()
+    lab.register("w1")
+    lab.enqueue("q")
+    lease = lab.claim(lab.world.attempt("q"), "w1")
+    lab.say(attempt.Start, lease)
+    broken = attempt.Verdict(is_passed=False, details="rule tidy: found exit code 1, wanted exit code 0")
+
+    for _ in range(2):
+        lab.complete(lease, verdict=broken)
+
+    error = lab.world.attempt("q").error
+    assert lab.world.attempt("q").state == attempt.FAILED
+    assert error is not None
+    assert (error.code, error.line, error.is_retryable) == ("VALIDATION_FAILED", broken.details, False)
     lab.verified()
 
 

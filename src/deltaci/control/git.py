@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -83,11 +83,15 @@ class Git:
         way: Way | None = None,
         seconds: float = COMMAND_SECONDS,
         limit: int = MAX_OUTPUT_BYTES,
-        input: bytes = b"",
+        input: bytes | BinaryIO = b"",
+        memory: int = 0,
     ) -> bytes:
-        """What it prints. Raises `GitFailed` when it fails, takes too long or prints more than the limit."""
+        """What it prints. Raises `GitFailed` when it fails, takes too long or prints more than the limit.
+
+        A file as its input is read from where it is; `memory` is how many bytes git may use, 0 for all that it likes.
+        """
         async with self._turns:
-            code, out, err = await self._ended(args, folder, way, seconds, limit, input)
+            code, out, err = await self._ended(args, folder, way, seconds, limit, input, memory)
         if code:
             raise _failed(args[0], code, err)
         return out
@@ -113,14 +117,17 @@ class Git:
         way: Way | None,
         seconds: float,
         limit: int,
-        input: bytes = b"",
+        input: bytes | BinaryIO = b"",
+        memory: int = 0,
     ) -> tuple[int, bytes, bytes]:
         where = ["--git-dir", str(folder)] if folder is not None else []
-        # A shell says how large a file may get at most; it becomes git.
-        words = ["sh", "-c", f'ulimit -f {MAX_PACK_BYTES // 512}; exec git "$@"', "git", *where, *args]
+        # A shell says how large a file, and it itself, may get at most; it becomes git.
+        bounds = f"ulimit -f {MAX_PACK_BYTES // 512}" + (f" && ulimit -v {memory // 1024}" if memory else "")
+        words = ["sh", "-c", f'{bounds}; exec git "$@"', "git", *where, *args]
+        source, text = (None, input) if isinstance(input, bytes) else (input, b"")
         process = await asyncio.create_subprocess_exec(
             *words,
-            stdin=asyncio.subprocess.PIPE if input else asyncio.subprocess.DEVNULL,
+            stdin=source or (asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(way),
@@ -132,7 +139,7 @@ class Git:
         reading = asyncio.gather(
             _read(process.stdout, limit, is_all=True),
             _read(process.stderr, MAX_ERROR_BYTES, is_all=False),
-            _write(process.stdin, input),
+            _write(process.stdin, text),
         )
         try:
             async with asyncio.timeout(seconds):

@@ -23,6 +23,7 @@ from deltaci.control.projects import Project
 from deltaci.pipeline.diffs import changed_paths
 
 FOLDER: Final = "repositories"
+OWN_BRANCHES: Final = "deltaci/merge/"  # What we push there for a moment, to have it merged. Nobody's change.
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of many files at once.
 MAX_MIRROR_BYTES: Final = 32 * 1024**3

@@ -7,12 +7,14 @@ Nothing that a repository says is executed: no hook, no filter, no merge driver.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from deltaci.control.bundles import elsewhere, take_in
 from deltaci.control.git import FETCH_SECONDS, GitFailed
 from deltaci.control.mirrors import Mirror, is_commit
 from deltaci.core.instants import SECOND
@@ -161,20 +163,25 @@ class Workshop:
 
     async def bundle(self, commit: str, without: Sequence[str], file: Path) -> None:
         """Write what the commit has and those others have not to a file, for somebody who has the others."""
-        name = f"{REFS}bundles/{commit}"
+        name = f"{REFS}bundles/{secrets.token_hex(8)}"
         await self._run("update-ref", name, commit)  # A bundle is of refs.
-        excluded = (f"^{each}" for each in without)
-        await self._run("bundle", "create", "--quiet", str(file), name, *excluded, seconds=FETCH_SECONDS)
+        try:
+            excluded = (f"^{each}" for each in without)
+            await self._run("bundle", "create", "--quiet", str(file), name, *excluded, seconds=FETCH_SECONDS)
+        finally:
+            await self._run("update-ref", "-d", name)
 
     async def take(self, file: Path, commit: str, start: str) -> None:
-        """Take from a bundle a commit that stands on `start`; `GitFailed` when it is not in it, or stands elsewhere."""
+        """Take from a bundle a commit that stands on `start`; `GitFailed` when it is not in it, or stands elsewhere.
+
+        A bundle comes from a job: all of it is checked first, and nothing stays of one that is refused.
+        """
         if not is_commit(commit):
             raise GitFailed(f"{commit[:80]!r} is not the full name of a commit")
         if not await self.mirror.has(commit):
-            await self._run("bundle", "unbundle", str(file), seconds=FETCH_SECONDS)
-            await self._run("fsck", "--no-dangling", "--no-reflogs", "--connectivity-only", commit)
-        if not await self.mirror.is_ancestor(start, commit):
-            raise GitFailed(f"the commit {commit} does not stand on {start}, where it began")
+            await take_in(self.mirror, file, commit, start)
+        elif not await self.mirror.is_ancestor(start, commit):
+            raise elsewhere(commit, start)
 
     # -- the repository itself
 

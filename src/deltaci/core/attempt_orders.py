@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from deltaci.core import lease
+import msgspec
+
+from deltaci.core import failures, lease
+from deltaci.core.errors import Refused
 from deltaci.core.events import ORCHESTRATOR, RUNNER, USER
-from deltaci.core.failures import Facts, FailureRule
+from deltaci.core.failures import Facts, Failure, FailureRule
 from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import Command
 
-STALLED = "STALLED"
-HANDED_BACK = "HANDED_BACK"
+# Why an attempt went STALE. The first three are the orchestrator's own findings.
+LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+NOT_ACCEPTED: Final = "NOT_ACCEPTED"
+WORKER_LOST: Final = "WORKER_LOST"
+STALLED: Final = "STALLED"
+HANDED_BACK: Final = "HANDED_BACK"
+# What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
+STALLS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
+FOUND_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
+# In the same decision: nothing else would ever look at it again, should whoever asked be gone after the first half.
+REQUEUED_AT_ONCE: Final = FOUND_LOST | {HANDED_BACK}
 
 
 class Publish(Command, frozen=True, kw_only=True):
@@ -66,9 +78,17 @@ class BeginUpload(Leased, frozen=True, kw_only=True):
     """The steps are over; logs and artifacts are on their way."""
 
 
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the rules that were looked at after the execution say together: all hold, or which do not, and why."""
+
+    is_passed: bool
+    details: str = ""
+
+
 class Outcome(Leased, frozen=True, kw_only=True):
     """What the runner saw: its exit code, its result, its report of artifacts, timings and the like.
 
+    A `verdict` belongs to a success: the execution was one, whether or not its result is valid.
     `facts` and `rules`, what is known of a failure and the project's own ways to classify it, come from the
     orchestrator: the runner does not decide whether it is worth a retry.
     """
@@ -79,6 +99,11 @@ class Outcome(Leased, frozen=True, kw_only=True):
     report: Any = None
     facts: Facts = Facts()
     rules: tuple[FailureRule, ...] = ()
+    verdict: Verdict | None = None
+
+    def succeeds(self, job_id: str) -> bool:
+        """A result that is not valid fails the job; without a job, the attempt: nobody else would hear of it."""
+        return self.is_success and (bool(job_id) or self.verdict is None or self.verdict.is_passed)
 
 
 class Finish(Outcome, frozen=True, kw_only=True):
@@ -132,3 +157,23 @@ class TimeOut(Command, frozen=True, kw_only=True):
 
 class ForceCancel(Command, frozen=True, kw_only=True):
     """Finish a cancellation that nobody will acknowledge any more."""
+
+
+def exit_code_of(outcome: Outcome) -> int | None:
+    """The exit code that counts; a success that has another than 0 is refused."""
+    # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
+    is_plain = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
+    exit_code = 0 if is_plain else outcome.exit_code
+    if outcome.is_success and exit_code != 0:
+        raise Refused("bad_request", f"a success has exit code 0, not {exit_code}; report anything else as a failure")
+    return exit_code
+
+
+def failure_of(outcome: Outcome) -> Failure:
+    """Why it counts as a failure: because of what its rules found, or as it is classified."""
+    if outcome.is_success and outcome.verdict is not None:
+        return failures.invalid(outcome.verdict.details)
+    facts = outcome.facts
+    if facts.exit_code is None and outcome.exit_code is not None:
+        facts = msgspec.structs.replace(facts, exit_code=outcome.exit_code)
+    return failures.classify(facts, (*outcome.rules, *failures.RULES))

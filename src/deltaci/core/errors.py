@@ -28,6 +28,7 @@ CODES = frozenset(
         "over_quota",
         "plan_changed",
         "request_id_reused",
+        "shut_down",
         "stale_lease",
         "stale_rev",
         "stale_version",

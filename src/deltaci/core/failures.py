@@ -88,7 +88,6 @@ RULES: Final[tuple[FailureRule, ...]] = (
         error_codes=("CACHE_FETCH", "REGISTRY_FETCH"),
     ),
     FailureRule(name="bad-job-spec", failure_class=USER, is_retryable=False, error_codes=("BAD_SPEC",)),
-    FailureRule(name="validation", failure_class=USER, is_retryable=False, error_codes=("VALIDATION",)),
     FailureRule(name="known-flaky-tests", failure_class=FLAKY, is_retryable=True, all_failed_tests_flaky=True),
     FailureRule(name="failed-tests", failure_class=USER, is_retryable=False, has_failed_tests=True),
     FailureRule(name="killed", failure_class=INFRA, is_retryable=True, signals=(9,)),
@@ -135,6 +134,11 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
     return Failure(code=code, failure_class=USER, is_retryable=False, rule="none", message=message)
 
 
+def invalid(details: str) -> Failure:
+    """The execution went well, its result is not valid: the author's, and `details` say which rules do not hold."""
+    return Failure(code="VALIDATION_FAILED", failure_class=USER, is_retryable=False, rule="validation", line=details)
+
+
 def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
     if rule.error_codes and facts.error_code not in rule.error_codes:
         return False, ""
@@ -174,6 +178,13 @@ def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequ
     """
     is_named = not retry_on or failure.failure_class in retry_on
     return failure.is_retryable and is_named and attempts < max_attempts
+
+
+def blames_worker(failure_class: str, code: str) -> bool | None:
+    """Whether a failure is one of the worker's infrastructure; None: a job that took too long may be its own fault."""
+    if failure_class != INFRA:
+        return False
+    return None if code == "TIMED_OUT" else True
 
 
 def backoff_seconds(attempts: int, base_seconds: int, max_seconds: int) -> int:

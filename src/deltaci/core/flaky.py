@@ -83,9 +83,8 @@ def sighting(of: Attempt) -> Sighting | None:
     if of.state != attempt.SUCCEEDED and not (of.state == attempt.FAILED and is_own):
         return None
     tests, failed = _tests(of.report)
-    return Sighting(
-        attempt=of.id, at=of.updated_at, is_success=of.state == attempt.SUCCEEDED, tests=tests, failed=failed
-    )
+    is_success = of.state == attempt.SUCCEEDED and (of.verdict is None or of.verdict.is_passed)
+    return Sighting(attempt=of.id, at=of.updated_at, is_success=is_success, tests=tests, failed=failed)
 
 
 def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:

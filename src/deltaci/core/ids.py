@@ -51,3 +51,20 @@ def lease_ref(token: str) -> LeaseRef:
     if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
         raise StaleLease("UNKNOWN_LEASE", "the lease id is not one of ours; stop this attempt")
     return LeaseRef(attempt, int(number), lease_fingerprint(token))
+
+
+def life_id(name: str, number: int) -> str:
+    """The record of a worker's life: the first has its name, a later one says which it is."""
+    return name if number <= 1 else f"{name}/{number}"
+
+
+def worker_name(id: str) -> str:
+    """What people call the worker of whom this is a life, or a part."""
+    return id.partition("/")[0]
+
+
+def first_life(id: str) -> str:
+    """The id of the worker's first life. What is named otherwise behind the slash is no life, and stays as it is."""
+    name, _, number = id.partition("/")
+    is_life = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"
+    return name if is_life else id

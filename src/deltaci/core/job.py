@@ -10,7 +10,6 @@ from deltaci.core import failures, gates
 from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
-from deltaci.core.failures import USER as USER_FAILURE
 from deltaci.core.failures import Failure
 from deltaci.core.ids import attempt_id
 from deltaci.core.instants import SECOND
@@ -116,6 +115,7 @@ class Job(Record, frozen=True, kw_only=True):
     started_by: str = ""
     approvals: tuple[Approval, ...] = ()
     position: int = 0  # In the plan, from 0 on.
+    avoid: tuple[str, ...] = ()  # The workers that its next attempt is rather not given to.
 
 
 class Create(Command, frozen=True, kw_only=True):
@@ -143,10 +143,11 @@ class AttemptSucceeded(Command, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Command, frozen=True, kw_only=True):
-    """The attempt ended otherwise; `not_before` is when its runner has surely stopped."""
+    """The attempt ended otherwise; `not_before` is when its runner has surely stopped, `avoid` whom it avoided."""
 
     failure: Failure
     not_before: int = 0
+    avoid: tuple[str, ...] = ()
 
 
 class RetryDue(Command, frozen=True, kw_only=True):
@@ -283,7 +284,7 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
     due = max(due, command.not_before)
     told["retry_count"] = job.attempts
     told["next_run_at"] = due
-    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due}, told
+    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, told
 
 
 def _retry_due(job: Job, _command: RetryDue, at: int) -> Move:
@@ -296,13 +297,7 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
     told = {"details": command.details} if command.details else {}
     if command.is_passed:
         return SUCCEEDED, {"completed_at": at}, told
-    error = Failure(
-        code="VALIDATION_FAILED",
-        failure_class=USER_FAILURE,
-        is_retryable=False,
-        rule="validation",
-        line=command.details,
-    )
+    error = failures.invalid(command.details)
     return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
 
 

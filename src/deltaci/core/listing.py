@@ -13,11 +13,14 @@ from deltaci.core import run, worker
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.views.steps import RUN_VIEW, run_status
+from deltaci.core.views.workstreams import WORKSTREAM_VIEW, workstream_state
 from deltaci.core.worker import Worker
 
 RUNS: Final = "run"
+WORKSTREAMS: Final = "run/workstream"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
+THERE: Final = "worker/there"  # Of all tenants together: whoever looks after the fleet begins with these.
 UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
 UNPLANNED: Final = "run/unplanned"  # The same for whoever plans: runs of repositories that have no plan yet.
 EVERYBODY: Final = ""  # The tenant of lists that are nobody's own.
@@ -63,6 +66,11 @@ def template_is(name: str) -> str:
     return _named("template", name)
 
 
+def workstream_is(state: str) -> str:
+    """The list of workstreams in this state, as document 003 names it."""
+    return _named("workstream", state)
+
+
 def _named(what: str, value: str) -> str:
     """What is too long for a name, or cannot be in one, is told by its fingerprint."""
     if len(value) <= MAX_NAME and value.isprintable():
@@ -75,7 +83,7 @@ def lists(record: Record) -> frozenset[Listed]:
     if isinstance(record, Run):
         return frozenset({*_always(record), *_moving(record)})
     if isinstance(record, Worker):
-        return frozenset({(record.tenant, GONE_WORKERS if record.state in worker.TERMINAL else WORKERS)})
+        return _worker_lists(record, record.state)
     return _NOWHERE
 
 
@@ -87,18 +95,24 @@ def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Lis
     if not before:
         return now, _NOWHERE
     if isinstance(record, Run):
-        then = _lists_by_state(record, before, RUN_VIEW.shows[before])
+        then = _lists_by_state(record, before, RUN_VIEW.shows[before], WORKSTREAM_VIEW.shows[before])
         moving = _moving(record)
         return moving - then, then - moving
     if isinstance(record, Worker):
-        then = frozenset({(record.tenant, GONE_WORKERS if before in worker.TERMINAL else WORKERS)})
+        then = _worker_lists(record, before)
         return now - then, then - now
     return _NOWHERE, _NOWHERE
 
 
+def _worker_lists(record: Worker, state: str) -> frozenset[Listed]:
+    if state in worker.TERMINAL:
+        return frozenset({(record.tenant, GONE_WORKERS)})
+    return frozenset({(record.tenant, WORKERS), (EVERYBODY, THERE)})
+
+
 def _always(record: Run) -> frozenset[Listed]:
     origin = record.origin
-    names = [RUNS, *(label_is(label) for label in origin.labels)]
+    names = [RUNS, *([WORKSTREAMS] if origin.workstream else []), *(label_is(label) for label in origin.labels)]
     named = (
         (project_is, origin.project),
         (branch_is, origin.branch),
@@ -110,11 +124,13 @@ def _always(record: Run) -> frozenset[Listed]:
 
 
 def _moving(record: Run) -> frozenset[Listed]:
-    return _lists_by_state(record, record.state, run_status(record))
+    return _lists_by_state(record, record.state, run_status(record), workstream_state(record))
 
 
-def _lists_by_state(record: Run, state: str, status: str) -> frozenset[Listed]:
+def _lists_by_state(record: Run, state: str, status: str, stream: str) -> frozenset[Listed]:
     found = {(record.tenant, state_is(state)), (record.tenant, status_is(status))}
+    if record.origin.workstream:
+        found.add((record.tenant, workstream_is(stream)))
     if state in run.OVER:
         found.add((EVERYBODY, UNREPORTED))
     if state in run.UNPLANNED and record.origin.event:

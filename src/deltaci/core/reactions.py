@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core import attempt, job, run, worker
+from deltaci.core import attempt, failures, job, run, worker
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
 from deltaci.core.ids import attempt_id
@@ -69,8 +69,23 @@ def _assign_worker(world: World, event: Event) -> Iterable[Command]:
 
 def _release_worker(world: World, event: Event) -> Iterable[Command]:
     told = event.metadata.get("lease")
-    if told and event.run_id and world.worker(told["worker_id"]):
-        yield worker.Release(id=told["worker_id"], attempt_id=event.entity_id)
+    holder = world.worker(told["worker_id"]) if told and event.run_id else None
+    if holder is not None:
+        release = worker.Release(id=holder.id, attempt_id=event.entity_id, trouble=_is_trouble(event))
+        yield release
+        if worker.loses_trust(holder, release):
+            yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_TROUBLES)
+
+
+def _is_trouble(event: Event) -> bool | None:
+    """Whether a lease ended by its worker's infrastructure; None: nobody can tell, or it was asked to stop."""
+    if event.to == attempt.STALE:
+        return True if event.metadata["reason"] in attempt.FOUND_LOST else None
+    if event.to == attempt.SUCCEEDED:
+        return False
+    if event.to == attempt.FAILED:
+        return failures.blames_worker(event.metadata["error"]["failure_class"], event.metadata["error"]["code"])
+    return None
 
 
 def _requeue(_world: World, event: Event) -> Iterable[Command]:
@@ -94,7 +109,7 @@ def _attempt_failed(world: World, event: Event) -> Iterable[Command]:
     if ended.job_id:
         if ended.error is None:
             raise InvariantBroken(f"attempt {ended.id} failed without an error")
-        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until)
+        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until, avoid=ended.avoid)
 
 
 def _attempt_canceled(world: World, event: Event) -> Iterable[Command]:
@@ -120,6 +135,7 @@ def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
             max_lost_leases=spec.max_lost_leases,
             spec=spec.work,
             group=spec.group,
+            avoid=queued.avoid,
         ),
     )
 
@@ -128,9 +144,14 @@ def _first_active(_world: World, event: Event) -> Iterable[Command]:
     yield run.FirstActive(id=event.run_id, job_id=event.entity_id)
 
 
-def _pass_trivial_job_validation(world: World, event: Event) -> Iterable[Command]:
-    if not world.job(event.entity_id).spec.has_validation:
-        yield job.Validate(id=event.entity_id, is_passed=True)
+def _validate_job(world: World, event: Event) -> Iterable[Command]:
+    """What its runner found is enough to fail it, never to pass what somebody else looks at too."""
+    executed = world.job(event.entity_id)
+    verdict = world.attempt(executed.attempt_id).verdict
+    if verdict is not None and not verdict.is_passed:
+        yield job.Validate(id=executed.id, is_passed=False, details=verdict.details)
+    elif not executed.spec.has_validation:
+        yield job.Validate(id=executed.id, is_passed=True)
 
 
 def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
@@ -249,7 +270,7 @@ REACTIONS: Final[tuple[On, ...]] = (
     On(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
     On(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
     On(JOB, (job.RUNNING,), _first_active, "the first job under way starts the run"),
-    On(JOB, (job.VALIDATING,), _pass_trivial_job_validation, "a job without rules is valid"),
+    On(JOB, (job.VALIDATING,), _validate_job, "a failed rule fails it; one that nobody else looks at is valid"),
     On(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
     On(
         JOB,

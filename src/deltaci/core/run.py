@@ -366,6 +366,11 @@ def is_over(run: Run) -> bool:
     return is_outcome(run.state)
 
 
+def is_let_go(run: Run) -> bool:
+    """Whether nobody will look at where it worked: it succeeded, or was canceled. Of what failed everything is kept."""
+    return is_over(run) and run.conclusion in (SUCCESS, CANCELED)
+
+
 def is_outcome(state: str) -> bool:
     """Whether a run in this state is over."""
     return state in OVER or state == REPORTED

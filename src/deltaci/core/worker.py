@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from deltaci.core.errors import Refused
-from deltaci.core.events import ERROR, ORCHESTRATOR, RUNNER, USER, WORKER
+from deltaci.core.events import ERROR, ORCHESTRATOR, RUNNER, USER, WARNING, WORKER
 from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, To, nothing
 
 INITIALIZING: Final = "INITIALIZING"
@@ -15,15 +15,31 @@ BUSY: Final = "BUSY"
 UNRESPONSIVE: Final = "UNRESPONSIVE"
 SHUTDOWN: Final = "SHUTDOWN"
 
+# Why a worker that is there takes no new work: somebody wants it so, or it is no longer trusted.
+DRAINED: Final = "DRAINED"
+QUARANTINED: Final = "QUARANTINED"
+
+MAX_TROUBLES: Final = 3  # So many in a row, and it is no longer trusted.
+REPEATED_TROUBLES: Final = "REPEATED_TROUBLES"  # The reason of the quarantine that follows from that, and of no other.
+
 
 class Worker(Record, frozen=True, kw_only=True):
-    """`tasks` are the attempts whose live leases it holds: a set that is derived, never a count that can leak."""
+    """`tasks` are the attempts whose live leases it holds: a set that is derived, never a count that can leak.
+
+    `troubles` counts tasks in a row that came to grief by its infrastructure. What it held at the time of one is
+    `excused`: whatever tore that one away takes the others too, and is one trouble, however much it had to do.
+    """
 
     labels: tuple[str, ...] = ()
     max_concurrent_tasks: int = 1
     tasks: tuple[str, ...] = ()
     shutdown_reason: str = ""
     token_at: int = 0  # When the token was made with which it came in last, by the clock of whoever made it.
+    hold: str = ""  # DRAINED or QUARANTINED: it finishes what it has and takes nothing new.
+    hold_reason: str = ""
+    held_at: int = 0
+    troubles: int = 0
+    excused: tuple[str, ...] = ()
 
 
 class Register(Command, frozen=True, kw_only=True):
@@ -60,9 +76,10 @@ class Assign(Command, frozen=True, kw_only=True):
 
 
 class Release(Command, frozen=True, kw_only=True):
-    """One of its leases ended, however that was."""
+    """One of its leases ended. `trouble`: by its infrastructure; False: it did its part; None: that says nothing."""
 
     attempt_id: str
+    trouble: bool | None = None
 
 
 class MissHealthChecks(Command, frozen=True, kw_only=True):
@@ -89,6 +106,26 @@ class Shutdown(Command, frozen=True, kw_only=True):
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER, USER})
 
     reason: str = "REQUESTED"
+
+
+class Drain(Command, frozen=True, kw_only=True):
+    """It takes no new work until it is resumed; what it has it finishes."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
+
+    reason: str
+
+
+class Quarantine(Command, frozen=True, kw_only=True):
+    """It is not trusted: it takes no new work until it is resumed, or its runner registers anew."""
+
+    reason: str
+
+
+class Resume(Command, frozen=True, kw_only=True):
+    """It takes work again, and what went wrong before is forgiven."""
+
+    by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 def queue_key(labels: Iterable[str]) -> str:
@@ -132,7 +169,12 @@ def _offer(worker: Worker, command: Offer, _at: int) -> Move | None:
         changes["token_at"] = command.token_at
     elif (labels, places) == (worker.labels, worker.max_concurrent_tasks):
         return None
-    return worker.state, changes, {"labels": list(labels), "max_concurrent_tasks": places}
+    told: dict[str, Any] = {"labels": list(labels), "max_concurrent_tasks": places}
+    if command.token_at and worker.hold == QUARANTINED:
+        # A runner that was set up anew is trusted anew. What somebody decided about this worker stays decided.
+        changes.update(_RESUMED)
+        told.update(hold="", was=worker.hold)
+    return worker.state, changes, told
 
 
 def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
@@ -140,6 +182,8 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
         return None
     if worker.shutdown_reason:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
+    if worker.hold:
+        raise Refused("not_eligible", f"worker {worker.id} {_why_held(worker)}")
     missing = required_labels(command.queue_key) - set(worker.labels)
     if missing:
         raise Refused(
@@ -158,12 +202,38 @@ def _release(worker: Worker, command: Release, _at: int) -> Move | None:
     if command.attempt_id not in worker.tasks:
         return None
     tasks = tuple(task for task in worker.tasks if task != command.attempt_id)
+    changes: dict[str, Any] = {"tasks": tasks}
     told: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
+    troubles = _troubles_after(worker, command)
+    if troubles != worker.troubles:
+        changes["troubles"] = told["troubles"] = troubles
+    if troubles > worker.troubles:
+        changes["excused"] = tasks
+    elif worker.excused:
+        changes["excused"] = tuple(task for task in worker.excused if task != command.attempt_id)
     if tasks or worker.state == UNRESPONSIVE:
-        return worker.state, {"tasks": tasks}, told
+        return worker.state, changes, told
     if worker.shutdown_reason:
-        return SHUTDOWN, {"tasks": ()}, {**told, "reason": worker.shutdown_reason}
-    return IDLE, {"tasks": ()}, told
+        return SHUTDOWN, changes, {**told, "reason": worker.shutdown_reason}
+    return IDLE, changes, told
+
+
+def _troubles_after(worker: Worker, release: Release) -> int:
+    if release.trouble is None:
+        return worker.troubles
+    if not release.trouble:
+        return 0
+    return worker.troubles + (release.attempt_id not in worker.excused)
+
+
+def loses_trust(worker: Worker, release: Release) -> bool:
+    """Whether this release is one trouble too many. One that takes nothing new anyway is left as it is."""
+    return (
+        not worker.hold
+        and not worker.shutdown_reason
+        and release.attempt_id in worker.tasks
+        and worker.troubles < _troubles_after(worker, release) >= MAX_TROUBLES
+    )
 
 
 def _miss(worker: Worker, _command: MissHealthChecks, _at: int) -> Move:
@@ -196,6 +266,41 @@ def _shut_down_later(worker: Worker, command: Shutdown, _at: int) -> Move | None
     return BUSY, {"shutdown_reason": command.reason}, {"reason": command.reason, "tasks": len(worker.tasks)}
 
 
+_RESUMED: Final[dict[str, Any]] = {"hold": "", "hold_reason": "", "held_at": 0, "troubles": 0, "excused": ()}
+
+
+def _why_held(worker: Worker) -> str:
+    word = "is drained" if worker.hold == DRAINED else "is quarantined"
+    reason = f" ({worker.hold_reason})" if worker.hold_reason else ""
+    return f"{word}{reason} and takes no new work; resume it, or give it to another one"
+
+
+def _drain(worker: Worker, command: Drain, at: int) -> Move | None:
+    # The first word stands; but it also stands above a quarantine, which the next registration would end.
+    if worker.hold == DRAINED:
+        return None
+    changes = {"hold": DRAINED, "hold_reason": command.reason, "held_at": at}
+    return worker.state, changes, {"hold": DRAINED, "reason": command.reason}
+
+
+def _quarantine(worker: Worker, command: Quarantine, at: int) -> Move | None:
+    if worker.hold:
+        return None
+    if command.reason == REPEATED_TROUBLES and worker.troubles < MAX_TROUBLES:
+        raise Refused(
+            "bad_request",
+            f"worker {worker.id} had {worker.troubles} of {MAX_TROUBLES} troubles in a row; give another reason",
+        )
+    changes = {"hold": QUARANTINED, "hold_reason": command.reason, "held_at": at}
+    return worker.state, changes, {"hold": QUARANTINED, "reason": command.reason, "troubles": worker.troubles}
+
+
+def _resume(worker: Worker, _command: Resume, _at: int) -> Move | None:
+    if not worker.hold:
+        return None
+    return worker.state, _RESUMED, {"hold": "", "was": worker.hold}
+
+
 # fmt: off
 MACHINE: Final[Machine[Worker]] = Machine(
     WORKER,
@@ -204,6 +309,15 @@ MACHINE: Final[Machine[Worker]] = Machine(
          "its capabilities are known", ("WST-K1", "WST-KG1")),
     *(Rule(state, Offer, (To(state, "capabilities_registered"),), _offer, ORCHESTRATOR,
            "its runner came in again, or offers something else than before", ("WST-KG1", "WST-KI1"))
+      for state in (IDLE, BUSY, UNRESPONSIVE)),
+    *(Rule(state, Drain, (To(state, "drained"),), _drain, ORCHESTRATOR,
+           "it finishes what it has and takes nothing new", ("WST-KH1",))
+      for state in (IDLE, BUSY, UNRESPONSIVE)),
+    *(Rule(state, Quarantine, (To(state, "quarantined", WARNING),), _quarantine, ORCHESTRATOR,
+           "it is no longer trusted with work", ("WST-KH3",))
+      for state in (IDLE, BUSY, UNRESPONSIVE)),
+    *(Rule(state, Resume, (To(state, "resumed"),), _resume, ORCHESTRATOR,
+           "it takes work again", ("WST-KH2",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
     Rule(IDLE, Assign, (To(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
@@ -234,3 +348,30 @@ MACHINE: Final[Machine[Worker]] = Machine(
 # fmt: on
 
 TERMINAL: Final = MACHINE.terminal
+
+
+# Why workers went. Those that went by themselves may come back, in a new life under their name.
+LEFT: Final = "LEFT"
+PRESUMED_GONE: Final = "PRESUMED_GONE"
+REMOVED: Final = "REMOVED"
+_BY_ITSELF: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Who was given up has no reason of its own.
+
+
+def is_over(record: Worker) -> bool:
+    """Whether this life of the worker is over."""
+    return record.state in TERMINAL
+
+
+def went_by_itself(record: Worker) -> bool:
+    """Whether this life is over, and nobody wanted that."""
+    return is_over(record) and record.shutdown_reason in _BY_ITSELF
+
+
+def is_silent(record: Worker) -> bool:
+    """Whether it was found silent, and recovers by speaking."""
+    return MACHINE.changes(record.state, Recover)
+
+
+def takes_work(record: Worker) -> bool:
+    """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
+    return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason

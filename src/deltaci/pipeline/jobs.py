@@ -91,7 +91,7 @@ class _Work:
             caches=caches,
             executor=job.executor if is_trusted or job.executor != "process" else None,
             network=job.network,
-            limits=_limits(job.limits),
+            limits=limits(job.limits),
             output_path=self._text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
             optional_secrets=self._optional_secrets() if is_trusted else [],
@@ -260,7 +260,8 @@ def cut(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
     return {name: cut(inner, wanted[name.lower()]) for name, inner in value.items() if name.lower() in wanted}
 
 
-def _limits(limits: model.Limits) -> wire.Limits:
+def limits(limits: model.Limits) -> wire.Limits:
+    """What it may use at most, as numbers."""
     memory = limits.memory or 0
     if isinstance(memory, str):
         memory = int(memory.rstrip("KMGT")) * UNITS.get(memory[-1], 1)

@@ -16,11 +16,23 @@ from deltaci.core.errors import CODES, Refused
 from deltaci.runner.tls import BadFiles, Tls, explained
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
-from deltaci.wire.answers import FoundCache, Granted, Need, SharedArtifact, Size, SourceCredential, Wanted
+from deltaci.wire.answers import (
+    FoundCache,
+    Gone,
+    Granted,
+    Need,
+    SharedArtifact,
+    Size,
+    SourceCredential,
+    StreamsOver,
+    TreeStart,
+    Wanted,
+)
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 from deltaci.wire.texts import plain
 
 TIMEOUT_SECONDS: Final = 10.0
+LEAVE_SECONDS: Final = 3.0  # Who leaves does not wait for long to be heard.
 TRANSFER_SECONDS: Final = 300.0  # Of silence: a large body has to be kept before it is answered.
 PART_BYTES: Final = 1024 * 1024
 MAX_ANSWER_BYTES: Final = 128 * 1024**2  # A thousand leases with their specifications in them.
@@ -58,6 +70,7 @@ def _reader(kind: type[T]) -> Callable[[bytes], T]:
 _uploaded = _reader(Uploaded)
 _granted = _reader(Granted)
 _wanted = _reader(Wanted)
+_gone = _reader(Gone)
 _size = _reader(Size)
 _registered = _reader(Registered)
 _spec = _reader(wire.JobSpec)
@@ -65,6 +78,8 @@ _secrets = _reader(dict[str, str])
 _needs = _reader(dict[str, Need])
 _shared = _reader(list[SharedArtifact])
 _found_cache = _reader(FoundCache)
+_tree_start = _reader(TreeStart)
+_streams_over = _reader(StreamsOver)
 _source_credential = _reader(SourceCredential)
 _stale = _reader(wire.StaleLease)
 _raw = _reader(list[msgspec.Raw])
@@ -106,6 +121,11 @@ class Client:
         """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _granted(body)
+
+    def leave(self, runner_id: str) -> bool:
+        """Say that this runner takes nothing new and goes; whether it is gone already."""
+        said = wire.encode(wire.Leave(runner_id=runner_id))
+        return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).gone
 
     def control(self, asked: wire.Control) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""
@@ -152,6 +172,14 @@ class Client:
     def needs(self, lease_id: str) -> dict[str, Need]:
         """How the jobs ended that the lease's job needs."""
         return _needs(self._under(lease_id, "GET", "needs"))
+
+    def tree(self, lease_id: str) -> TreeStart:
+        """What the tree of the lease's job begins with."""
+        return _tree_start(self._under(lease_id, "GET", "tree", timeout=TRANSFER_SECONDS))
+
+    def streams_over(self, ids: Sequence[str]) -> list[str]:
+        """Which of these streams need no tree any more."""
+        return _streams_over(self._call("POST", "streams", wire.encode(wire.Streams(ids=list(ids))))).over
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
         """Artifacts with a name, of jobs of the same run."""

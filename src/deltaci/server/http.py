@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import msgspec
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import BlobsUnavailable
+from deltaci.control.hearing import Hearing
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
@@ -23,6 +25,8 @@ from deltaci.server.control import ControlHub
 from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.registry import Registry
 from deltaci.server.tls import Peer
+from deltaci.server.trees import NAMES as TREE_NAMES
+from deltaci.server.trees import Trees
 from deltaci.server.uploads import NAMES, Streamed, Uploads
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
@@ -37,7 +41,7 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     status_of,
 )
-from deltaci.wire.answers import Granted, HandedBack, Size, Wanted
+from deltaci.wire.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
 from deltaci.wire.messages import Problem
 
 MAX_DIGITS: Final = 15
@@ -62,8 +66,10 @@ _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
+_decode_leave = wire.decoder(wire.Leave)
 _decode_control = wire.decoder(wire.Control)
 _decode_registration = wire.decoder(wire.Registration)
+_decode_streams = wire.decoder(wire.Streams)
 _decode_renewal = wire.decoder(wire.Renewal)
 
 
@@ -166,13 +172,22 @@ class RunnerApp:
     """The addresses under /runner/v1/, and the one that describes them."""
 
     def __init__(
-        self, protocol: Protocol, registry: Registry, logs: Logs, control: ControlHub, uploads: Uploads
+        self,
+        protocol: Protocol,
+        registry: Registry,
+        logs: Logs,
+        control: ControlHub,
+        uploads: Uploads,
+        trees: Trees | None = None,
+        hearing: Hearing | None = None,
     ) -> None:
         self._protocol = protocol
         self._control = control
         self._registry = registry
         self._logs = logs
         self._uploads = uploads
+        self._trees = trees
+        self._hearing = hearing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -207,9 +222,12 @@ class RunnerApp:
 
             return msgspec.Raw(described())
         if name == "register":
-            return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
+            known = await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
+            self._heard(known.tenant, ids.worker_name(known.runner_id))
+            return known
         token = request.token()
         who = await self._registry.who(token, request.peer)
+        self._heard(who.tenant, who.id)
         match name:
             case "renew":
                 body = await request.body(wire.MAX_MESSAGE_BYTES)
@@ -218,6 +236,8 @@ class RunnerApp:
                 return await self._lease(who, request)
             case "control":
                 return Wanted(await self._cancels(who, request))
+            case "leave":
+                return Gone(await self._protocol.leave(who, _decode_leave(await request.body(wire.MAX_MESSAGE_BYTES))))
             case "messages":
                 message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
@@ -238,23 +258,45 @@ class RunnerApp:
                 return job_spec(held)
         if name in NAMES:
             return await self._uploads.answer(who, name, rest, request)
+        if name in TREE_NAMES or name == "streams":
+            return await self._tree(who, name, request)
         assert name == "log", name
         return await self._log(who, request)
 
     async def _lease(self, who: Runner, request: Request) -> Granted:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
-        granted = await self._protocol.lease(who, asked, request.gone)
+        with self._present(who):
+            granted = await self._protocol.lease(who, asked, request.gone)
         if not asked.attempts:
             return Granted(granted)
         return Granted(granted, await self._protocol.gone(who, asked.attempts))
+
+    async def _tree(self, who: Runner, name: str, request: Request) -> Any:
+        """About worktrees."""
+        if name == "streams":
+            asked = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
+            return await self._trees.over(who, asked.ids) if self._trees is not None else StreamsOver([])
+        held = await self._protocol.held(who, request.lease_id())
+        if self._trees is None:
+            raise Refused("not_found", "this server has no repositories, and so no trees")
+        return await self._trees.answer(held, name)
 
     async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
         gone = asyncio.create_task(request.gone())
         try:
-            return await self._control.wait(who, asked, gone)
+            with self._present(who):
+                return await self._control.wait(who, asked, gone)
         finally:
             gone.cancel()
+
+    def _heard(self, tenant: str, name: str) -> None:
+        if self._hearing is not None:
+            self._hearing.heard(tenant, name)
+
+    def _present(self, who: Runner) -> AbstractContextManager[None]:
+        """While it waits for its answer, it is there."""
+        return self._hearing.present(who.tenant, who.id) if self._hearing is not None else nullcontext()
 
     async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""

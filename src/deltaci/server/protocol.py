@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from deltaci.control.fleet import Fleet
 from deltaci.core import attempt, ids, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
@@ -25,11 +26,13 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import ready_at
+from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
+from deltaci.server.verdicts import verdict_of
 from deltaci.store.port import Held, LoadJobs, Look, Open, Store, Transaction
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
@@ -55,7 +58,10 @@ FlakyOf = Callable[[str, str], Awaitable[Collection[str]]]  # Of a tenant's atte
 RulesOf = Callable[
     [str], Awaitable[tuple[FailureRule, ...]]
 ]  # A tenant's rules for failures, before the built-in ones.
-REPORTED: Final = ("timings", "artifacts", "summary", "steps", "tests", "cost", "is_skipped")
+REPORTED: Final = (
+    *("timings", "artifacts", "summary", "steps", "tests", "cost"),
+    *("is_skipped", "verdicts", "head", "place"),
+)
 MAX_REPORTED_TEXT: Final = 2000  # As long as a line of the protocol.
 
 
@@ -81,17 +87,21 @@ class Protocol:
         limit: Limit | None = None,
         rules: RulesOf | None = None,
         flaky: FlakyOf | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
         self._rules = rules
         self._flaky = flaky
+        self._fleet = fleet
         self._line = Line(applier, store.wakers, limit)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
         self._line.close()
+        if self._fleet is not None:
+            self._fleet.stop_waiting()
 
     async def lease(self, who: Runner, asked: wire.Lease, gone: Gone | None = None) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
@@ -110,11 +120,39 @@ class Protocol:
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + asked.wait_seconds
+        fleet = self._fleet
+        if fleet is not None:
+            await fleet.greet(who.tenant, [asked.runner_id])
         while True:
-            claimed = await self._line.claim(claim, give_up - clock(), gone)
+            if fleet is not None and not await fleet.may_ask(who.tenant, asked.runner_id, give_up - clock(), gone):
+                return []
+            claimed = await self._line.claim(claim, give_up - clock(), self._until_held(who, asked.runner_id, gone))
             granted = await self._grant(who, claimed)
-            if granted or not claimed:
+            is_held = fleet is not None and fleet.is_held(who.tenant, asked.runner_id)
+            if granted or not (claimed or is_held):
                 return granted
+
+    def _until_held(self, who: Runner, id: str, gone: Gone | None) -> Gone | None:
+        """Whoever may not be given work any more stands in no line."""
+        fleet = self._fleet
+        return gone if fleet is None else lambda: fleet.until_held(who.tenant, id, gone)
+
+    async def leave(self, who: Runner, asked: wire.Leave) -> bool:
+        """The runner leaves: it gets nothing new. Whether it is gone already; what has no record always is."""
+        self._check_speaker(who, asked.runner_id)
+        record = await self._store.find(asked.runner_id)
+        if not isinstance(record, Worker) or record.tenant != who.tenant or is_over(record):
+            return True
+        if self._fleet is not None:
+            await self._fleet.greet(who.tenant, [record.id])
+        try:
+            order = Shutdown(id=record.id, actor=worker_actor(record.id), reason=LEFT)
+            record = (await self._applier.do(order)).record
+        except Refused as refused:
+            if refused.code != "wrong_state":
+                raise
+            record = await self._store.find(record.id)  # It went, or was found silent, meanwhile.
+        return not isinstance(record, Worker) or is_over(record)
 
     async def gone(self, who: Runner, attempts: Sequence[str]) -> list[str]:
         """Those that are not there to be claimed, now: held, over, or never there for this tenant."""
@@ -198,6 +236,8 @@ class Protocol:
 
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""
+        if self._fleet is not None:
+            await self._fleet.greet(who.tenant, {each.runner_id for each in said if who.may_speak_for(each.runner_id)})
         answers: list[Answer | None] = [None] * len(said)
         commands: list[Command] = []
         places: list[int] = []
@@ -210,6 +250,7 @@ class Protocol:
                 places.append(place)
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
+        commands = await self._judged(commands, [said[place] for place in places])
         for place, found in zip(places, await self._applier.do_all(commands), strict=True):
             message = said[place]
             answers[place] = (
@@ -226,6 +267,14 @@ class Protocol:
         known = await self._flaky(who.tenant, command.id) if self._flaky is not None and names and is_all else ()
         facts = msgspec.structs.replace(command.facts, flaky_tests=tuple(name for name in names if name in known))
         return msgspec.structs.replace(command, rules=rules, facts=facts)
+
+    async def _judged(self, commands: list[Command], said: Sequence[RunnerMessage]) -> list[Command]:
+        """Successes with what their rules say together: which there are only the attempts' records tell."""
+        good = [each.id for each in commands if isinstance(each, attempt.Complete) and each.is_success]
+        if not good:
+            return commands
+        found = {each.id: each for each in await self._store.find_all(good)}
+        return [_with_verdict(each, told, found.get(each.id)) for each, told in zip(commands, said, strict=True)]
 
     @staticmethod
     def _check_speaker(who: Runner, id: str) -> None:
@@ -328,6 +377,16 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                     failed_tests=failed_tests(report)[0],
                 ),
             )
+
+
+def _with_verdict(command: Command, said: RunnerMessage, record: Record | None) -> Command:
+    if not (isinstance(command, attempt.Complete) and command.is_success and isinstance(said, Complete)):
+        return command
+    try:
+        spec = job_spec(record) if isinstance(record, Attempt) else JobSpec()
+    except Refused:  # It was not granted as a job of a runner, and so it has no rules.
+        return command
+    return msgspec.structs.replace(command, verdict=verdict_of(said, spec))
 
 
 def _progress(message: Heartbeat) -> dict[str, Any] | None:

@@ -146,7 +146,8 @@ class Shared:
 
     async def source_credential(self, held: Attempt) -> SourceCredential:
         """For the runner, also of a run that is not trusted: what it is for does not come from the run."""
-        source = job_spec(held).source
+        spec = job_spec(held)
+        source = spec.source or (spec.tree.source if spec.tree is not None else None)
         if source is None or not source.credential:
             raise Refused("not_found", "the job's sources need no credential")
         # It is the project's, whatever the run is about: a branch has none of its own.

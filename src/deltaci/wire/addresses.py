@@ -69,6 +69,14 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         body="`Lease`",
         answer='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; '
         '`"gone": [<attempt>, …]` names those of `attempts` that nobody can claim any more, these leases included',
+        codes=("shut_down", *_BODY, *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="leave",
+        does="say that the runner leaves: it gets nothing new, and is gone when its current jobs are over; repeatable",
+        body="`Leave`",
+        answer='`{"gone": <whether it is gone already>}`',
         codes=(*_BODY, *_ANY),
     ),
     Address(
@@ -209,6 +217,30 @@ ADDRESSES: Final[tuple[Address, ...]] = (
     ),
     Address(
         method="GET",
+        name="tree",
+        does="ask what the job's tree begins with",
+        headers=UNDER_LEASE,
+        answer='`{"base": <commit>, "tip": <commit>, "bundle_bytes": …}`; 409 with `StaleLease`',
+        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_ANY),
+    ),
+    Address(
+        method="GET",
+        name="tree-bundle",
+        does="read the commits between the base and the tip, which only the server has",
+        headers=UNDER_LEASE,
+        answer=f"a bundle of git, with `{SHA256_HEADER}`; nothing if there are none; 409 with `StaleLease`",
+        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_ANY),
+    ),
+    Address(
+        method="POST",
+        name="streams",
+        does="ask which of the streams whose trees the runner keeps are over, so that these may go",
+        body="`Streams`",
+        answer='`{"over": [<stream>, …]}`; trees of what failed are kept',
+        codes=(*_BODY, *_ANY),
+    ),
+    Address(
+        method="GET",
         name="cache-keys",
         rest="<prefix>",
         does="find the newest cache whose key begins so: in the job's own scope, or else of trusted runs",
@@ -240,6 +272,9 @@ REFUSALS: Final[dict[str, Refusal]] = {
     "too_slow": Refusal(408, "the body stopped coming; send it again"),
     "cancel_not_requested": Refusal(409, "nobody asked this attempt to stop; go on"),
     "wrong_state": Refusal(409, "the attempt is in a state in which this cannot be said"),
+    "shut_down": Refusal(
+        409, "the runner's life is over: renew the credential, and go on under the `runner_id` of the answer"
+    ),
     "log_gap": Refusal(409, "the log is shorter than the offset; the message says where it ends: go on from there"),
     "log_full": Refusal(409, "the log has reached its limit; send no more of it"),
     "no_secret": Refusal(

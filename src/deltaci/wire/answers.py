@@ -28,6 +28,12 @@ class HandedBack(msgspec.Struct, frozen=True):
     handed_back: Annotated[bool, says("that others may have it")] = True
 
 
+class Gone(msgspec.Struct, frozen=True):
+    """The server knows that the runner leaves."""
+
+    gone: Annotated[bool, says("whether it is gone already; otherwise when its current jobs are over")]
+
+
 class Size(msgspec.Struct, frozen=True):
     """How far a log is."""
 
@@ -73,6 +79,20 @@ class FoundCache(msgspec.Struct, frozen=True, kw_only=True):
     """A cache that there is."""
 
     key: Annotated[str, says("its whole key")]
+
+
+class TreeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tree of a job begins with."""
+
+    base: Annotated[str, says("a commit that the repository has")]
+    tip: Annotated[str, says("where the tree is to be; it stands on the base")]
+    bundle_bytes: Annotated[int, says("how large the bundle of what lies between is; 0: nothing does")] = 0
+
+
+class StreamsOver(msgspec.Struct, frozen=True):
+    """Which streams nobody needs any more."""
+
+    over: Annotated[list[str], says("their trees may go; those of what failed are kept")]
 
 
 class SourceCredential(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,15 @@ FROM_SERVER: Final[Kinds] = (
     wire.CancelRequested,
     wire.StaleLease,
 )
-AROUND: Final[Kinds] = (wire.Registration, wire.Renewal, wire.Registered, wire.Dispatch, wire.Control, wire.Problem)
+AROUND: Final[Kinds] = (
+    wire.Registration,
+    wire.Renewal,
+    wire.Registered,
+    wire.Dispatch,
+    wire.Control,
+    wire.Streams,
+    wire.Problem,
+)
 PARTS: Final[Kinds] = (
     wire.JobSpec,
     wire.Step,
@@ -43,6 +51,9 @@ PARTS: Final[Kinds] = (
     wire.Source,
     wire.Service,
     wire.Rule,
+    wire.NumberRule,
+    wire.Verdict,
+    wire.Tree,
     wire.StepResult,
     wire.Tests,
     wire.FailedTest,

@@ -119,6 +119,10 @@ OURS: Final[dict[str, str]] = {
   "type": "Dispatch",
   "attempt_id": "run_456/job_123.1"
 }""",
+    "Leave": """{
+  "type": "Leave",
+  "runner_id": "runner_xyz"
+}""",
     "Control": """{
   "type": "Control",
   "runner_id": "runner_xyz",
@@ -138,6 +142,9 @@ OURS: Final[dict[str, str]] = {
     "Renewal": """{
   "capabilities": ["linux", "x64", "gpu"],
   "slots": 4
+}""",
+    "Streams": """{
+  "ids": ["run_456"]
 }""",
     "Registered": """{
   "runner_id": "runner_xyz",

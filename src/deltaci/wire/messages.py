@@ -97,6 +97,8 @@ MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
+MAX_STREAMS: Final = 1000  # At once.
+MAX_TREE_BYTES: Final = 2 * 1024**3  # Of what a job adds to its tree.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024
@@ -129,10 +131,18 @@ class Renewal(Strict, frozen=True, kw_only=True):
     slots: Annotated[Slots | None, says("how many jobs it takes at a time")] = None
 
 
+class Streams(Strict, frozen=True, kw_only=True):
+    """A runner asks which of the streams are over whose trees it keeps. Ours."""
+
+    ids: Annotated[list[Name], Meta(max_length=MAX_STREAMS), says("as `Tree.stream` names them")]
+
+
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is from now on, and how it proves that."""
 
-    runner_id: Annotated[str, says("its name for life; it may also speak as `<runner_id>/<anything>`")]
+    runner_id: Annotated[
+        str, says("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")
+    ]
     credential: Annotated[str, says("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
     expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], says("renew it before that")]
     tenant: Annotated[str, says("for whom it works")] = ""
@@ -187,6 +197,12 @@ class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
         says("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
     ] = []
     wait_seconds: Annotated[float, Meta(ge=0, le=600), says("how long to wait for the first one")] = 0.0
+
+
+class Leave(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """A runner leaves: it takes nothing new, finishes what it has, and may come back under its name."""
+
+    runner_id: Annotated[Name, says("who leaves")]
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True):

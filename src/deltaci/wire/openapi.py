@@ -77,6 +77,7 @@ _BODIES: Final[dict[tuple[str, str], _Body]] = {
     ("POST", "register"): _Body(id="register", takes=wire.Registration, gives=wire.Registered),
     ("POST", "renew"): _Body(id="renew", takes=wire.Renewal, is_optional=True, gives=wire.Registered),
     ("POST", "lease"): _Body(id="lease", takes=wire.Lease, gives=answers.Granted),
+    ("POST", "leave"): _Body(id="leave", takes=wire.Leave, gives=answers.Gone),
     ("POST", "control"): _Body(id="control", takes=wire.Control, gives=answers.Wanted),
     ("POST", "messages"): _Body(id="say", takes=_ANY_MESSAGE, gives={"anyOf": [*_HEARD]}),
     ("POST", "batch"): _Body(
@@ -101,6 +102,9 @@ _BODIES: Final[dict[tuple[str, str], _Body]] = {
     ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, answers.Need]),
     ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[answers.SharedArtifact]),
     ("GET", "run-artifact"): _Body(id="readSharedArtifact", gives=bytes),
+    ("GET", "tree"): _Body(id="readTree", gives=answers.TreeStart),
+    ("GET", "tree-bundle"): _Body(id="readTreeBundle", gives=bytes),
+    ("POST", "streams"): _Body(id="findStreamsOver", takes=wire.Streams, gives=answers.StreamsOver),
     ("GET", "cache-keys"): _Body(id="findCache", gives=answers.FoundCache),
 }
 _LEASE: Final = {

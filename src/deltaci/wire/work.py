@@ -140,6 +140,11 @@ class Rule(Strict, frozen=True, kw_only=True):
     within: Annotated[Paths, says("patterns of paths: nothing else may be changed since the base")] = []
     mergeable: Annotated[bool, says("the base, as it is then, can be merged without a conflict")] = False
 
+    @property
+    def is_servers(self) -> bool:
+        """Whether the server looks at it, and the runner leaves it out."""
+        return bool(self.within) or self.mergeable
+
 
 class Verdict(Strict, frozen=True, kw_only=True):
     """Whether one rule holds; if not, what was found and what was wanted."""

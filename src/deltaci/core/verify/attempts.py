@@ -185,7 +185,7 @@ def leases(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     of.lease = change.to if change.to in lease.LIVE else None
     if of.lease is None:
         of.fence = of.expires_at if _may_still_run(of, line, told) else EPOCH
-        _released(log, of, line)
+        _released(log, of, line, told)
 
 
 def _may_still_run(of: Attempt, line: Line, told: AttemptTold) -> bool:
@@ -214,6 +214,8 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
         known.tasks.add(of.id)
         if known.state not in ("IDLE", "BUSY") or known.is_leaving:
             log.bad("WST-K2", f"worker {known.id} is {known.state} and is granted {of.id}", "a worker that takes work")
+        if known.hold:
+            log.bad("WST-KH1", f"worker {known.id} is {known.hold} and is granted {of.id}", "a worker that takes work")
         if len(known.tasks) > known.places:
             log.bad("WST-KI1", f"worker {known.id} holds {len(known.tasks)} leases", f"at most {known.places}")
         missing = set(of.queue_key.split(",")) - {""} - known.labels
@@ -255,13 +257,26 @@ def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: Le
         )
 
 
-def _released(log: Canonical, of: Attempt, line: Line) -> None:
+def _released(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
         if of.id in known.tasks:
             known.tasks.discard(of.id)
-            known.ended.add(of.id)
+            known.ended[of.id] = _is_trouble(line, told)
+
+
+def _is_trouble(line: Line, told: AttemptTold) -> bool | None:
+    """Whether the worker's infrastructure is to blame for this end of its lease; None: that is not known."""
+    if line.to == attempt.STALE:
+        return True if told.reason in attempt.FOUND_LOST else None
+    if line.to == attempt.SUCCEEDED:
+        return False
+    if line.to != attempt.FAILED or told.error is None:
+        return None
+    if told.error.failure_class != "INFRA":
+        return False
+    return None if told.error.code == "TIMED_OUT" else True
 
 
 def claimed(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
@@ -336,6 +351,15 @@ def finished(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
         log.bad("ORC-T2", f"attempt {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
 
 
+def judged(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+    """Only a success has a verdict, and one that did not pass fails its job."""
+    of.verdict = told.verdict
+    if told.verdict is not None and line.to != attempt.SUCCEEDED:
+        log.bad("WST-TA3", f"attempt {of.id} is {line.to} with a verdict", "a verdict about what was executed")
+    elif told.verdict is not None and of.job is None and not told.verdict.is_passed:
+        log.bad("WST-TG9", f"attempt {of.id} succeeds with a failed verdict, and has no job", "FAILED")
+
+
 def cancel_requested(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A request has a reason and a deadline; repeating it is no event."""
     if line.from_ == attempt.CANCEL_REQUESTED:
@@ -363,8 +387,8 @@ def canceled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
             log.bad("ORC-T4", f"attempt {of.id} is cancelled by force early", f"not before {of.cancel_by.isoformat()}")
 
 
-_EVERY: Final = (owner, no_claim, leases, requests)
-_CLAIM: Final = (owner, claims, leases, requests)
+_EVERY: Final = (owner, no_claim, leases, requests, judged)
+_CLAIM: Final = (owner, claims, leases, requests, judged)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     attempt.QUEUED: (*_EVERY, born, requeued),
     attempt.LEASED: (*_CLAIM, claimed),

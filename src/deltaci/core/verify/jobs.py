@@ -139,6 +139,19 @@ def validating(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("WST-TG3", f"job {of.id} is validated without a successful attempt", "its attempt SUCCEEDED")
 
 
+def validated(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+    """A rule that its runner found broken fails it, and is named; without rules of its own nothing else does."""
+    if line.from_ != job.VALIDATING:
+        return
+    verdict = of.attempt.verdict if of.attempt is not None and of.attempt.is_invalid else None
+    if verdict is not None and line.to != job.FAILED:
+        log.bad("WST-TG8", f"job {of.id} goes to {line.to} although a rule failed", "FAILED")
+    elif verdict is not None and told.details != (verdict.details or None):
+        log.bad("WST-TA9", f"job {of.id} fails with {told.details!r}", f"the verdict's {verdict.details!r}")
+    elif verdict is None and line.to == job.FAILED and not of.has_validation:
+        log.bad("WST-TG9", f"job {of.id} fails its validation, but no rule failed", "SUCCEEDED")
+
+
 def attempt_failed(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
     """Retried while the failure is worth it and attempts remain, failed otherwise; and it says why."""
     if line.from_ != job.RUNNING:
@@ -219,9 +232,9 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     job.RUNNING: (begun,),
     job.VALIDATING: (validating,),
     job.RETRYING: (attempt_failed,),
-    job.SUCCEEDED: (gates.decided,),
-    job.FAILED: (attempt_failed, gates.decided),
-    job.CANCELED: (canceled,),
+    job.SUCCEEDED: (validated, gates.decided),
+    job.FAILED: (attempt_failed, validated, gates.decided),
+    job.CANCELED: (validated, canceled),
 }
 
 # What the newest attempt of a job in this state may be, once its transaction is over.
@@ -245,6 +258,8 @@ def settle(log: Canonical, of: Job) -> None:
             log.bad("ORC-J2", found, f"attempt {of.attempts} {' or '.join(_ATTEMPT_OF[state])}")
     if state == job.VALIDATING and not of.has_validation:
         log.bad("WST-T8", f"job {of.id} stays VALIDATING, but has no rules", "SUCCEEDED in the same transaction")
+    elif state == job.VALIDATING and of.attempt is not None and of.attempt.is_invalid:
+        log.bad("WST-T9", f"job {of.id} stays VALIDATING, but a rule failed", "FAILED in the same transaction")
     if state == job.PENDING:
         _settle_pending(log, of)
     if state in job.TERMINAL:

@@ -121,6 +121,13 @@ class ErrorTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     message: str = ""
 
 
+class VerdictTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """What the rules that its runner looked at say together."""
+
+    is_passed: bool
+    details: str = ""
+
+
 class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of an attempt's event."""
 
@@ -137,6 +144,7 @@ class AttemptTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     reason: str | None = None
     lost_leases: Count | None = None
     cancel_by: Moment | None = None
+    verdict: VerdictTold | None = None
     is_forced: bool | None = None
 
 
@@ -149,6 +157,9 @@ class WorkerTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
     tasks: Count | None = None
     reason: str | None = None
     attempts: list[str] | None = None
+    hold: Literal["", "DRAINED", "QUARANTINED"] | None = None
+    was: Literal["DRAINED", "QUARANTINED"] | None = None
+    troubles: Count | None = None
 
 
 class LeaseLineTold(_Told, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -306,17 +317,27 @@ class Attempt(Entity):
     timeout: timedelta = timedelta()
     ttl: timedelta = timedelta()
     error: ErrorTold | None = None
+    verdict: VerdictTold | None = None
     requests: tuple[tuple[str, str, datetime], ...] = ()
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether its runner found a rule that does not hold."""
+        return self.verdict is not None and not self.verdict.is_passed
 
 
 @dataclass(slots=True, eq=False)
 class Worker(Entity):
-    """A worker, with the attempts whose leases it holds."""
+    """A worker, with the attempts whose leases it holds; and those that ended, each with whose fault that was."""
 
     kind: ClassVar[str] = "worker"
 
     labels: frozenset[str] = frozenset()
     places: int = 1
     tasks: set[str] = field(default_factory=set)
-    ended: set[str] = field(default_factory=set)
+    ended: dict[str, bool | None] = field(default_factory=dict)
     is_leaving: bool = False
+    hold: str = ""
+    troubles: int = 0
+    excused: set[str] = field(default_factory=set)
+    is_doubted: bool = False

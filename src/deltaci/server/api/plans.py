@@ -43,6 +43,8 @@ def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> Jo
         raise Refused("bad_request", f"job {asked.name!r} is a task; only a job of kind 'approval' has an 'approval'")
     if asked.work is None:
         raise Refused("bad_request", f"job {asked.name!r} has no 'work'; say what its worker does, see docs/jobs.md")
+    if asked.work.tree is not None:
+        raise Refused("bad_request", f"job {asked.name!r} has a 'tree'; only the tasks of workstreams have one")
     as_json(f"'contexts' of job {asked.name!r}", asked.work.contexts)
     work: dict[str, Any] = msgspec.to_builtins(asked.work)
     if env:

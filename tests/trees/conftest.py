@@ -1,0 +1,7 @@
+"""The fixtures of trees: those of repositories."""
+
+from __future__ import annotations
+
+from tests.repositories.conftest import place, site, upstream
+
+__all__ = ["place", "site", "upstream"]

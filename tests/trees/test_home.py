@@ -1,0 +1,327 @@
+"""Commits that only servers have: taken from bundles that jobs send, and made again wherever they are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from deltaci.blobs.memory import MemoryBlobs
+from deltaci.control import bundles
+from deltaci.control.git import GitFailed
+from deltaci.control.mirrors import Mirrors
+from deltaci.control.projects import Project
+from deltaci.control.workshop import Conflicting, Workshop
+from deltaci.control.workstreams import home
+from deltaci.control.workstreams.records import Joined, Workstream
+from deltaci.core.attempt import Attempt
+from tests.contract.places import on_loop
+from tests.repositories.site import LOCAL
+from tests.repositories.upstream import Upstream, git
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    """A repository."""
+    return Upstream(tmp_path / "upstream", {"a": "1\n", "b": "1\n"})
+
+
+def shop(folder: Path, upstream: Upstream) -> Workshop:
+    """One server's workshop."""
+    mirrors = Mirrors(folder, LOCAL, lambda *_: "")
+    return Workshop(mirrors.of(Project(name="shop", tenant="t", url=upstream.url)))
+
+
+def bundle(upstream: Upstream, head: str, start: str, name: str = "some.bundle") -> Path:
+    """What a runner would send."""
+    file = upstream.tree.parent / name
+    git(upstream.tree, "update-ref", "refs/heads/sent", head)
+    git(upstream.tree, "bundle", "create", "--quiet", str(file), "refs/heads/sent", f"^{start}")
+    return file
+
+
+def raw(upstream: Upstream, kind: str, data: bytes) -> str:
+    """An object as nobody should make one."""
+    words = ["git", "hash-object", "-w", "--literally", "-t", kind, "--stdin"]
+    done = subprocess.run(words, cwd=upstream.tree, input=data, capture_output=True, timeout=60, check=True)
+    return done.stdout.decode().strip()
+
+
+def odd_commit(upstream: Upstream, tree: str, parent: str) -> str:
+    """On the parent, with this tree."""
+    return git(upstream.tree, "commit-tree", tree, "-p", parent, "-m", "odd")
+
+
+def packs(workshop: Workshop) -> list[str]:
+    """All that the mirror has of packs, and of what was left beside it."""
+    found = [each.name for each in (workshop.mirror.folder / "objects" / "pack").iterdir()]
+    return sorted([*found, *(each.name for each in workshop.mirror.folder.parent.glob(".*"))])
+
+
+@on_loop
+async def test_what_a_job_sent_is_taken_and_its_branches_mean_nothing(tmp_path: Path, upstream: Upstream) -> None:
+    """The commit is there with all that belongs to it; no ref of the bundle is."""
+    here = shop(tmp_path, upstream)
+    await here.mirror.need(upstream.first)
+    head = upstream.commit({"a": "2\n"})
+    refs = git(here.mirror.folder, "for-each-ref")
+
+    await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
+
+    assert await here.mirror.read(head, "a") == b"2\n"
+    git(here.mirror.folder, "fsck", "--strict", head)
+    assert git(here.mirror.folder, "for-each-ref") == refs
+    assert not list(here.mirror.folder.parent.glob(".*"))
+    await here.take(tmp_path / "nothing", head, upstream.first)  # It is there.
+
+
+@on_loop
+async def test_a_commit_that_stands_elsewhere_is_not_taken(tmp_path: Path, upstream: Upstream) -> None:
+    """Nor one that is not in the bundle, nor a name that is none; nothing of them stays."""
+    second = upstream.push({"a": "2\n"})
+    upstream.switch("other", upstream.first)
+    head = upstream.commit({"b": "2\n"})
+    here = shop(tmp_path, upstream)
+    await here.mirror.need(second)
+    before = packs(here)
+    file = bundle(upstream, head, upstream.first)
+
+    with pytest.raises(GitFailed, match="does not stand on"):
+        await here.take(file, head, second)
+    with pytest.raises(GitFailed, match="does not have the commit"):
+        await here.take(file, "a" * 40, upstream.first)
+    with pytest.raises(GitFailed, match="not the full name"):
+        await here.take(file, "sent", upstream.first)
+    assert packs(here) == before
+    assert not await here.mirror.has(head)
+
+
+@on_loop
+async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """A path that leads into a repository, a link where submodules are named, a commit with a hole."""
+    here = shop(tmp_path, upstream)
+    await here.mirror.need(upstream.first)
+    before = packs(here)
+    blob = raw(upstream, "blob", b"[core]\n")
+    bad = [b"100644 .git\0", b"100644 .GIT\0", b"100644 ..\0", b"120000 .gitmodules\0"]
+    trees = [raw(upstream, "tree", each + bytes.fromhex(blob)) for each in bad]
+    for tree in trees:
+        head = odd_commit(upstream, tree, upstream.first)
+        with pytest.raises(GitFailed, match="index-pack"):
+            await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
+    whole = upstream.commit({"c": "3\n"})
+    file = bundle(upstream, whole, upstream.first)
+    data = file.read_bytes()
+    for broken in (data[:-30], data[: len(data) // 2], data[:-25] + b"x" * 25, b"", b"hello\n"):
+        file.write_bytes(broken)
+        with pytest.raises(GitFailed):
+            await here.take(file, whole, upstream.first)
+    assert packs(here) == before
+
+
+@on_loop
+async def test_a_commit_whose_files_were_left_out_is_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """Everything that it names must be there."""
+    here = shop(tmp_path, upstream)
+    await here.mirror.need(upstream.first)
+    head = upstream.commit({"c": "3\n"})
+    words = ["git", "pack-objects", "--stdout"]
+    done = subprocess.run(words, cwd=upstream.tree, input=f"{head}\n".encode(), capture_output=True, check=True)
+    file = tmp_path / "hole.bundle"
+    file.write_bytes(f"# v2 git bundle\n{head} refs/heads/x\n\n".encode() + done.stdout)
+
+    with pytest.raises(GitFailed, match="index-pack"):
+        await here.take(file, head, upstream.first)
+    file.write_bytes(b"# v3 git bundle\n@filter=blob:none\n" + f"{head} refs/heads/x\n\n".encode() + done.stdout)
+    with pytest.raises(GitFailed, match="leaves objects out"):
+        await here.take(file, head, upstream.first)
+    file.write_bytes(b"# v2 git bundle\n" + b"x" * bundles.MAX_HEAD_BYTES * 2)
+    with pytest.raises(GitFailed, match="no end of its head"):
+        await here.take(file, head, upstream.first)
+
+
+@on_loop
+async def test_a_bundle_is_bounded(tmp_path: Path, upstream: Upstream) -> None:
+    """In what it has, and in what it would become: a few bytes may stand for as many as they like."""
+    here = shop(tmp_path, upstream)
+    await here.mirror.need(upstream.first)
+    head = upstream.commit({"c": "3\n"})
+
+    with pytest.raises(GitFailed, match="at most 100 are taken"):
+        await bundles.take_in(here.mirror, bundle(upstream, head, upstream.first), head, upstream.first, limit=100)
+    file = tmp_path / "bomb.bundle"
+    file.write_bytes(f"# v2 git bundle\n{head} refs/heads/x\n\n".encode() + _bomb())
+    assert file.stat().st_size < 100_000
+    with pytest.raises(GitFailed, match=r"(?i)memory"):
+        await here.take(file, head, upstream.first)
+
+
+def _bomb() -> bytes:
+    """A pack with a file of 16 MiB, and another that is the first one 400 times: 6 GiB."""
+    size, times = 16 * 1024**2 - 1, 400
+    first = _entry(3, size) + zlib.compress(bytes(size), 9)
+    delta = _varint(size) + _varint(size * times) + b"\xf0\xff\xff\xff" * times
+    second = _entry(6, len(delta)) + _offset(len(first)) + zlib.compress(delta, 9)
+    pack = b"PACK" + struct.pack(">II", 2, 2) + first + second
+    return pack + hashlib.sha1(pack).digest()
+
+
+def _entry(kind: int, size: int) -> bytes:
+    first, size = (kind << 4) | (size & 15), size >> 4
+    return bytes([first | (0x80 if size else 0)]) + (_varint(size) if size else b"")
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while True:
+        found.append((value & 127) | (128 if value > 127 else 0))
+        value >>= 7
+        if not value:
+            return bytes(found)
+
+
+def _offset(value: int) -> bytes:
+    found = [value & 127]
+    while value := value >> 7:
+        value -= 1
+        found.append(128 | (value & 127))
+    return bytes(reversed(found))
+
+
+@on_loop
+async def test_a_bundle_of_ours_leaves_no_name_behind(tmp_path: Path, upstream: Upstream) -> None:
+    """What is written can be read by whoever has the start; an empty one is not written."""
+    second = upstream.push({"a": "2\n"})
+    here, there = shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
+    await here.mirror.need(second, "refs/heads/main")
+    await there.mirror.need(upstream.first)
+    refs = git(here.mirror.folder, "for-each-ref")
+
+    await here.bundle(second, [upstream.first], tmp_path / "ours.bundle")
+    with pytest.raises(GitFailed, match="empty bundle"):
+        await here.bundle(second, [second], tmp_path / "empty.bundle")
+
+    await there.take(tmp_path / "ours.bundle", second, upstream.first)
+    assert await there.mirror.has(second)
+    assert git(here.mirror.folder, "for-each-ref") == refs
+
+
+# -- a workstream's commits
+
+
+def sent(blobs: MemoryBlobs, upstream: Upstream, name: str, head: str, start: str) -> str:
+    """A bundle among the blobs; its key."""
+    blobs.put(f"artifacts/t/{name}/1/tree", bundle(upstream, head, start).read_bytes())
+    return f"artifacts/t/{name}/1/tree"
+
+
+async def joined(
+    here: Workshop, blobs: MemoryBlobs, stream: Workstream, task: str, bundle: str, head: str
+) -> Workstream:
+    """As whoever keeps workstreams does it."""
+    start = await home.taken(here, stream, blobs, bundle, head)
+    tip = await home.join(here, stream.tip, task, head)
+    one = Joined(task=task, attempt_id=task, bundle=bundle, start=start, head=head, tip=tip)
+    fields = {name: getattr(stream, name) for name in Workstream.__struct_fields__}
+    return Workstream(**{**fields, "joined": (*stream.joined, one)})
+
+
+def begun(upstream: Upstream) -> Workstream:
+    """A workstream without tasks."""
+    return Workstream(
+        id="run", tenant="t", name="w", project="shop", base="main", spec={}, base_commit=upstream.first, branch="ws/w"
+    )
+
+
+@on_loop
+async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: Path, upstream: Upstream) -> None:
+    """One task after the other, two side by side, one that changed nothing; then on a server that has none of it."""
+    blobs, here, there = MemoryBlobs(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
+    one = upstream.commit({"a": "2\n"})
+    upstream.switch("own", one)
+    left = upstream.commit({"left": "1\n"})
+    upstream.switch("own2", one)
+    right = upstream.commit({"right": "1\n"})
+
+    stream = begun(upstream)
+    stream = await joined(here, blobs, stream, "one", sent(blobs, upstream, "one", one, upstream.first), one)
+    stream = await joined(here, blobs, stream, "left", sent(blobs, upstream, "left", left, one), left)
+    stream = await joined(here, blobs, stream, "right", sent(blobs, upstream, "right", right, one), right)
+    stream = await joined(here, blobs, stream, "none", "", one)
+    assert [each.start for each in stream.joined] == [upstream.first, one, one, one]
+    assert stream.joined[1].tip == left
+    assert stream.joined[2].tip == stream.joined[3].tip not in (left, right)
+    await home.restored(there, stream, blobs)
+
+    assert await there.mirror.files(stream.tip) == [".deltaci.yml", "README", "a", "b", "left", "right"]
+    shutil.rmtree(here.mirror.folder)
+    await home.restored(here, stream, blobs)
+    assert await here.mirror.has(stream.tip)
+    assert not list(here.mirror.folder.parent.glob(".*"))
+
+
+@on_loop
+async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path, upstream: Upstream) -> None:
+    """Another history, a conflict, a bundle that is not kept, and one that makes other commits than it did."""
+    blobs, here = MemoryBlobs(), shop(tmp_path / "here", upstream)
+    git(upstream.tree, "checkout", "-q", "--orphan", "alone")
+    alone = upstream.commit({"z": "1\n"})
+    upstream.switch("one", upstream.first)
+    one = upstream.commit({"a": "2\n"})
+    upstream.switch("two", upstream.first)
+    two = upstream.commit({"a": "3\n"})
+    stream = begun(upstream)
+
+    with pytest.raises(GitFailed, match="does not stand on"):
+        await home.taken(here, stream, blobs, sent(blobs, upstream, "alone", alone, upstream.first), alone)
+    with pytest.raises(GitFailed, match="not kept any more"):
+        await home.taken(here, stream, blobs, "artifacts/t/gone/1/tree", one)
+    with pytest.raises(GitFailed, match="cannot be read"):
+        await home.taken(here, stream, blobs, "artifacts/t/../x", one)
+    with pytest.raises(GitFailed, match="does not stand on"):
+        await home.taken(here, stream, blobs, "", one)
+    with pytest.raises(GitFailed, match="not the full name"):
+        await home.taken(here, stream, blobs, "", "main")
+    stream = await joined(here, blobs, stream, "one", sent(blobs, upstream, "one", one, upstream.first), one)
+    with pytest.raises(Conflicting, match="conflicts in a"):
+        await joined(here, blobs, stream, "two", sent(blobs, upstream, "two", two, upstream.first), two)
+
+
+@on_loop
+async def test_a_commit_that_a_server_made_is_kept_for_the_others(tmp_path: Path, upstream: Upstream) -> None:
+    """A candidate of the merge queue, e.g., until nobody needs it."""
+    blobs, here, there = MemoryBlobs(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
+    await here.mirror.need(upstream.first)
+    head = upstream.commit({"a": "2\n"})
+    await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
+
+    for _ in range(2):
+        await home.keep_commit(here, blobs, "t", "shop", upstream.first, head)
+    await home.keep_commit(here, blobs, "t", "shop", upstream.first, upstream.first)
+    assert len(blobs.list("commits/")) == 1
+    await home.have_commit(there, blobs, "t", "shop", upstream.first, head, "main")
+    await home.have_commit(there, blobs, "t", "shop", upstream.first, upstream.first)
+    await home.forget_commit(blobs, "t", "shop", head)
+
+    assert await there.mirror.has(head)
+    assert not blobs.list("commits/")
+    with pytest.raises(GitFailed, match="not kept any more"):
+        await home.have_commit(shop(tmp_path / "third", upstream), blobs, "t", "shop", upstream.first, head)
+
+
+def test_what_an_attempt_sent_is_only_its_own() -> None:
+    """A runner refers to artifacts by their names; another attempt's is not this one's."""
+    own = {"type": "tree", "uri": "artifact:a.1/1/tree"}
+    other = {"type": "tree", "uri": "artifact:b.1/1/tree"}
+
+    def told(*artifacts: dict[str, str]) -> tuple[str, str]:
+        return home.sent(Attempt(id="a.1", tenant="t", report={"head": "c", "artifacts": list(artifacts)}))
+
+    assert told(other) == ("c", "")
+    assert told({"type": "log", "uri": "artifact:a.1/1/log"}, own) == ("c", "artifacts/t/a.1/1/tree")
+    assert home.sent(Attempt(id="a.1", tenant="t")) == ("", "")

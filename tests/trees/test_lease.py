@@ -1,0 +1,192 @@
+"""What a runner is told under its lease about the tree of its job; nothing follows from what it asks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.control.workstreams import home
+from deltaci.control.workstreams.records import Joined
+from deltaci.core import run
+from deltaci.core.decide import Plan
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.server import trees
+from tests.api.site import TENANT, Player, Reply
+from tests.contract.places import on_loop
+from tests.repositories.site import PROJECT, RepositorySite
+from tests.repositories.upstream import Upstream, git
+from tests.trees.stand import Stand, tree
+from tests.trees.test_home import bundle
+
+Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
+
+
+async def ask(site: RepositorySite, player: Player, lease: Any, name: str) -> Reply:
+    """Under the lease, with the player's credential."""
+    headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
+    answer = await site.http.get(f"/runner/v1/{name}", headers=headers)
+    is_json = "json" in answer.headers["content-type"]
+    return Reply(answer.status_code, answer.json() if is_json else answer.content, answer.headers)
+
+
+async def over(site: RepositorySite, player: Player, *ids: str) -> Any:
+    """Which streams are over."""
+    headers = {"Authorization": f"Bearer {player._credential}"}
+    answer = await site.http.post("/runner/v1/streams", json={"ids": list(ids)}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["over"]
+
+
+@on_loop
+async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """At the base; then at what was joined, also on a server whose mirror is gone. Others are told nothing."""
+    async with site() as here:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one"), stand.task("two", needs=("one",)))
+        player, other = await here.player(), await here.player()
+        lease = await player.take()
+
+        told = await ask(here, player, lease, "tree")
+        assert told.body == {"base": upstream.first, "tip": upstream.first, "bundle_bytes": 0}
+        empty = await ask(here, player, lease, "tree-bundle")
+        assert (empty.status, empty.body, empty.headers["delta-sha256"]) == (200, b"", hashlib.sha256().hexdigest())
+        assert (await ask(here, other, lease, "tree")).status == 409
+
+        head = upstream.commit({"a": "2\n"})
+        data = bundle(upstream, head, upstream.first).read_bytes()
+        kept = (await player.keep(lease, "@tree.bundle", data)).json()
+        artifact = {"type": "tree", "uri": kept["uri"], "bytes": kept["bytes"]}
+        await player.finish(lease, head=head, place="somewhere", artifacts=[artifact])
+        assert (await stand.join("one")).tip == head
+        for name in ("tree", "tree-bundle"):
+            assert (await ask(here, player, lease, name)).body["type"] == "StaleLease"
+
+        lease = await player.take()
+        shutil.rmtree((await stand.workshop()).mirror.folder)
+        shutil.rmtree(here.folder / trees.FOLDER, ignore_errors=True)
+        told = await ask(here, player, lease, "tree")
+        assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
+        sent = await ask(here, player, lease, "tree-bundle")
+        assert len(sent.body) == told.body["bundle_bytes"] == int(sent.headers["content-length"])
+        assert sent.headers["delta-sha256"] == hashlib.sha256(sent.body).hexdigest()
+        (tmp_path / "got").write_bytes(sent.body)
+        git(tmp_path, "clone", "-q", "--bare", str(upstream.bare), "clone.git")
+        git(tmp_path / "clone.git", "bundle", "unbundle", str(tmp_path / "got"))
+        assert git(tmp_path / "clone.git", "show", f"{head}:a") == "2"
+        assert [each.suffix for each in (here.folder / trees.FOLDER).iterdir()] == [trees.SUFFIX]
+
+
+@on_loop
+async def test_a_job_has_no_other_tree_than_its_own(site: Open, upstream: Upstream) -> None:
+    """Whatever its specification says: another run's workstream, one that is not planned, none at all."""
+    async with site() as here:
+        await here.project(upstream.url)
+        stand, other, unplanned = Stand(here, upstream), Stand(here, upstream, "ws2"), Stand(here, upstream, "ws3")
+        await other.start()
+        await stand.start(
+            JobSpec(name="foreign", work={"tree": tree("ws2", upstream)}),
+            JobSpec(name="none", work={"steps": ["true"]}),
+        )
+        await unplanned.start(unplanned.task("early"), is_known=False)
+        player = await here.player()
+
+        for _ in range(3):
+            lease = await player.take()
+            told = await ask(here, player, lease, "tree")
+            assert (told.status, told.body["code"]) == (404, "not_found"), lease
+        refused = await here.operator().post(
+            "/runs", {"plan": {"jobs": [{"name": "mine", "work": {"tree": tree("ws2", upstream)}}]}}
+        )
+        assert (refused.status, refused.code) == (400, "bad_request")
+        assert "only the tasks of workstreams" in refused.body["detail"]
+
+
+@on_loop
+async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstream: Upstream) -> None:
+    """Of the project that the run is about; kept among the blobs, any server has it. One that nobody has is told."""
+    async with site() as here:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream, "merges")
+        workshop = await stand.workshop()
+        await workshop.mirror.need(upstream.first)
+        head = upstream.commit({"a": "2\n"})
+        await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
+        await home.keep_commit(workshop, stand.blobs, TENANT, PROJECT, upstream.first, head)
+        await workshop.mirror.drop()
+        do = here.service.applier.do
+        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(run.BeginPlanning(id="m"))
+        jobs = [
+            JobSpec(name=name, work={"tree": tree("line", upstream, commit=commit, keeps=False)})
+            for name, commit in (("good", head), ("bad", "a" * 40))
+        ]
+        await do(Plan(id="m", jobs=tuple(jobs), plan_hash="hash"))
+        player = await here.player()
+        leases = {lease["job_id"]: lease for lease in [await player.take(), await player.take()]}
+
+        told = await ask(here, player, leases["m/good"], "tree")
+        assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
+        told = await ask(here, player, leases["m/bad"], "tree")
+        assert (told.status, told.body["code"]) == (409, "wrong_state")
+
+
+@pytest.mark.parametrize("bundle", ["", "artifacts/x"])
+@on_loop
+async def test_commits_that_cannot_be_made_again_are_told(site: Open, upstream: Upstream, bundle: str) -> None:
+    """The job has no beginning then; the server says why."""
+    async with site() as here:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one"))
+        lost = Joined(task="lost", attempt_id="x", bundle=bundle, start=upstream.first, head="b" * 40, tip="b" * 40)
+        await stand.edit(lambda _: {"joined": (lost,)})
+        player = await here.player()
+
+        told = await ask(here, player, await player.take(), "tree")
+
+        assert (told.status, told.body["code"]) == (409, "wrong_state"), told
+        assert "the tree has no beginning" in told.body["message"]
+
+
+@on_loop
+async def test_the_trees_of_what_failed_are_kept(site: Open, upstream: Upstream) -> None:
+    """Those of what succeeded or was canceled may go; of what is not known, or is another tenant's, nothing is said."""
+    async with site() as here:
+        await here.project(upstream.url)
+        player = await here.player()
+        for id, end in (("good", "finish"), ("bad", "fail")):
+            stand = Stand(here, upstream, id)
+            await stand.start(stand.task("one"))
+            await getattr(player, end)(await player.take())
+        for id in ("canceled", "open"):
+            await Stand(here, upstream, id).start(Stand(here, upstream, id).task("one"))
+        await here.service.applier.do(run.Cancel(id="canceled", reason="USER"))
+        stranger = await here.player(tenant="other")
+
+        asked = ("good", "bad", "canceled", "open", "nothing", "good")
+        assert await over(here, player, *asked) == ["good", "canceled"]
+        assert await over(here, stranger, *asked) == []
+        assert await over(here, player) == []
+
+
+def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the newest, and what a killed server had begun."""
+    monkeypatch.setattr(trees, "MAX_KEPT", 2)
+    for number, name in enumerate(("a.bundle", "b.bundle", "c.bundle", ".d.bundle", ".e.bundle")):
+        (tmp_path / name).write_bytes(b"x")
+        if name != ".e.bundle":
+            os.utime(tmp_path / name, (1000 + number, 1000 + number))
+
+    trees._prune(tmp_path, keep=tmp_path / "a.bundle")
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".e.bundle", "a.bundle", "b.bundle", "c.bundle"]
