@@ -100,6 +100,8 @@ HABITS: Final = {
     "family": 0.8,
     "group": 0.6,
     "retries few": 0.5,
+    "rules": 0.8,
+    "rule fails": 0.4,
 }
 
 
