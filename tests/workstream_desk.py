@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from deltaci.control.merging.records import QueueView
 from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -15,10 +17,9 @@ from deltaci.pipeline.workstreams import model
 from deltaci.pipeline.workstreams.compile import planned
 from deltaci.server.service import Service
 from deltaci.wire import messages as wire
-from deltaci.wire.api_workstreams import MergeQueue
 
 BASE = "b" * 40
-SPEC = {
+SPEC: dict[str, Any] = {
     "workstream": "login",
     "title": "Log in with a key",
     "project": "shop",
@@ -33,11 +34,11 @@ SPEC = {
 
 
 class StandIn:
-    """Plans at once, and validates nothing by itself."""
+    """Plans at once, and validates nothing by itself. Its runs are none that the server's own would take up."""
 
     def __init__(self, service: Service) -> None:
         self.records = Workstreams(service.store)
-        self.waiting: list[MergeQueue] = []
+        self.waiting: list[QueueView] = []
         self._service = service
         service._api._parts = msgspec.structs.replace(service._api._parts, workstreams=self)
 
@@ -71,14 +72,13 @@ class StandIn:
             started_by=by,
             asked=asked,
             is_fail_fast=stream.fail_fast,
-            has_validation=True,
             origin=origin,
         )
-        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast, has_validation=True)
+        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast)
         await self._service.applier.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
         return made
 
-    async def queues(self, tenant: str) -> Sequence[MergeQueue]:
+    async def queues(self, tenant: str) -> Sequence[QueueView]:
         """What the case says."""
         return self.waiting
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
+from deltaci.control.merging.records import BatchView, EntryView, QueueView
 from deltaci.core import job
-from deltaci.wire.api_workstreams import MergeBatch, MergeQueue, QueuedMerge
 from tests.api.site import TENANT, ApiSite, Player, task
 from tests.contract.places import on_loop
 from tests.workstream_desk import BASE, SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
-NOW = datetime(2026, 1, 4, tzinfo=UTC)
 FILE = "workstream: login\nproject: shop\ntasks:\n  - {name: a, run: make}\n"
 
 
@@ -182,7 +180,7 @@ async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
     async with site() as here:
         StandIn(here.service)
         ada, player = await here.key("ada", "run"), await here.player()
-        spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}  # type: ignore[index]
+        spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
         id = (await ada.post("/workstreams", {"spec": spec})).body["id"]
 
         lease = await player.take()
@@ -234,20 +232,27 @@ async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None
     async with site() as here:
         desk, ada = StandIn(here.service), await here.key("ada", "run")
         one, two = [(await ada.post("/workstreams", {"spec": SPEC})).body["id"] for _ in range(2)]
-        entries = [
-            QueuedMerge(id=id, position=number, title="t", method="squash", head="c" * 40, run_id="r9", since=NOW)
-            for number, id in enumerate((one, two), 1)
-        ]
-        batch = MergeBatch(run_id="r9", members=[one, two], base_commit=BASE, commit="d" * 40)
-        desk.waiting = [MergeQueue(project="shop", base="main", entries=entries, batches=[batch])]
+        entries = tuple(
+            EntryView(id=id, title="t", method="squash", head="c" * 40, at=1, batch=7, problem=f"p{id}")
+            for id in (one, two)
+        )
+        batch = BatchView(
+            number=7, method="squash", members=(one, two), doing="testing", start=BASE, commit="d" * 40, run_id="r9"
+        )
+        desk.waiting = [QueueView(project="shop", base="main", entries=entries, batches=(batch,), not_before=2)]
 
         [queue] = (await ada.get("/merge-queues")).body["queues"]
         found = (await ada.get(f"/workstreams/{two}")).body["merge"]
 
-        assert ([each["id"] for each in queue["entries"]], queue["batches"][0]["run_id"]) == ([one, two], "r9")
+        assert [(each["position"], each["id"]) for each in queue["entries"]] == [(1, one), (2, two)]
+        assert [(each["run_id"], each["base_commit"], each["is_good"]) for each in queue["batches"]] == [
+            ("r9", BASE, None)
+        ]
+        assert queue["not_before"].startswith("1970-01-01T00:00:00.000002")
         assert (await ada.get("/merge-queues?project=other")).body == {"queues": []}
         assert (found["method"], found["position"], found["ahead"]) == ("squash", 2, 1)
-        assert (found["run_id"], found["tested_with"], found["commit"]) == ("r9", [one], "")
+        assert (found["doing"], found["run_id"], found["tested_with"]) == ("testing", "r9", [one])
+        assert (found["waits_for"], found["commit"]) == (f"p{two}", "")
 
 
 @on_loop
@@ -257,4 +262,4 @@ async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) 
         StandIn(here.service)
         ada = await here.key("ada", "run")
 
-        assert (await ada.post("/workstreams", {"spec": {**SPEC, "merge": False}})).body["merge"] is None
+        assert (await ada.post("/workstreams", {"spec": {**SPEC, "merge": False}})).body["merge"]["method"] == "none"

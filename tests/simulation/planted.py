@@ -23,6 +23,7 @@ from tests.simulation import (
     planted_rules,
     planted_runner,
     planted_shell,
+    planted_trust,
 )
 from tests.simulation.planting import FAULTS, Fault
 
@@ -37,6 +38,7 @@ __all__ = [
     "planted_rules",
     "planted_runner",
     "planted_shell",
+    "planted_trust",
     "search",
 ]
 

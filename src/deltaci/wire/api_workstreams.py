@@ -109,10 +109,12 @@ class WorkstreamTask(Shown, frozen=True, kw_only=True):
 class WorkstreamMerge(Shown, frozen=True, kw_only=True):
     """How far its merge is."""
 
-    method: Annotated[str, says("merge, squash or fast-forward")]
+    method: Annotated[str, says("merge, squash or fast-forward; `none`: it is not merged, and its branch is kept")]
     position: Annotated[int, says("in the merge queue, from 1 on; 0: it is not in it")]
     ahead: Annotated[int, says("how many are before it")]
+    doing: Annotated[str, says("what is done with its batch: building, testing, waiting or landing; empty: nothing")]
     run_id: Annotated[str, says("the run that tests it now, alone or with others; empty: none")]
+    waits_for: Annotated[str, says("what keeps it waiting, if that is more than others")]
     tested_with: Annotated[list[str], says("the workstreams that are tested together with it")]
     commit: Annotated[str, says("the commit by which the base has it; empty: it has not")]
     problem: Annotated[str, says("why it was not merged")]
@@ -130,7 +132,7 @@ class Workstream(WorkstreamLine, frozen=True, kw_only=True):
     stages: Annotated[list[list[str]], says("the tasks by levels: what a task needs is in an earlier one")]
     tasks: Annotated[list[WorkstreamTask], says("in the order of the file")]
     counts: Annotated[dict[str, int], says("how many tasks are in each state")]
-    merge: Annotated[WorkstreamMerge | None, says("absent: it is not to be merged")]
+    merge: WorkstreamMerge
 
 
 class WorkstreamPage(Shown, frozen=True, kw_only=True):
@@ -146,19 +148,27 @@ class QueuedMerge(Shown, frozen=True, kw_only=True):
     id: str
     position: Annotated[int, says("from 1 on")]
     title: str
-    method: str
+    method: Annotated[str, says("merge, squash or fast-forward; `none`: it is only tested")]
     head: Annotated[str, says("the commit that is to be merged")]
-    run_id: Annotated[str, says("the run that tests it now; empty: none")]
+    batch: Annotated[int, says("the number of the batch that it is in; 0: none yet")]
     since: Moment
+    problem: Annotated[str, says("what keeps it waiting, if that is more than others")]
+    not_before: Annotated[Moment | None, says("when it is tried again")]
 
 
 class MergeBatch(Shown, frozen=True, kw_only=True):
-    """Workstreams that are tested together: the base gets exactly the tree that is tested, or nothing."""
+    """Workstreams that are tested together: the base gets exactly the tree that was tested, or nothing."""
 
-    run_id: str
+    number: int
+    method: str
     members: Annotated[list[str], says("their ids, in the order in which they are merged")]
+    doing: Annotated[str, says("building, testing, waiting for those before it, or landing")]
+    run_id: Annotated[str, says("the run that tests it; empty: there is none, or not yet")]
     base_commit: Annotated[str, says("what they are merged onto")]
     commit: Annotated[str, says("what is tested, and what the base gets if it is good")]
+    is_good: Annotated[bool | None, says("what its test said; absent: nothing yet")]
+    problem: Annotated[str, says("what went wrong around it; that ejects nobody")]
+    not_before: Annotated[Moment | None, says("when it is tried again")]
 
 
 class MergeQueue(Shown, frozen=True, kw_only=True):
@@ -167,7 +177,9 @@ class MergeQueue(Shown, frozen=True, kw_only=True):
     project: str
     base: str
     entries: Annotated[list[QueuedMerge], says("in the order in which they are merged")]
-    batches: Annotated[list[MergeBatch], says("what is being tested now")]
+    batches: Annotated[list[MergeBatch], says("what is under way")]
+    problem: Annotated[str, says("what keeps all of it waiting")]
+    not_before: Annotated[Moment | None, says("when that is tried again")]
 
 
 class MergeQueues(Shown, frozen=True, kw_only=True):

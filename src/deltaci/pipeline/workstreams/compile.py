@@ -41,11 +41,6 @@ def levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...],
     return tuple(found)
 
 
-def rules(given: Sequence[model.Rule]) -> list[wire.Rule]:
-    """What must hold, as a runner or the merge queue is told it."""
-    return wire_rules(given)
-
-
 def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     is_own = task.worktree == "own"
     env = {name: as_text(value) for name, value in {**stream.env, **task.env}.items()}
@@ -61,7 +56,7 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
             limits=jobs.limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
-            rules=rules(task.post_execution),
+            rules=wire_rules(task.post_execution),
             needs=list(task.needs),
             tree=wire.Tree(
                 stream=id,

@@ -12,6 +12,7 @@ from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
 from deltaci.control.fleet import Fleet
 from deltaci.control.lives import Lives
+from deltaci.control.merging.records import QueueView
 from deltaci.control.repositories import Repositories
 from deltaci.control.workstreams.records import Workstream
 from deltaci.core.errors import Refused
@@ -30,7 +31,6 @@ from deltaci.server.http import Request
 from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
-from deltaci.wire.api_workstreams import MergeQueue
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -44,7 +44,7 @@ class WorkstreamDesk(Protocol):
         """Begin it under this id, with the fingerprint of the request, if it has one. Refused if it cannot be."""
         ...
 
-    async def queues(self, tenant: str) -> Sequence[MergeQueue]:
+    async def queues(self, tenant: str) -> Sequence[QueueView]:
         """All merge queues of the tenant that something waits in."""
         ...
 

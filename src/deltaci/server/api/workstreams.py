@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from deltaci.control.merging.records import NONE, QueueView
 from deltaci.control.workstreams import records
 from deltaci.core import job as jobs
 from deltaci.core import listing, run
@@ -139,7 +140,7 @@ async def _workstream(call: Call, id: str) -> wire.Workstream:
     record = await records.Workstreams(call.parts.store).find(call.who.tenant, id)
     if record is None:
         raise missing("workstream", id)
-    queues: Sequence[wire.MergeQueue] = ()
+    queues: Sequence[QueueView] = ()
     if not is_over(family.run) and call.parts.workstreams is not None:
         queues = await call.parts.workstreams.queues(call.who.tenant)
     return _shown(family, record, queues, await call.parts.store.now())
@@ -150,7 +151,7 @@ async def list_merge_queues(call: Call) -> wire.MergeQueues:
     wanted = call.query.project
     found = await call.parts.workstreams.queues(call.who.tenant) if call.parts.workstreams is not None else ()
     kept = [each for each in found if wanted is None or each.project == wanted]
-    return wire.MergeQueues(queues=sorted(kept, key=lambda each: (each.project, each.base)))
+    return wire.MergeQueues(queues=[_queue(each) for each in sorted(kept, key=lambda each: (each.project, each.base))])
 
 
 # -- how it looks
@@ -176,7 +177,7 @@ def _line(record: Run, now: int) -> dict[str, Any]:
     }
 
 
-def _shown(family: Family, record: records.Workstream, queues: Iterable[wire.MergeQueue], now: int) -> wire.Workstream:
+def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueView], now: int) -> wire.Workstream:
     stream = msgspec.convert(record.spec, model.Workstream)
     known = {each.spec.name: each for each in family.jobs}
     stages = graph(stream)
@@ -197,7 +198,7 @@ def _shown(family: Family, record: records.Workstream, queues: Iterable[wire.Mer
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
-        merge=_merge(stream.merge, record, queues) if stream.merge is not False else None,
+        merge=_merge(stream, record, queues),
     )
 
 
@@ -273,19 +274,63 @@ def _added(joined: records.Joined | None) -> wire.Added | None:
     )
 
 
-def _merge(merge: model.Merge, record: records.Workstream, queues: Iterable[wire.MergeQueue]) -> wire.WorkstreamMerge:
-    entry = next((each for queue in queues for each in queue.entries if each.id == record.id), None)
-    position, run_id = (entry.position, entry.run_id) if entry is not None else (0, "")
-    together = [each.members for queue in queues for each in queue.batches if run_id and each.run_id == run_id]
+def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
+    places = [
+        (position, entry, next((each for each in queue.batches if each.number == entry.batch), None))
+        for queue in queues
+        for position, entry in enumerate(queue.entries, 1)
+        if entry.id == record.id
+    ]
+    position, entry, batch = places[0] if places else (0, None, None)
     return wire.WorkstreamMerge(
-        method=merge.method,
+        method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
-        run_id=run_id,
-        tested_with=[other for members in together for other in members if other != record.id],
+        doing=batch.doing if batch is not None else "",
+        run_id=batch.run_id if batch is not None else "",
+        waits_for=next((each.problem for each in (entry, batch) if each is not None and each.problem), ""),
+        tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
         failed_rules=_rules(record.verdicts.get("", ())),
+    )
+
+
+def _queue(queue: QueueView) -> wire.MergeQueue:
+    return wire.MergeQueue(
+        project=queue.project,
+        base=queue.base,
+        entries=[
+            wire.QueuedMerge(
+                id=each.id,
+                position=position,
+                title=each.title,
+                method=each.method,
+                head=each.head,
+                batch=each.batch,
+                since=moment(each.at),
+                problem=each.problem,
+                not_before=maybe(each.not_before),
+            )
+            for position, each in enumerate(queue.entries, 1)
+        ],
+        batches=[
+            wire.MergeBatch(
+                number=each.number,
+                method=each.method,
+                members=list(each.members),
+                doing=each.doing,
+                run_id=each.run_id,
+                base_commit=each.start,
+                commit=each.commit,
+                is_good=each.is_good,
+                problem=each.problem,
+                not_before=maybe(each.not_before),
+            )
+            for each in queue.batches
+        ],
+        problem=queue.problem,
+        not_before=maybe(queue.not_before),
     )
 
 
