@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,12 @@ def test_editors_find_what_a_schema_can_find() -> None:
         for each in ALL
         if each.is_for_schema and isinstance(each.text, str) and validator.is_valid(plain(each.text))
     ]
+
+
+def test_every_file_on_the_page_is_good() -> None:
+    """Whoever copies one must not be refused."""
+    files = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workstreams.md").read_text("utf-8"), re.DOTALL)
+
+    assert len(files) >= 4
+    for text in files:
+        assert not [str(each) for each in read(text).problems], text
