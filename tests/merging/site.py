@@ -60,6 +60,8 @@ class Streams:
 
     async def ensure(self, mirror: Mirror, entry: Entry) -> None:
         """Have its head in the mirror."""
+        if await mirror.has(entry.head):
+            return
         await mirror.need(entry.base_commit, "refs/heads/main")
         if entry.head != entry.base_commit:
             await Workshop(mirror).take(self.file(entry.id), entry.head, entry.base_commit)

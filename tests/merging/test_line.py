@@ -13,6 +13,7 @@ from deltaci.control.merging import line as lines
 from deltaci.control.merging.line import Built, Found, Limits, Line
 from deltaci.control.merging.records import NONE, Entry
 from deltaci.core.instants import SECOND
+from deltaci.engine.items import Overloaded
 from tests.merging.played import WHERE, World, content
 
 NOW = 10**9 * SECOND
@@ -95,6 +96,16 @@ def test_a_batch_is_the_longest_run_of_one_kind() -> None:
 
     line = line_of(entry("a", rules=60), entry("b", rules=60))
     assert lines.formed(line, NOW, ONE).batches[0].members == ("a",)
+
+
+def test_a_line_that_is_full_takes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes tries again later; who is in it stays."""
+    monkeypatch.setattr(lines, "MAX_PLACES", 2)
+    line = line_of(entry("a"), entry("b"))
+
+    with pytest.raises(Overloaded):
+        lines.entered(line, entry("c"))
+    assert lines.entered(line, entry("a")) == line
 
 
 def test_one_bad_of_eight_is_found_by_halves() -> None:

@@ -49,12 +49,20 @@ class Stand:
         assert project is not None
         return Workshop(repositories.mirrors.of(project))
 
-    def task(self, name: str, *steps: str, needs: tuple[str, ...] = (), own: bool = False, **fields: Any) -> JobSpec:
+    def task(
+        self,
+        name: str,
+        *steps: str,
+        needs: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+        own: bool = False,
+        **fields: Any,
+    ) -> JobSpec:
         """One of its tasks."""
         told = {"message": f"{name}: what it left", "author": "Ada <ada@example.org>", **fields.pop("tree", {})}
         work = {"steps": list(steps), "tree": tree(self.id, self.upstream, own=name if own else "", **told), **fields}
         group = "" if own else f"workstream:{self.id}"
-        return JobSpec(name=name, needs=needs, work=work, group=group)
+        return JobSpec(name=name, needs=needs, after=after, work=work, group=group)
 
     async def start(self, *jobs: JobSpec, project: str = PROJECT, is_known: bool = True) -> None:
         """The run and its document."""

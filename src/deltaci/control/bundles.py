@@ -18,8 +18,9 @@ from typing import BinaryIO, Final
 
 from deltaci.control.git import FETCH_SECONDS, GitFailed
 from deltaci.control.mirrors import Mirror
+from deltaci.wire.messages import MAX_TREE_BYTES
 
-MAX_BUNDLE_BYTES: Final = 2 * 1024**3
+MAX_BUNDLE_BYTES: Final = MAX_TREE_BYTES
 MAX_HEAD_BYTES: Final = 256 * 1024
 MAX_MEMORY_BYTES: Final = 4 * 1024**3  # A few bytes of a pack can stand for as many as they like.
 LEFT_SECONDS: Final = 24 * 3600.0  # What is older was left by a server that was killed.

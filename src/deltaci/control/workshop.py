@@ -207,7 +207,12 @@ class Workshop:
         return await self.mirror.has(commit) and await self.mirror.is_ancestor(commit, tip)
 
     async def _run(self, *words: str, input: bytes = b"", seconds: float = 60.0) -> bytes:
-        return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+        try:
+            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+        except GitFailed as error:
+            if not await self.mirror.is_unlocked(error):
+                raise
+            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
 
 
 def _who(by: Signature) -> str:

@@ -147,6 +147,11 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
         )
+    if attempt.state == STALE and attempt.group:
+        # Whether somebody else has the group by now is looked at when its turn comes.
+        raise Refused(
+            "not_eligible", f"attempt {attempt.id} is of the group {attempt.group}; requeue it, so that it has its turn"
+        )
     if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
             "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"

@@ -136,6 +136,7 @@ class Agent:
         renewing = asyncio.create_task(self._renew())
         listening = asyncio.create_task(self._ear.run())
         linked = self._link()
+        linked.append(asyncio.create_task(self._places.trees.keep_tidy(self._streams_over)))
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
@@ -331,6 +332,9 @@ class Agent:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._has_room.set()
+
+    async def _streams_over(self, ids: list[str]) -> list[str]:
+        return await asyncio.to_thread(self._client.streams_over, ids)
 
     async def _work(self, granted: LeaseGranted) -> None:
         assert self._places is not None

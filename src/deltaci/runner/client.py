@@ -16,7 +16,18 @@ from deltaci.core.errors import CODES, Refused
 from deltaci.runner.tls import BadFiles, Tls, explained
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
-from deltaci.wire.answers import FoundCache, Gone, Granted, Need, SharedArtifact, Size, SourceCredential, Wanted
+from deltaci.wire.answers import (
+    FoundCache,
+    Gone,
+    Granted,
+    Need,
+    SharedArtifact,
+    Size,
+    SourceCredential,
+    StreamsOver,
+    TreeStart,
+    Wanted,
+)
 from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 from deltaci.wire.texts import plain
 
@@ -67,6 +78,8 @@ _secrets = _reader(dict[str, str])
 _needs = _reader(dict[str, Need])
 _shared = _reader(list[SharedArtifact])
 _found_cache = _reader(FoundCache)
+_tree_start = _reader(TreeStart)
+_streams_over = _reader(StreamsOver)
 _source_credential = _reader(SourceCredential)
 _stale = _reader(wire.StaleLease)
 _raw = _reader(list[msgspec.Raw])
@@ -159,6 +172,14 @@ class Client:
     def needs(self, lease_id: str) -> dict[str, Need]:
         """How the jobs ended that the lease's job needs."""
         return _needs(self._under(lease_id, "GET", "needs"))
+
+    def tree(self, lease_id: str) -> TreeStart:
+        """What the tree of the lease's job begins with."""
+        return _tree_start(self._under(lease_id, "GET", "tree", timeout=TRANSFER_SECONDS))
+
+    def streams_over(self, ids: Sequence[str]) -> list[str]:
+        """Which of these streams need no tree any more."""
+        return _streams_over(self._call("POST", "streams", wire.encode(wire.Streams(ids=list(ids))))).over
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
         """Artifacts with a name, of jobs of the same run."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -174,14 +174,20 @@ def environment(remote: Remote | None, home: Path) -> dict[str, str]:
 
 
 async def git(
-    *arguments: str, folder: Path, timeout_seconds: float, remote: Remote | None = None, home: Path | None = None
+    *arguments: str,
+    folder: Path,
+    timeout_seconds: float,
+    remote: Remote | None = None,
+    home: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    most_bytes: int = MAX_OUTPUT_BYTES,
 ) -> str:
     """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
     try:
         process = await asyncio.create_subprocess_exec(
             *("git", *arguments),
             cwd=folder,
-            env=environment(remote, home or folder),
+            env={**environment(remote, home or folder), **(env or {})},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -191,7 +197,7 @@ async def git(
         raise GitFailed(f"git does not start: {error.strerror}; install it where the runner is") from error
     assert process.stdout is not None
     assert process.stderr is not None
-    reading = asyncio.gather(_first(process.stdout, MAX_OUTPUT_BYTES), _last(process.stderr), process.wait())
+    reading = asyncio.gather(_first(process.stdout, most_bytes), _last(process.stderr), process.wait())
     try:
         async with asyncio.timeout(timeout_seconds):
             out, said, code = await reading
@@ -212,10 +218,10 @@ async def git(
 
 
 async def _first(stream: asyncio.StreamReader, most: int) -> str:
-    kept = b""
+    kept = bytearray()
     while part := await stream.read(1 << 16):
-        kept = (kept + part)[:most]
-    return kept.decode("utf-8", "replace")
+        kept += part[: most - len(kept)]
+    return kept.decode("utf-8", "surrogateescape")
 
 
 async def _last(stream: asyncio.StreamReader) -> str:

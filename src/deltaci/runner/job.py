@@ -71,6 +71,7 @@ class Job:
         self._started_at = self._now()
         self._spec = granted.job_spec
         self._cell: Cell | None = None
+        self._tree_place = ""
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
         self._is_lost = False
@@ -96,6 +97,8 @@ class Job:
         self._prove(answer)
         place, trouble = await self._place()
         self._cell = place.cell
+        if place.spot is not None and self._spec is not None and self._spec.tree is not None:
+            self._tree_place = str(place.spot.path)[:2000] if self._spec.tree.keeps else ""
         log = self._log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
@@ -292,6 +295,8 @@ class Job:
             output=brought.output,
             is_skipped=ended.is_skipped and is_success,
             verdicts=ended.verdicts if is_success else None,
+            head=ended.head if is_success else "",
+            place=self._tree_place,
             cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
         )
         return fitting(said)

@@ -21,7 +21,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Folders of one job, all below `root`."""
+    """Folders of one job, all below `root`; but a workspace that is a tree is elsewhere."""
 
     root: Path
     workspace: Path
@@ -55,6 +55,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         else:
             start, rest = self.workspace, path
         names = [name for name in rest.split("/") if name not in ("", ".")]
+        if start is not None and not start.is_relative_to(self.root):
+            raise Refused("bad_spec", f"the path {path[:80]!r} is in the job's tree, which stays; name one in its home")
         is_all = start == self.root and not names and not self.is_plain
         if start is None or is_all or ".." in names or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
@@ -63,16 +65,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_of_pipeline(spec: JobSpec) -> bool:
     """Whether a job belongs to a pipeline: it has sources, expressions, or to do with other jobs."""
-    return bool(spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs)
+    is_one = spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs
+    return bool(is_one or spec.tree)
 
 
-def layout_of(spec: JobSpec, root: Path) -> Layout:
-    """The folders of this job; nothing is made yet."""
+def layout_of(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
+    """The folders of this job; nothing is made yet. One that has a tree works there."""
     if not is_of_pipeline(spec):
         return Layout(root=root, workspace=root, home=root, temp=root / OWN / "temp", tools=root / OWN / "tools")
     return Layout(
         root=root,
-        workspace=root / "work" / _name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
+        workspace=tree
+        or root / "work" / _name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
         home=root / "home",
         temp=root / "temp",
         tools=root / "tools",

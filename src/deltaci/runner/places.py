@@ -15,7 +15,8 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.executors import Cell, CellFailed, Executor, Executors
-from deltaci.wire.messages import JobSpec, Limits
+from deltaci.runner.trees.spots import Spot, Worktrees
+from deltaci.wire.messages import JobSpec, Limits, Tree
 
 PREFIX: Final = "job-"
 
@@ -32,20 +33,35 @@ class Wish(msgspec.Struct, frozen=True):
 class Place:
     """A folder of its own, with a workspace and a cell around it."""
 
-    def __init__(self, folder: Path, executor: Executor | None = None, wish: Wish | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        executor: Executor | None = None,
+        wish: Wish | None = None,
+        *,
+        trees: Worktrees | None = None,
+        spot: Spot | None = None,
+    ) -> None:
         # Without any link in it: whoever finds one later on knows that the job made it.
         self.folder = folder.resolve() / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
+        self.trees, self.spot = trees, spot
         self.cell: Cell | None = None
         if executor is not None and wish is not None:
             self.cell = executor.cell(
-                workspace=self.workspace, limits=wish.limits, network=wish.network, image=wish.image
+                workspace=self.workspace,
+                limits=wish.limits,
+                network=wish.network,
+                image=wish.image,
+                shown=spot.shown() if spot is not None else (),
             )
 
     async def leave(self) -> bool:
         """End whatever is left in it, and remove it. Whether nobody was left."""
         is_empty = self.cell is None or await self.cell.close()
+        if self.trees is not None and self.spot is not None:
+            await self.trees.leave(self.spot, is_empty=is_empty)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         return is_empty
 
@@ -60,6 +76,7 @@ class Places:
         self._spare_for: Wish | None = None
         self._making: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
+        self.trees = Worktrees(folder.resolve())
         for left in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed; its jobs are gone.
             shutil.rmtree(left, ignore_errors=True)
 
@@ -71,6 +88,8 @@ class Places:
         """A place for this job. Raises `Refused` when there is none here."""
         # Services are reached over the network of the machine.
         wish = Wish(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
+        if spec.tree is not None:
+            return self._with_tree(wish, spec.tree)
         spare, self._spare = self._spare, None
         if spare is not None and self._spare_for == wish:
             found = spare
@@ -81,6 +100,16 @@ class Places:
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make(wish))
         return found
+
+    def _with_tree(self, wish: Wish, tree: Tree) -> Place:
+        """One that shows its tree; it cannot be made in advance."""
+        executor = self._executors.choose(wish.executor, wish.image)
+        spot = self.trees.take(tree)
+        try:
+            return Place(self._folder, executor, wish, trees=self.trees, spot=spot)
+        except BaseException:
+            self.trees.give_back(spot)
+            raise
 
     def _new(self, wish: Wish) -> Place:
         return Place(self._folder, self._executors.choose(wish.executor, wish.image), wish)

@@ -25,6 +25,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[str, str] = {}
     is_skipped: bool = False
     verdicts: list[Verdict] | None = None
+    head: str = ""  # The commit that its tree has now.
 
     @property
     def is_valid(self) -> bool:

@@ -33,6 +33,8 @@ RESTORE_CACHES: Final = 900_000_000
 UPLOAD_ARTIFACTS: Final = 900_000_001
 VALIDATE: Final = 900_000_002
 START_SERVICES: Final = 900_000_003
+PREPARE_TREE: Final = 900_000_004
+HAND_OVER: Final = 900_000_005
 
 _HEADER: Final = re.compile(rb"::log 1 nonce=([0-9a-f]{32})\n")
 _MARKER: Final = re.compile(

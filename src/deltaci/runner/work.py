@@ -12,6 +12,7 @@ from msgspec import structs
 from deltaci.core.errors import Refused
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.caches import Caches
+from deltaci.runner.checkout import trust_owner
 from deltaci.runner.client import Unreachable
 from deltaci.runner.contexts import EVENT_FILE, Scene
 from deltaci.runner.executors import Cell, CellFailed, Exit
@@ -22,10 +23,13 @@ from deltaci.runner.places import Place
 from deltaci.runner.placing import write
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
-from deltaci.runner.sections import UPLOAD_ARTIFACTS
+from deltaci.runner.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
 from deltaci.runner.services import Services
 from deltaci.runner.steps import GoOn, Steps, code_of
 from deltaci.runner.transfers import Over, Transfers
+from deltaci.runner.trees.begin import begin
+from deltaci.runner.trees.handover import CODE as TREE
+from deltaci.runner.trees.handover import Left, NotLeft, commit, send
 from deltaci.wire.answers import Need
 from deltaci.wire.messages import ArtifactRule, JobSpec
 
@@ -48,7 +52,8 @@ class Work:
         self._transfers = transfers
         self._runner_id = runner_id
         self._protocols = protocols
-        self._layout = layout_of(spec, place.workspace)
+        self._place = place
+        self._layout = layout_of(spec, place.workspace, place.spot.path if place.spot is not None else None)
         self._caches = Caches(transfers, self._layout, place.folder, log)
         self._harvester = Harvester(transfers, self._layout.workspace, log)
         self._services = Services(spec, cell, log)
@@ -56,6 +61,7 @@ class Work:
         self._mirrors = place.folder.parent / "mirrors"
         self._scene = Scene(spec, self._layout, runner=runner_id)
         self._is_failed = False
+        self._left: Left | None = None
 
     async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> Ended:
         """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
@@ -81,10 +87,13 @@ class Work:
         steps = Steps(stage, secrets, go_on, left)
         working(steps.stop)
         try:
+            tip = await self._begin_tree(stage, working)
             if spec.services:
                 await self._start_services(left(), working)
-                working(steps.stop)
+            working(steps.stop)
             ended = await steps.run()
+            if tip and ended.is_success:
+                ended = await self._commit_tree(stage, ended, tip, left())
             if spec.rules and ended.is_success:
                 ended = await Rules(stage, steps, left).check(ended)
             self._is_failed = not ended.is_valid
@@ -95,6 +104,36 @@ class Work:
         finally:
             working(None)
         return await self._with_outputs(ended)
+
+    async def _begin_tree(self, stage: Stage, working: Callable[[Any], None]) -> str:
+        """Have the job's tree, if it has one; the commit that it begins with."""
+        tree, place = self._spec.tree, self._place
+        if tree is None or place.trees is None or place.spot is None:
+            return ""
+        beginning = asyncio.create_task(begin(stage, place.trees, place.spot, tree))
+        working(beginning.cancel)
+        try:
+            with self._log.section(PREPARE_TREE, "prepare the tree"):
+                await asyncio.wait({beginning})
+            if beginning.cancelled():
+                raise Over
+            await asyncio.to_thread(trust_owner, self._layout.root, self._layout.inner(self._layout.home))
+            return beginning.result().tip
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+
+    async def _commit_tree(self, stage: Stage, ended: Ended, tip: str, left: float) -> Ended:
+        tree = self._spec.tree
+        if tree is None or not tree.keeps:
+            return ended
+        try:
+            self._left = await commit(stage, tree, tip, max(1.0, left))
+        except NotLeft as error:
+            self._log.line(f"tree: {error}")
+            summary = self._log.said(f"tree: {error}")
+            return structs.replace(ended, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
+        return structs.replace(ended, head=self._left.head)
 
     def _make_folders(self) -> None:
         self._layout.make()
@@ -179,6 +218,8 @@ class Work:
             return ended
         has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_more)
         try:
+            if ended.is_success and self._left is not None:
+                await send(self._stage(), self._left, brought)
             if has_more:
                 with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
                     await self._harvester.bring(structs.replace(spec, artifacts=self._filled(spec.artifacts)))

@@ -18,7 +18,7 @@ from typing import Any, Final
 from deltaci.core.errors import Refused
 from deltaci.runner.beats import Answers
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.executors import SHELL, Cell, Executor, Executors, Exit
+from deltaci.runner.executors import SHELL, Cell, Executor, Executors, Exit, Shown
 from deltaci.runner.keeper import Hold, Keeper, News, Order, Ready
 from deltaci.runner.lastwords import Rest, send_all
 from deltaci.runner.machine import Keeping, Machine
@@ -206,7 +206,7 @@ class SimExecutor:
         """It always can."""
         return ""
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str) -> Cell:
+    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()) -> Cell:
         """A new cell for one job."""
         return SimCell(self._machine)
 

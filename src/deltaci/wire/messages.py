@@ -98,6 +98,7 @@ MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
 MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
 MAX_STREAMS: Final = 1000  # At once.
+MAX_TREE_BYTES: Final = 2 * 1024**3  # Of what a job adds to its tree.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024

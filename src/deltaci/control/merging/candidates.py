@@ -23,13 +23,14 @@ Ensure = Callable[[Entry], Awaitable[None]]
 
 
 class _Top(msgspec.Struct):
-    """How far it is. `heads` are what a merge commit has as parents beside the start."""
+    """How far it is. `heads` are what a merge commit has as parents beside the start; `tree` is the top's, if known."""
 
     start: str
     commit: str
-    heads: list[str]
-    entries: list[Entry]
-    commits: list[str]
+    tree: str = ""
+    heads: list[str] = []
+    entries: list[Entry] = []
+    commits: list[str] = []
 
 
 class Candidates:
@@ -45,7 +46,7 @@ class Candidates:
         `base` is where the branch is right now: whoever conflicts with that is out, whoever conflicts only with what
         comes before it waits.
         """
-        top = _Top(start, start, [], [], [])
+        top = _Top(start, start)
         failed, behind, troubled = list[Outcome](), list[tuple[str, int]](), list[tuple[str, str]]()
         for entry in entries:
             try:
@@ -74,7 +75,7 @@ class Candidates:
         """Make the commits of a batch again, if they are not there; its start must be. Whether they are there now."""
         if await self.has(batch):
             return True
-        top = _Top(batch.start, batch.start, [], [], [])
+        top = _Top(batch.start, batch.start)
         try:
             for entry in entries:
                 await self._ensure(entry)
@@ -100,15 +101,18 @@ class Candidates:
             top.entries.append(entry)
             return
         if batch.method == "squash":
+            top.tree = top.tree or await shop.tree(commit)
             tree = await shop.merged_tree(commit, entry.head)
-            if tree != await shop.tree(commit):
+            if tree != top.tree:
                 commit = await shop.commit(tree, (commit,), _message([entry]), by, _author(entry, by))
+                top.tree = tree
         elif batch.method == "fast-forward":
             commit = await shop.replay(commit, entry.head, by)
         elif not await shop.mirror.is_ancestor(entry.head, commit):  # Else the base has it already.
             tree = await shop.merged_tree(commit, entry.head)
             commit = await shop.commit(tree, (commit, entry.head), "On the way to a merge", by)
             top.heads.append(entry.head)
+            top.tree = tree
         top.commit = commit
         top.entries.append(entry)
         top.commits.append(commit)
@@ -119,14 +123,13 @@ class Candidates:
             return
         by = _signature(batch)
         author = _author(top.entries[0], by) if len(top.entries) == 1 else by
-        tree = await self._workshop.tree(top.commit)
-        whole = await self._workshop.commit(tree, (top.start, *top.heads), _message(top.entries), by, author)
+        whole = await self._workshop.commit(top.tree, (top.start, *top.heads), _message(top.entries), by, author)
         top.commits[:] = [whole] * len(top.commits)
 
     async def _conflict(self, batch: Batch, entry: Entry, base: str) -> Outcome | None:
         """Where it conflicts with the base itself; None: it does not."""
         try:
-            await self._join(batch, _Top(base, base, [], [], []), entry)
+            await self._join(batch, _Top(base, base), entry)
         except Conflicting as conflict:
             where = ", ".join(conflict.paths)
             details = (

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 from deltaci.control.changes import digest
 from deltaci.control.merging.records import NONE, Entry, Outcome
 from deltaci.core.instants import SECOND
+from deltaci.engine.items import Overloaded
 
 MAX_BATCH: Final = 8
 SPECULATIVE: Final = 3
+MAX_PLACES: Final = 1000
 MAX_RULES: Final = 100  # Of one job.
 MAX_BACKOFF_SECONDS: Final = 600
 MAX_PROBLEM: Final = 2000
@@ -119,7 +121,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[Batch, ...] = ()
     ended: tuple[Outcome, ...] = ()
     stopping: tuple[str, ...] = ()
-    numbered: int = 0  # The last number that a batch or a group got.
+    numbered: int = 0  # The last number that a batch got; and the last one of a group.
+    grouped: int = 0
     trouble: Trouble = NO_TROUBLE  # With the repository.
 
     @property
@@ -212,9 +215,13 @@ def next_at(line: Line, now: int) -> int | None:
 
 
 def entered(line: Line, entry: Entry) -> Line:
-    """Somebody comes, at the end of the line. One who is known stays where it is."""
+    """Somebody comes, at the end of the line; raises `Overloaded` when it is full. One who is known stays."""
     known = {each.entry.id for each in line.places} | {each.id for each in line.ended}
-    return line if entry.id in known else replace(line, places=(*line.places, Place(entry=entry)))
+    if entry.id in known:
+        return line
+    if len(line.places) >= MAX_PLACES:
+        raise Overloaded(f"{MAX_PLACES} workstreams wait before {line.base} already")
+    return replace(line, places=(*line.places, Place(entry=entry)))
 
 
 def without(line: Line, ids: Iterable[str]) -> Line:
@@ -335,10 +342,10 @@ def judged(line: Line, number: int) -> Line:
         return replace(line, batches=line.batches[1:]) if batch.method == NONE else _dropped(line, 0)
     # Where every member was tested on its own place, those before the first bad one are known to be good.
     cut = len(batch.members) // 2 if len(set(batch.commits)) == 1 else max(1, batch.found.at)
-    first, second = line.numbered + 1, line.numbered + 2
+    first, second = line.grouped + 1, line.grouped + 2
     groups = {id: first if n < cut else second for n, id in enumerate(batch.members)}
     places = tuple(replace(each, group=groups.get(each.entry.id, each.group)) for each in line.places)
-    return replace(_dropped(line, 0), places=places, numbered=second)
+    return replace(_dropped(line, 0), places=places, grouped=second)
 
 
 def landing(line: Line, number: int) -> Line:

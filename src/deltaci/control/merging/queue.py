@@ -101,7 +101,7 @@ class MergeQueue:
     # -- who comes and goes
 
     async def enter(self, entry: Entry) -> None:
-        """To be merged, after all who came before. Safe to repeat."""
+        """To be merged, after all who came before. Safe to repeat; raises `Overloaded` when too many wait."""
         if not entry.at:
             entry = replace(entry, at=await self._store.now())
         empty = Line(tenant=entry.tenant, project=entry.project, base=entry.base)
@@ -181,7 +181,7 @@ class MergeQueue:
                     return True
             except (*_PASSING, asyncio.CancelledError):
                 raise
-            except GitFailed as error:
+            except (GitFailed, Refused) as error:
                 problem = str(error)
             except Exception as error:
                 LOGGER.exception("the merge queue of %s: an error of ours", line.base)

@@ -7,7 +7,17 @@ from typing import Final
 
 import msgspec
 
-from deltaci.control.merging.line import Batch, Found, Line, Tested, outcome_of, queue_digest, run_of, tests_of
+from deltaci.control.merging.line import (
+    SPECULATIVE,
+    Batch,
+    Found,
+    Line,
+    Tested,
+    outcome_of,
+    queue_digest,
+    run_of,
+    tests_of,
+)
 from deltaci.control.merging.records import NONE
 from deltaci.control.projects import Project
 from deltaci.core import job
@@ -25,7 +35,6 @@ STREAM: Final = "merge-"
 MAX_ATTEMPTS: Final = 3
 MAX_TITLE: Final = 200
 TIMED_OUT: Final = "TIMED_OUT"  # The rules themselves took too long: trying it for ever would not help.
-SLOTS: Final = 8  # So many worktrees for batches side by side; more batches share them, one after the other.
 
 
 def order(line: Line, batch: Batch, project: Project) -> StartRun:
@@ -55,7 +64,7 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     stream = f"{STREAM}{queue_digest(line.tenant, line.project, line.base)}"
     entry = line.entries(batch)[tested.last]
     # Trees are used again, warm, one job at a time; batches side by side have each their own.
-    own = f"{batch.number % SLOTS}-{tested.last}"
+    own = f"{batch.number % SPECULATIVE}-{tested.last}"
     work = Work(
         name=_name(tested),
         steps=[],

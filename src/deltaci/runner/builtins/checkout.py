@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.builtins.stage import Stage, StepFailed, flag, known, number
 from deltaci.runner.checkout import Wanted, bring, disguised, remote_of, trust_owner
 from deltaci.runner.client import Client
-from deltaci.runner.git import GitFailed, scheme_of
+from deltaci.runner.git import GitFailed, Remote, scheme_of
 from deltaci.wire.messages import Source
 
 INPUTS: Final = (
@@ -58,11 +58,8 @@ async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
             stage.log.line(f"checkout: {name!r} is not needed here; everything is checked out")
     if flag(inputs, "persist-credentials", False):
         stage.log.line("checkout: the credential is the runner's alone; it is not left in the work tree")
-    credential = await _credential(stage, source, inputs.get("token", ""))
-    stage.log.hide(disguised(credential) if credential else [])
     try:
-        with _key(stage, source, credential) as key_file:
-            remote = remote_of(source.url, stage.protocols, "" if key_file else credential, key_file)
+        async with reaching(stage, source, inputs.get("token", "")) as remote:
             found_ref, commit = await bring(remote, wanted, ref, stage.mirrors, layout.root, stage.log.line)
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed
@@ -70,6 +67,15 @@ async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
         await asyncio.to_thread(trust_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
     stage.log.line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
     return {"ref": found_ref, "commit": commit}
+
+
+@asynccontextmanager
+async def reaching(stage: Stage, source: Source, token: str = "") -> AsyncIterator[Remote]:
+    """The repository of these sources, and what it takes to read it, for as long as that is needed."""
+    credential = await _credential(stage, source, token)
+    stage.log.hide(disguised(credential) if credential else [])
+    with _key(stage, source, credential) as key_file:
+        yield remote_of(source.url, stage.protocols, "" if key_file else credential, key_file)
 
 
 def _plain_path(inputs: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.executors import cgroups
-from deltaci.runner.executors.cell import SHELL, Cell, CellFailed, Executor, Exit
+from deltaci.runner.executors.cell import SHELL, Cell, CellFailed, Executor, Exit, Shown
 from deltaci.runner.executors.container import ContainerExecutor
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
@@ -15,7 +15,7 @@ from deltaci.runner.executors.sandbox import SandboxExecutor
 
 USUAL: Final = ("sandbox", "process")
 
-__all__ = ["SHELL", "Cell", "CellFailed", "Executor", "Executors", "Exit"]
+__all__ = ["SHELL", "Cell", "CellFailed", "Executor", "Executors", "Exit", "Shown"]
 
 
 class Executors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -30,6 +30,13 @@ class Exit(msgspec.Struct, frozen=True):
 
 class CellFailed(Exception):
     """The cell itself could not do its work. Not the job's fault: another runner may succeed."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that a cell shows beside the workspace, at the same path."""
+
+    path: Path
+    is_writable: bool
 
 
 class Cell(Protocol):
@@ -76,5 +83,5 @@ class Executor(Protocol):
     def why_not(self) -> str:
         """Empty when it can be used here, else one sentence why not."""
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str) -> Cell:
-        """A new cell for one job. Nothing is started before its first step."""
+    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()) -> Cell:
+        """A new cell for one job. Nothing is started before its first step; what is `shown` need not be there yet."""

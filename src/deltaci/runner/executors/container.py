@@ -14,14 +14,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import InvariantBroken
 from deltaci.runner import reaper
-from deltaci.runner.executors.cell import SHELL, CellFailed, Exit
+from deltaci.runner.executors.cell import SHELL, CellFailed, Exit, Shown
 from deltaci.runner.executors.environment import environment
 from deltaci.runner.executors.supervised import KILL_SECONDS, MAX_READ_BYTES
 from deltaci.runner.reaper import Handle
@@ -46,19 +46,32 @@ class ContainerExecutor:
         tool, reasons = working_tool()
         return "" if tool else reasons
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str) -> ContainerCell:
+    def cell(
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+    ) -> ContainerCell:
         """A cell in a container of this image."""
         tool, reasons = working_tool()
         if not tool:
             raise CellFailed(f"no container can be started: {reasons}")
-        return ContainerCell(tool, workspace=workspace.resolve(), limits=limits, has_network=network, image=image)
+        place = workspace.resolve()
+        return ContainerCell(tool, workspace=place, limits=limits, has_network=network, image=image, shown=shown)
 
 
 class ContainerCell:
     """One job in one container."""
 
-    def __init__(self, tool: str, *, workspace: Path, limits: Limits, has_network: bool, image: str) -> None:
+    def __init__(
+        self,
+        tool: str,
+        *,
+        workspace: Path,
+        limits: Limits,
+        has_network: bool,
+        image: str,
+        shown: Sequence[Shown] = (),
+    ) -> None:
         self._tool = tool
+        self._shown = tuple(shown)
         self._marker = secrets.token_hex(16)
         self._name = f"deltaci-{self._marker}"
         self._workspace = workspace
@@ -96,9 +109,21 @@ class ContainerCell:
             *(("--memory", str(limits.memory_bytes)) if limits.memory_bytes else ()),
             *(("--pids-limit", str(limits.processes)) if limits.processes else ()),
             *(("--cpus", f"{limits.cpus:g}") if limits.cpus else ()),
-            *("--volume", f"{place}:{place}", "--workdir", place, "--env", f"{reaper.MARK}={self._marker}"),
+            *(
+                "--volume",
+                f"{place}:{place}",
+                *self._volumes(),
+                "--workdir",
+                place,
+                "--env",
+                f"{reaper.MARK}={self._marker}",
+            ),
             *("--entrypoint", "sh", self._image, "-c", WAIT),
         ]
+
+    def _volumes(self) -> Iterator[str]:
+        for each in self._shown:
+            yield from ("--volume", f"{each.path}:{each.path}{'' if each.is_writable else ':ro'}")
 
     def step_command(self, script: str, env: dict[str, str], workdir: Path, shell: tuple[str, ...]) -> list[str]:
         """The command that runs a step. Values are not in it, except those that the tool needs for itself."""

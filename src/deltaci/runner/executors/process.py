@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.cell import Shown
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.supervised import SupervisedCell
 from deltaci.wire.messages import Limits
@@ -27,7 +29,9 @@ class ProcessExecutor:
         """Always usable where there is a shell."""
         return "" if os.access("/bin/sh", os.X_OK) else "there is no /bin/sh"
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str) -> SupervisedCell:
+    def cell(
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+    ) -> SupervisedCell:
         """A cell without walls. The network cannot be kept from it, and the description says so."""
         shared = "" if network else ", network NOT kept from it although none was asked for"
         return SupervisedCell(

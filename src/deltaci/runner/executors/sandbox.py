@@ -13,11 +13,13 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from deltaci.runner.executors import cgroups
+from deltaci.runner.executors.cell import Shown
 from deltaci.runner.executors.environment import environment, interpreter
 from deltaci.runner.executors.nursery import SCRIPT
 from deltaci.runner.executors.process import groups_for, memory_rlimit
@@ -68,12 +70,14 @@ class SandboxExecutor:
         """Whether bubblewrap is there and may do what it must; tried out once."""
         return probe()
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str) -> SupervisedCell:
+    def cell(
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+    ) -> SupervisedCell:
         """A cell with walls. The workspace is the only place that outlives it."""
         place = workspace.resolve()
 
         async def launch(marker: str, groups: cgroups.Groups, theirs: socket.socket) -> Spawned:
-            command = (*bubblewrap(place, has_network=network), "--", str(interpreter()), "-I", "-S", "-B")
+            command = (*bubblewrap(place, has_network=network, shown=shown), "--", str(interpreter()), "-I", "-S", "-B")
             return Spawned(
                 await asyncio.create_subprocess_exec(
                     *("/bin/sh", "-c", JOIN, "sh", *groups.joins(), "--", *command, SUPERVISOR_INSIDE),
@@ -104,7 +108,7 @@ def process_rlimit(limits: Limits, groups: cgroups.Groups) -> dict[str, int]:
     return {}
 
 
-def bubblewrap(workspace: Path | None, *, has_network: bool) -> list[str]:
+def bubblewrap(workspace: Path | None, *, has_network: bool, shown: Sequence[Shown] = ()) -> list[str]:
     """The command up to the `--`. The environment is not in it: arguments can be read by everybody."""
     arguments = [shutil.which("bwrap") or "bwrap", *ALONE, *(["--share-net"] if has_network else [])]
     for folder in SYSTEM:
@@ -127,6 +131,8 @@ def bubblewrap(workspace: Path | None, *, has_network: bool) -> list[str]:
     arguments += ["--ro-bind", str(SCRIPT), SUPERVISOR_INSIDE]
     if workspace is not None:
         arguments += ["--bind", str(workspace), str(workspace)]
+    for each in shown:
+        arguments += ["--bind" if each.is_writable else "--ro-bind", str(each.path), str(each.path)]
     # What bubblewrap made by itself on the way to these places is a file system in memory: close it as well.
     return [*arguments, "--remount-ro", "/", "--chdir", "/"]
 

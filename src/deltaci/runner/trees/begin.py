@@ -1,0 +1,101 @@
+"""Before the steps of a job that has a tree: what it begins with is asked for, brought here, and put into the tree.
+
+A tree, or a repository, that cannot be used is put aside and made anew: it is only a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from deltaci.core.errors import Refused
+from deltaci.runner.builtins.checkout import CODE, reaching
+from deltaci.runner.builtins.stage import Stage, StepFailed
+from deltaci.runner.client import Client
+from deltaci.runner.git import GitFailed, checked_commit
+from deltaci.runner.transfers import PATIENCE_SECONDS
+from deltaci.runner.trees.exact import make_exact, make_git_dir
+from deltaci.runner.trees.repository import Repository
+from deltaci.runner.trees.spots import Spot, Worktrees
+from deltaci.wire.answers import TreeStart
+from deltaci.wire.messages import MAX_TREE_BYTES
+from deltaci.wire.work import Source, Tree
+
+AS_IT_IS: Final = "the tree cannot be used as it is: {}; making a new one"
+ALL_ANEW: Final = "the stream's repository cannot be used: {}; making a new one"
+
+
+async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree) -> TreeStart:
+    """Have the tree, exactly at the tip that the server names; nobody else has it until the job is over."""
+    await trees.hold(spot)
+    try:
+        start = await stage.transfers.ask(Client.tree)
+        checked_commit(start.base)
+        checked_commit(start.tip)
+    except Refused as refused:
+        raise StepFailed(f"tree: {refused.message}", CODE) from refused
+    failed = await _tried(stage, trees, spot, tree, start)
+    if failed is not None:
+        stage.log.line(AS_IT_IS.format(failed))
+        await asyncio.to_thread(_drop_tree, trees, spot)
+        failed = await _tried(stage, trees, spot, tree, start)
+    if failed is not None and trees.is_alone(spot):
+        stage.log.line(ALL_ANEW.format(failed))
+        await asyncio.to_thread(trees.put_aside, spot.repository)
+        await asyncio.to_thread(_drop_tree, trees, spot)
+        failed = await _tried(stage, trees, spot, tree, start)
+    if failed is not None:
+        raise StepFailed(f"tree: {failed}", CODE)
+    stage.log.line(f"tree: {spot.path} at {start.tip} ({tree.branch})")
+    return start
+
+
+async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: TreeStart) -> Exception | None:
+    """Once; what went wrong, if that may be because of what is here."""
+    repository = Repository(spot.repository)
+    try:
+        async with trees.changing(spot):
+            await repository.make()
+            if not repository.has(start.base):
+                await _bring_base(stage, repository, tree.source, start.base)
+            if not repository.has(start.tip):
+                await _bring_tip(stage, repository, start)
+            await make_exact(repository, spot, start.tip)
+            await asyncio.to_thread(trees.put_aside, spot.git_dir)
+            await asyncio.to_thread(make_git_dir, repository, spot, tree, start.base, start.tip)
+    except (GitFailed, OSError) as failed:
+        return failed
+    return None
+
+
+async def _bring_base(stage: Stage, repository: Repository, source: Source, base: str) -> None:
+    wanted = Source(url=source.url, commit=base, ref=source.ref, depth=source.depth, credential=source.credential)
+    try:
+        async with reaching(stage, source) as remote:
+            await repository.bring_base(stage.mirrors, remote, wanted, stage.log.line)
+    except GitFailed as failed:
+        raise StepFailed(f"tree: {failed}", CODE) from failed
+
+
+async def _bring_tip(stage: Stage, repository: Repository, start: TreeStart) -> None:
+    """From the server: these commits are nowhere else."""
+    if start.bundle_bytes > MAX_TREE_BYTES:
+        raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
+    handle, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            await stage.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
+        await repository.take(Path(path), start.tip)
+    except Refused as refused:
+        raise StepFailed(f"tree: {refused.message}", CODE) from refused
+    finally:
+        Path(path).unlink(missing_ok=True)
+
+
+def _drop_tree(trees: Worktrees, spot: Spot) -> None:
+    """The tree, and what we know of it."""
+    trees.put_aside(spot.path)
+    Repository(spot.repository).index(spot.name).unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""Runners in this process that do real jobs, one lease at a time, for a server beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from deltaci.core.attempt import Attempt
+from deltaci.runner.client import Client
+from deltaci.runner.executors import Executors
+from deltaci.runner.git import KNOWN_PROTOCOLS
+from deltaci.runner.job import Job
+from deltaci.runner.machine import Machine
+from deltaci.runner.places import Places
+from deltaci.server.service import registration_token
+from deltaci.wire import messages as wire
+from tests.api.site import TENANT
+from tests.repositories.site import RepositorySite
+
+
+class LocalMachine(Machine):
+    """This machine, where repositories in folders may be read."""
+
+    def git_protocols(self) -> tuple[str, ...]:
+        """All of them."""
+        return KNOWN_PROTOCOLS
+
+
+class Worker:
+    """One runner with a folder of its own."""
+
+    def __init__(self, site: RepositorySite, name: str, client: Client, folder: Path, executor: str) -> None:
+        self.site = site
+        self.name = name
+        self.client = client
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.machine = LocalMachine(site.url)
+        self.places = Places(folder, Executors((executor,)))
+
+    @property
+    def streams(self) -> Path:
+        """Where its trees are."""
+        return self.folder.resolve() / "workstreams"
+
+    async def lease(self) -> wire.LeaseGranted:
+        """One job, which must be there."""
+        asked = wire.Lease(runner_id=self.name, wait_seconds=20)
+        [granted] = await asyncio.to_thread(self.client.lease, asked)
+        return granted
+
+    def job(self, granted: wire.LeaseGranted) -> Job:
+        """What does it."""
+        return Job(self.client, self.name, granted, self.places, self.machine)
+
+    async def work(self) -> str:
+        """Do one job to its end; how that went, in one word."""
+        return await self.job(await self.lease()).run(lambda _: None)
+
+    async def over(self, ids: list[str]) -> list[str]:
+        """What the server says of these streams."""
+        return await asyncio.to_thread(self.client.streams_over, ids)
+
+
+@asynccontextmanager
+async def worker(
+    site: RepositorySite, folder: Path, name: str = "r1", executor: str = "sandbox"
+) -> AsyncIterator[Worker]:
+    """A runner that has come in, until it leaves."""
+    client = Client(site.url)
+    token = registration_token(site.folder, name, TENANT)
+    client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential
+    one = Worker(site, name, client, folder / name, executor)
+    try:
+        yield one
+    finally:
+        await one.places.close()
+        client.close_all()
+
+
+async def attempt(site: RepositorySite, id: str) -> Attempt:
+    """Its record."""
+    found = await site.store.find(id)
+    assert isinstance(found, Attempt), id
+    return found
+
+
+async def told(site: RepositorySite, id: str) -> dict[str, Any]:
+    """What its runner reported."""
+    report: dict[str, Any] = (await attempt(site, id)).report
+    return report
+
+
+def log_of(site: RepositorySite, id: str, number: int = 1) -> str:
+    """What its log says."""
+    return site.service.logs.read(id, number).decode()
