@@ -63,7 +63,7 @@ async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: 
                 await _bring_base(stage, repository, tree.source, start.base)
             if not repository.has(start.tip):
                 await _bring_tip(stage, repository, start)
-            await make_exact(repository, spot, start.tip)
+            await make_exact(repository, spot, start.tip, is_next=tree.keeps)
             await asyncio.to_thread(trees.put_aside, spot.git_dir)
             await asyncio.to_thread(make_git_dir, repository, spot, tree, start.base, start.tip)
     except (GitFailed, OSError) as failed:
