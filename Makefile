@@ -33,6 +33,7 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m deltaci.cli.draw --check docs/cli.md
 	@$(PY) -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.json
 	@$(PY) -m deltaci.pipeline.github.draw --check docs/github-workflows.md
+	@$(PY) -m deltaci.pipeline.workstreams.draw --check docs/workstreams.md docs/workstream.schema.json
 
 fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m ruff check --fix .
@@ -45,6 +46,7 @@ fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m deltaci.cli.draw docs/cli.md
 	@$(PY) -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json
 	@$(PY) -m deltaci.pipeline.github.draw docs/github-workflows.md
+	@$(PY) -m deltaci.pipeline.workstreams.draw docs/workstreams.md docs/workstream.schema.json
 
 fuzz: setup-dev ## try hostile input everywhere (MINUTES=5; SEED=n: that round again; ONLY=word: those targets)
 	@$(PY) -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +30,16 @@ class Memory(msgspec.Struct, frozen=True):
 class Process:
     """One child that is spoken to in lines."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None, log: Path | None = None) -> None:
         command = [sys.executable, *arguments]
         self._command = " ".join(arguments)
         pipe = subprocess.PIPE
         folders = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})}
-        self._child = subprocess.Popen(command, cwd=ROOT, env=found, stdin=pipe, stdout=pipe, bufsize=0)
+        with log.open("ab") if log is not None else nullcontext() as errors:
+            self._child = subprocess.Popen(
+                command, cwd=ROOT, env=found, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0
+            )
         self._said = b""
         self.pid = self._child.pid
 
@@ -73,6 +76,21 @@ class Process:
         after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / _TICKS
 
+    def whole_cpu(self) -> float:
+        """The same with all of its descendants, those that are gone included."""
+        children: dict[int, list[int]] = {}
+        spent: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):  # It ended meanwhile, and is counted where it was waited for.
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+                    spent[int(entry.name)] = sum(map(int, fields[11:15]))
+        family = [self.pid]
+        for pid in family:
+            family += children.get(pid, [])
+        return sum(spent.get(pid, 0) for pid in family) / _TICKS
+
     def memory(self) -> Memory:
         """What it keeps now."""
         lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
@@ -94,9 +112,9 @@ class Process:
 
 
 @contextmanager
-def started(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """A child, for as long as this lasts."""
-    process = Process(*arguments, env=env)
+def started(*arguments: str, env: Mapping[str, str] | None = None, log: Path | None = None) -> Iterator[Process]:
+    """A child, for as long as this lasts. What it says to its standard error goes to the log, if there is one."""
+    process = Process(*arguments, env=env, log=log)
     try:
         yield process
     finally:

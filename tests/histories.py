@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -37,8 +37,10 @@ CALM_ROUNDS = 400  # More than any history here needs to come to its end.
 class History:
     """One random history. `randomness` decides everything."""
 
-    def __init__(self, randomness: Random, *, workers: int = 4, max_jobs: int = 14) -> None:
-        self.lab = Lab()
+    validated_share = 0.3  # Of the runs, so many have a final validation.
+
+    def __init__(self, randomness: Random, *, workers: int = 4, max_jobs: int = 14, lab: Lab | None = None) -> None:
+        self.lab = lab or Lab()
         self.draw = randomness
         self.max_jobs = max_jobs
         self.leases: list[Lease] = []
@@ -68,7 +70,7 @@ class History:
             started_by=self.draw.choice(("", *PEOPLE)),
             timeout_seconds=self.draw.choice((600, 3600, 20000)),
             is_fail_fast=self.draw.random() < 0.3,
-            has_validation=self.draw.random() < 0.3,
+            has_validation=self.draw.random() < self.validated_share,
         )
         if self.draw.random() < 0.05:
             self.lab.cancel_run(id)
@@ -182,7 +184,7 @@ class History:
         orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
         orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
         orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 1, 1, 4, 1, 1, 4))[0])
+        self.lab.do(self.draw.choices(orders, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
 
     def operator(self) -> None:
         """The queue's own doors: stall, requeue, hand back."""
@@ -238,11 +240,14 @@ class History:
         except Refused:
             self.refusals += 1
 
-    def go(self, steps: int) -> History:
+    def actions(self) -> dict[Callable[[], None], int]:
+        """What a step may be, and how likely."""
+        often = {self.claim: 14, self.message: 16, self.finish: 10, self.repeat: 5, self.person: 5, self.fleet: 4}
+        return often | {self.operator: 2, self.validate: 3, self.time: 8, self.new_run: 1, self.new_queue_job: 1}
+
+    def go(self, steps: int) -> Self:
         """So many random steps."""
-        actions = [self.claim, self.message, self.finish, self.repeat, self.person, self.fleet, self.operator]
-        actions += [self.validate, self.time, self.new_run, self.new_queue_job]
-        weights = (14, 16, 10, 5, 5, 3, 2, 3, 8, 1, 1)
+        actions, weights = zip(*self.actions().items(), strict=True)
         self.new_run()
         for _ in range(steps):
             if self.draw.random() < 0.8:
@@ -251,7 +256,7 @@ class History:
             self.check()
         return self
 
-    def calm(self) -> History:
+    def calm(self) -> Self:
         """The trouble stops: one good worker, people who approve, validation that passes. All must end."""
         self.lab.register("good", places=1000, labels=("linux",))
         for _ in range(CALM_ROUNDS):
@@ -265,7 +270,7 @@ class History:
         self.check()
         return self
 
-    def leave(self) -> History:
+    def leave(self) -> Self:
         """Every worker goes home."""
         for each in self._all(Worker):
             self.attempt(partial(self.lab.do, worker.GiveUp(id=each.id)))

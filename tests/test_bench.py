@@ -12,6 +12,7 @@ from bench import (
     bench_fleet,
     bench_http,
     bench_log,
+    bench_merging,
     bench_plan,
     bench_queue,
     bench_streams,
@@ -156,3 +157,14 @@ def test_the_benchmark_of_a_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = bench_log.run()
 
     assert all(figure.value > 0 for figure in figures if figure.unit in ("MB/s", "ms"))
+
+
+def test_the_benchmark_of_the_merge_queue_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what lands on a base."""
+    for name, value in {"FILES": 100, "MERGES": {2: 4, 1: 2}, "BARE": 1, "BUILT": 1}.items():
+        monkeypatch.setattr(bench_merging, name, value)
+
+    figures = {figure.metric: figure for figure in bench_merging.run()}
+
+    assert all(figure.value > 0 for figure in figures.values())
+    assert set(figures["100 files, batches of 2: merges"].ratios) == {"git alone", "git merge in a work tree"}

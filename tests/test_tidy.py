@@ -71,6 +71,7 @@ PURE_EXCEPT = {
     "deltaci.core.draw_failures": {"sys", "pathlib"},
     "deltaci.pipeline.draw": {"sys", "pathlib"},
     "deltaci.pipeline.github.draw": {"sys", "pathlib"},
+    "deltaci.pipeline.workstreams.draw": {"sys", "pathlib"},
     "deltaci.pipeline.yaml": {"ruamel"},
     "deltaci.pipeline.syntax": {"ruamel"},
 }

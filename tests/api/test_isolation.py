@@ -12,6 +12,7 @@ from deltaci.pipeline.change import Change
 from deltaci.wire.api_routes import ROUTES, Route
 from tests.api.site import ApiSite, Caller, Reply, gate, task
 from tests.contract.places import on_loop
+from tests.workstream_desk import SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -49,7 +50,10 @@ async def filled(here: ApiSite) -> dict[str, str]:
     change = Change(event="push", ref="refs/heads/gone", commit="0" * 40)
     accepted = await here.service.repositories.changes.accept("them", "p", change, "d")
     key = (await them.get("/keys")).body["keys"][0]["id"]
+    StandIn(here.service)
+    stream = (await them.post("/workstreams", {"spec": SPEC})).body["id"]
     return {
+        "workstream": stream,
         **{"run": id, "job": "a", "index": "1", "path": "out/file", "template": "t", "version": "1"},
         **{"worker": player.name, "key": key, "project": "p", "change": accepted.id, "secret": "S"},
     }
@@ -87,6 +91,7 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
         us = await here.key("eve", "admin", tenant="us")
         # Of the same shape, and nobody's.
         nobodys = {
+            "workstream": "r" + "1" * 20,
             **{"run": "r" + "0" * 20, "job": "zz", "index": "9", "path": "no/file", "template": "zz", "version": "9"},
             **{"worker": "zz", "key": "0" * 16, "project": "zz", "change": "c" + "0" * 24, "secret": "ZZ"},
         }

@@ -93,3 +93,17 @@ def test_bytes_that_are_no_text_are_a_problem() -> None:
 
     assert result.exit_code == 1
     assert "-:2:3: the byte 0xff, which is not UTF-8" in result.stdout
+
+
+def test_a_workstream_file_is_told_by_its_key(tmp_path: Path) -> None:
+    """It is checked as what it is, with the line that is wrong."""
+    good, bad = tmp_path / "good.yml", tmp_path / "bad.yml"
+    good.write_text("workstream: x\ntasks: [{name: a, run: make}]\n")
+    bad.write_text("workstream: x\ntasks:\n  - {name: a, run: make, need: b}\n")
+
+    fine, wrong = lint(str(good)), lint(str(bad))
+
+    assert (fine.exit_code, fine.stdout) == (0, f"{good}: good, 1 task\n")
+    assert wrong.exit_code == 1
+    assert f"{bad}:3:26: the key 'need', which a task does not have; did you mean 'needs'?" in wrong.stdout
+    assert "\n  3 |   - {name: a, run: make, need: b}\n    |                          ^" in wrong.stdout

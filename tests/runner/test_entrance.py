@@ -94,7 +94,7 @@ async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Pat
         assert "has expired, because this runner was away for too long" in expired
         assert "'deltaci token NAME --again'" in expired
         assert "cannot be read; make a token" in broken
-        assert "was shut down; register one under a name that was never used" in gone
+        assert "was shut down; if it shall come back, make a token with 'deltaci token w1 --again'" in gone
         assert "dci_" not in expired + broken + gone
 
 

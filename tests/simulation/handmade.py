@@ -179,15 +179,24 @@ class Log:
         changed = {"number": held.number, "worker_id": held.worker_id, "from": held.state, "to": lease}
         self.say("attempt", f"r/{name}.1", to, trigger, actor, lease=changed, **told)
 
-    def free(self, worker: str = "w") -> None:
-        """The worker has room again; part of a commit."""
-        self.say("worker", worker, "IDLE", "task_completed", tasks=0)
+    def free(self, worker: str = "w", **told: Any) -> None:
+        """The worker has room again, and says what else changed; part of a commit."""
+        it = self.checker.known[worker]
+        if isinstance(it, WorkerFacts) and it.troubles != it.told_troubles:
+            told = {"troubles": it.troubles, **told}
+        self.say("worker", worker, "IDLE", "task_completed", **{"tasks": 0, **told})
 
-    def lose(self, name: str = "a", reason: str = "LEASE_EXPIRED", lost: int = 1) -> None:
+    def hold(self, trigger: str = "drained", hold: str = "DRAINED", worker: str = "w", **told: Any) -> None:
+        """The worker takes nothing new, or is let go; part of a commit."""
+        state = self.checker.known[worker].state
+        assert state is not None
+        self.say("worker", worker, state, trigger, **{"hold": hold, **told})
+
+    def lose(self, name: str = "a", reason: str = "LEASE_EXPIRED", lost: int = 1, **told: Any) -> None:
         """The lease is lost, and the attempt stale; part of a commit."""
         lease = "EXPIRED" if reason == "LEASE_EXPIRED" else "REVOKED"
         self.end(name, "STALE", "stalled", lease, "orchestrator", reason=reason, lost_leases=lost)
-        self.free()
+        self.free(**told)
 
     def finish(self, name: str = "a", to: str = "SUCCEEDED", **told: Any) -> None:
         """The attempt ends by its runner's word; part of a commit."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from deltaci.core import attempt, failures, ids, job, lease, reactions, run, timers
 from deltaci.core.attempt import Attempt
+from deltaci.core.attempt_orders import STALLS
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.lease import Lease
 from deltaci.core.machine import Command
@@ -272,7 +273,7 @@ def lost_lease_is_not_requeued() -> Iterator[None]:
 @fault
 def lost_leases_are_not_counted() -> Iterator[None]:
     """An attempt may lose its lease as often as it likes."""
-    with instead((attempt, "_STALLS", dict.fromkeys(attempt._STALLS, False))):
+    with instead((attempt, "STALLS", dict.fromkeys(STALLS, False))):
         yield
 
 

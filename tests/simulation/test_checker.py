@@ -13,7 +13,7 @@ from deltaci.sim import checker as checking
 from deltaci.sim.checker import INVARIANTS, Violation
 from deltaci.sim.mix import drawn
 from deltaci.sim.world import LOGGER, World
-from tests.simulation import illegal_bonds, illegal_leases, illegal_runs
+from tests.simulation import illegal_bonds, illegal_leases, illegal_runs, illegal_trust
 from tests.simulation.handmade import CASES, Case, Log
 from tests.simulation.planted import TABLE
 
@@ -24,6 +24,7 @@ ALONE = {
     "bonds",
     "checker",
     "promises",
+    "trust",
 }  # The files that know the documents and nothing else.
 
 
@@ -64,7 +65,7 @@ def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: 
 def test_every_promise_can_be_broken() -> None:
     """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
-    ours = {each.__name__ for each in (illegal_bonds, illegal_leases, illegal_runs)}
+    ours = {each.__name__ for each in (illegal_bonds, illegal_leases, illegal_runs, illegal_trust)}
     assert ours == {case.__module__ for _, case in CASES}
     shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
 

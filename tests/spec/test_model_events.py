@@ -251,10 +251,10 @@ WORDS: Final = {
     },
     ATTEMPT: {"enqueued", "claimed", "started", "heartbeat", "succeeded", "failed", "stalled", "requeued"},
 }
-# Steps that the document does not know: births, approvals, and a cancel that is only requested.
+# Steps that the document does not know: births, approvals, workers that are held, and a cancel that is only requested.
 OURS: Final = {
     JOB: {"created", "approval_opened", "approval_given", "approved", "rejected"},
-    WORKER: {"registered", "capabilities_registered"},
+    WORKER: {"registered", "capabilities_registered", "drained", "quarantined", "resumed"},
     ATTEMPT: {"cancel_requested"},
 }
 

@@ -244,7 +244,7 @@ def test_a_job_that_was_stored_before_there_were_gates_can_still_be_read() -> No
     spec = next(field for field in row if isinstance(field, dict))
     del spec["gate"]
 
-    old = msgspec.json.decode(msgspec.json.encode(row[:-4]), type=Job)
+    old = msgspec.json.decode(msgspec.json.encode(row[:-5]), type=Job)
 
     assert (old.spec, old.approvals, old.plan_hash) == (gate("g"), (), "")
 

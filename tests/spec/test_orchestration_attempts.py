@@ -204,8 +204,9 @@ def test_a_lost_attempt_is_tried_again_only_while_that_is_allowed() -> None:
     lab, _ = held(attempt.LEASED)
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
 
-    for _ in range(attempt.MAX_LOST_LEASES):
-        lab.claim(lab.attempt("build"))
+    for number in range(attempt.MAX_LOST_LEASES):
+        lab.register(f"v{number}")
+        lab.claim(lab.attempt("build"), by=f"v{number}")
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
 
     assert lab.steps(ID)[-2:] == [attempt.STALE, attempt.FAILED]

@@ -121,7 +121,7 @@ def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
     told = [(each.from_, each.to, each.trigger, each.metadata) for each in decision.events if each.entity == "worker"]
     assert told == [
         ("BUSY", "UNRESPONSIVE", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
-        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2}),
+        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2, "troubles": 1}),
         ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/b.1", "tasks": 1}),
     ]
     assert lab.worker_record("w1").tasks == ("r1/c.1",)

@@ -74,6 +74,8 @@ def test_a_task_is_scheduled_as_soon_as_its_last_dependency_is_completed() -> No
         ("lacks the label", "not_eligible"),
         ("is full", "worker_full"),
         ("is leaving", "not_eligible"),
+        ("is drained", "not_eligible"),
+        ("is quarantined", "not_eligible"),
         ("is silent", "wrong_state"),
         ("is gone", "wrong_state"),
     ],
@@ -87,6 +89,10 @@ def test_a_task_does_not_start_on_a_worker_that_is_unfit_or_not_available(hindra
         lab.claim(lab.attempt("other"))
     if hindrance in ("is leaving", "is gone"):
         lab.do(worker.Shutdown(id="w1"))
+    if hindrance == "is drained":
+        lab.do(worker.Drain(id="w1", actor="user:ada", reason="new disk"))
+    if hindrance == "is quarantined":
+        lab.do(worker.Quarantine(id="w1", reason="slow disk"))
     if hindrance == "is silent":
         lab.do(worker.MissHealthChecks(id="w1"))
 
@@ -148,7 +154,7 @@ def test_a_task_that_exits_with_zero_is_validated_next() -> None:
 @pytest.mark.proves("WST-T4", "WST-T5", "WST-TG4", "WST-TG5")
 @pytest.mark.parametrize(
     ("max_retries", "error_code", "retries"),
-    [(0, "RUNNER_STARTUP", 0), (1, "RUNNER_STARTUP", 1), (3, "RUNNER_STARTUP", 3), (3, "BAD_SPEC", 0)],
+    [(0, "RUNNER_STARTUP", 0), (1, "RUNNER_STARTUP", 1), (3, "CACHE_FETCH", 3), (3, "BAD_SPEC", 0)],
 )
 def test_a_failed_task_is_retried_while_retries_remain_and_it_is_worth_it(
     max_retries: int, error_code: str, retries: int

@@ -35,6 +35,9 @@ COMMANDS: Final = {
     "reject": Entry("decide", RUNS, "Reject what waits for approval in a run: it fails."),
     "cancel": Entry("runs", RUNS, "Stop a run, or one job of it."),
     "rerun": Entry("submit", RUNS, "Start a new run that does the same again, or only what failed, and print its id."),
+    "ws": Entry(
+        "ws", RUNS, "Start workstreams: several tasks on one branch, validated and merged; look at them, stop them."
+    ),
     "artifacts": Entry("results", LEFT, "List and get the files that jobs left behind."),
     "outputs": Entry("results", LEFT, "Show what the jobs of a run gave as their results."),
     "costs": Entry("results", LEFT, "Show what a run used: each attempt, and the sum."),

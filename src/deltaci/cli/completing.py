@@ -24,6 +24,11 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offered(ctx, incomplete, lambda client: (run.id for run in client.runs(limit=MOST).runs))
 
 
+def complete_workstream(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The ids of the newest workstreams."""
+    return _offered(ctx, incomplete, lambda client: (each.id for each in client.workstreams(limit=MOST).workstreams))
+
+
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     """The ids of the newest runs; behind a slash, the names of a run's jobs."""
     run_id, slash, _ = incomplete.partition("/")

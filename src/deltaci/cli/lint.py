@@ -1,8 +1,9 @@
-"""`deltaci lint`: are these pipeline files good?"""
+"""`deltaci lint`: are these pipeline and workstream files good?"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,8 +13,10 @@ import typer
 from deltaci.cli.workflows import read_workflow
 from deltaci.pipeline.github import FOLDER as WORKFLOWS
 from deltaci.pipeline.github import Workflow, is_workflow
-from deltaci.pipeline.problems import MAX_PROBLEMS, with_source
+from deltaci.pipeline.problems import MAX_PROBLEMS, Problem, with_source
 from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
+from deltaci.pipeline.workstreams.reading import FoundWorkstream, is_workstream
+from deltaci.pipeline.workstreams.reading import read as read_workstream
 from deltaci.pipeline.yaml import MAX_BYTES
 
 FOLDER: Final = ".deltaci"
@@ -39,8 +42,9 @@ def lint_command(
 ) -> None:
     """Check pipeline files: every problem with its place, and what was probably meant.
 
-    Of GitHub's workflows it tells what cannot run here, and what has no effect. Exits with 0 when all files are good
-    (warnings are no problems), 1 when one is not, and 2 when one cannot be read.
+    Workstream files are told by their key 'workstream'. Of GitHub's workflows it tells what cannot run here, and what
+    has no effect. Exits with 0 when all files are good (warnings are no problems), 1 when one is not, and 2 when one
+    cannot be read.
 
     Examples:
 
@@ -55,11 +59,17 @@ def lint_command(
     else:
         for found, content in checked:
             _tell(found, content)
-    raise typer.Exit(GOOD if all(found.pipeline is not None for found, _ in checked) else BAD)
+    raise typer.Exit(GOOD if all(_is_good(found) for found, _ in checked) else BAD)
 
 
-def _read(content: bytes, name: str, as_workflow: bool) -> Found:
-    return read_workflow(content, name) if as_workflow else read(content, name)
+def _read(content: bytes, name: str, as_workflow: bool) -> Found | FoundWorkstream:
+    if as_workflow:
+        return read_workflow(content, name)
+    return read_workstream(content, name) if is_workstream(content) else read(content, name)
+
+
+def _is_good(found: Found | FoundWorkstream) -> bool:
+    return (found.workstream if isinstance(found, FoundWorkstream) else found.pipeline) is not None
 
 
 def _usual_files() -> list[str]:
@@ -83,29 +93,40 @@ def _content(name: str) -> bytes:
         raise AssertionError from error
 
 
-def _tell(found: Found, content: bytes) -> None:
-    source = content.decode("utf-8", "replace")
-    for problem in found.problems:
-        print(with_source(problem, source))
+def _tell(found: Found | FoundWorkstream, content: bytes) -> None:
+    tell_problems(found.problems, content)
     bad = sum(not problem.is_warning for problem in found.problems)
     warnings = len(found.problems) - bad
     told = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((bad, "problem"), (warnings, "warning"))]
     counts = ", ".join(each for each in told if not each.startswith("0 "))
-    if found.pipeline is not None:
-        jobs = len(found.pipeline.jobs)
-        counts = f"good, {jobs} job{'' if jobs == 1 else 's'}" + (f", {counts}" if counts else "")
+    if has := _has(found):
+        counts = f"good, {has}" + (f", {counts}" if counts else "")
     elif isinstance(found, Workflow) and found.inside is not None:
         counts += f"; {len(found.inside.jobs)} of {len(found.jobs)} jobs can run here"
     more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
     print(f"{found.file}: {counts}{more}")
 
 
-def _as_json(checked: list[Found]) -> str:
+def tell_problems(problems: Iterable[Problem], content: bytes) -> None:
+    """Each with the line that it is about."""
+    source = content.decode("utf-8", "replace")
+    for problem in problems:
+        print(with_source(problem, source))
+
+
+def _has(found: Found | FoundWorkstream) -> str:
+    """What is in a good file; nothing for others."""
+    if isinstance(found, FoundWorkstream):
+        count, word = len(found.workstream.tasks) if found.workstream is not None else 0, "task"
+    else:
+        count, word = len(found.pipeline.jobs) if found.pipeline is not None else 0, "job"
+    return f"{count} {word}{'' if count == 1 else 's'}" if count else ""
+
+
+def _as_json(checked: list[Found | FoundWorkstream]) -> str:
     told = {
-        "good": all(found.pipeline is not None for found in checked),
-        "files": [
-            {"file": found.file, "good": found.pipeline is not None, "problems": found.problems} for found in checked
-        ],
+        "good": all(_is_good(found) for found in checked),
+        "files": [{"file": found.file, "good": _is_good(found), "problems": found.problems} for found in checked],
     }
     return msgspec.json.encode(told).decode()
 

@@ -8,19 +8,21 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
 from deltaci.engine import loops
-from deltaci.runner.agent import Agent, KeeperGone
+from deltaci.runner.agent import Agent, KeeperGone, Removed
 from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import Entrance, NoWayIn, token_in
 from deltaci.runner.tls import BadFiles, Tls
 
 app = typer.Typer(add_completion=False)
+
+REMOVED: Final = 3  # The exit code of one that must not be started again.
 
 TokenOption = Annotated[
     str,
@@ -72,7 +74,8 @@ def runner_command(
 ) -> None:
     """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
 
-    Asked a second time, it stops its jobs and hands them back to the server, for others.
+    Asked a second time, it stops its jobs and hands them back to the server, for others. One that was removed from
+    the fleet finishes what runs and leaves with exit code 3: starting it again does not help.
 
     It comes in with a registration token, a client certificate or an OIDC token: docs/runners.md.
     """
@@ -100,6 +103,9 @@ def runner_command(
     except NoWayIn as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(2) from None
+    except Removed as error:
+        typer.echo(f"deltaci runner: {error}", err=True)
+        raise typer.Exit(REMOVED) from None
     except (Refused, Unreachable, BadFiles, KeeperGone, ValueError, OSError) as error:
         typer.echo(f"deltaci runner: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None

@@ -34,6 +34,7 @@ BlobsOption = Annotated[
 ClientCertOption = Annotated[
     bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
 ]
+OidcTenantOption = Annotated[str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")]
 OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
 PublicUrlOption = Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")]
 AllowForgeOption = Annotated[
@@ -51,6 +52,9 @@ AllowOption = Annotated[
 ]
 FailureRulesOption = Annotated[
     Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+]
+NoTransitionsOption = Annotated[
+    bool, typer.Option("--no-transitions", help="Do not write every transition to DATA/transitions.jsonl.")
 ]
 ClientCaOption = Annotated[
     Path | None,
@@ -80,15 +84,14 @@ def server_command(
         str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
     ] = "",
     oidc_audience: Annotated[str, typer.Option(help="What the tokens' aud must be, exactly.")] = "",
-    oidc_tenant_claim: Annotated[
-        str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")
-    ] = "",
+    oidc_tenant_claim: OidcTenantOption = "",
     oidc_runner_claim: Annotated[
         str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
     ] = "sub",
     oidc_ca: OidcCaOption = None,
     public_url: PublicUrlOption = "",
     allow_forge: AllowForgeOption = None,
+    no_transitions: NoTransitionsOption = False,
 ) -> None:
     """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
 
@@ -113,6 +116,7 @@ def server_command(
             public_url=public_url,
             failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
             rules=_rules(allow_repositories or []),
+            has_transitions=not no_transitions,
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -26,7 +25,6 @@ from deltaci.core.run import Run
 from deltaci.core.verify import Report, verify
 from deltaci.core.views.canonical import lines
 from deltaci.core.views.steps import run_status
-from deltaci.core.views.transitions import Transitions
 from deltaci.engine import feed, loops
 from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
@@ -96,8 +94,9 @@ async def _save(service: Service, folder: Path) -> Report:
     """Leave the log where the next command finds it, and verify it."""
     log = await feed.read(service.store, 0, MAX_EVENTS)
     (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines(log)))
-    exported = (msgspec.json.encode(line) for line in Transitions().export(log))
-    (folder / "transitions.jsonl").write_bytes(b"".join(line + b"\n" for line in exported))
+    if service.transitions is not None and log:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(service.transitions.written(log[-1].seq), STOP_SECONDS)
     return verify(lines(log))
 
 
@@ -179,7 +178,7 @@ def up_command(
 ) -> None:
     """Start everything here: a server, a runner, SQLite in .state; and show a first run of five jobs.
 
-    Leaves the log in .state/events.jsonl, and as document 003 writes it in .state/transitions.jsonl.
+    Leaves the log in .state/events.jsonl; .state/transitions.jsonl has it as document 003 writes it, as it happens.
     """
     folder = Path(".state")
     try:

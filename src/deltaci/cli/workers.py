@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_worker
-from deltaci.cli.session import Defaults, Session, command
+from deltaci.cli.session import USAGE, Defaults, Session, command, fail
 from deltaci.cli.shown import Rows, ago, facts, show, since
+from deltaci.wire import api
 
-app = typer.Typer(add_completion=False, cls=Defaults, help="List workers, look at one, let a new one in.")
+app = typer.Typer(
+    add_completion=False, cls=Defaults, help="List workers, drain, resume or remove one, let a new one in."
+)
+
+GONE: Final = "shutdown"  # As document 003 calls it.
+SILENT: Final = "it was silent for too long"
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The runner's name.", autocompletion=complete_worker)]
 
@@ -35,11 +41,24 @@ def list_command(
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("WORKER", "STATE", "#BUSY", "~LABELS", "SINCE", "~REASON")
+    rows = Rows("WORKER", "STATE", "#BUSY", "~LABELS", "SEEN", "~WHY")
     for each in found:
         busy = f"{len(each.tasks)}/{each.slots}"
-        rows.add(each.id, each.state, busy, ", ".join(each.labels), since(each.created_at), each.shutdown_reason)
+        name = each.id if gone else each.name
+        rows.add(name, _state(each), busy, ", ".join(each.labels), since(each.seen_at), _why(each))
     rows.print("none was shut down" if gone else "no workers; 'deltaci workers token NAME' lets one in")
+
+
+def _state(found: api.Worker) -> str:
+    """Its state, and what else keeps it from work."""
+    leaving = "leaving" if found.shutdown_reason and found.status != GONE else ""
+    return " ".join(each for each in (found.state, found.hold.lower(), leaving) if each)
+
+
+def _why(found: api.Worker) -> str:
+    if found.status == GONE:
+        return found.shutdown_reason or SILENT
+    return found.shutdown_reason or found.hold_reason
 
 
 @command(app, "show")
@@ -50,19 +69,28 @@ def show_command(session: Session, name: NameArgument) -> None:
 
       deltaci workers show build-1
     """
-    found = session.client.worker(name)
+    _print(session, session.client.worker(name))
+
+
+def _print(session: Session, found: api.Worker) -> None:
     if session.is_json:
         session.print_json(found)
         return
+    lives = "" if found.id == found.name else f"{found.id}: it was gone before, and came back"
+    held = f"{found.hold.lower()} {ago(found.held_at)}" if found.hold and found.held_at else ""
     show(
         facts(
             (
-                ("worker", found.id),
-                ("state", found.state),
-                ("reason", found.shutdown_reason),
+                ("worker", found.name),
+                ("life", lives),
+                ("state", f"{found.state} (in document 003: {found.status})"),
+                ("hold", ": ".join(each for each in (held, found.hold_reason) if each)),
+                ("goes" if found.status != GONE else "went", _going(found)),
                 ("labels", ", ".join(found.labels)),
                 ("slots", found.slots),
                 ("holds", ", ".join(found.tasks) or Text("nothing", style="dim")),
+                ("troubles", f"{found.troubles} in a row by its infrastructure" if found.troubles else ""),
+                ("seen", ago(found.seen_at)),
                 ("since", ago(found.created_at)),
                 ("changed", ago(found.updated_at)),
             )
@@ -70,12 +98,69 @@ def show_command(session: Session, name: NameArgument) -> None:
     )
 
 
+def _going(found: api.Worker) -> str:
+    return found.shutdown_reason or (SILENT if found.status == GONE else "")
+
+
+@command(app, "drain")
+def drain_command(
+    session: Session,
+    name: NameArgument,
+    reason: Annotated[str, typer.Option(help="Why, for people.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds nothing any more.")] = False,
+) -> None:
+    """Give a worker nothing new until it is resumed; what it has it finishes.
+
+    Example:
+
+      deltaci workers drain build-1 --reason "new disk" --wait
+    """
+    found = session.client.drain_worker(name, reason)
+    _print(session, session.client.wait_idle(name) if wait else found)
+
+
+@command(app, "resume")
+def resume_command(session: Session, name: NameArgument) -> None:
+    """Let a worker that was drained or quarantined have work again.
+
+    Example:
+
+      deltaci workers resume build-1
+    """
+    _print(session, session.client.resume_worker(name))
+
+
+@command(app, "remove")
+def remove_command(
+    session: Session,
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Send a worker away, after its current jobs. It stays out until there is a new token for it.
+
+    Example:
+
+      deltaci workers remove build-1 --yes
+    """
+    if not yes and not _is_sure(name):
+        fail("remove", f"{name} stays; with --yes nobody is asked", USAGE)
+    _print(session, session.client.remove_worker(name))
+
+
+def _is_sure(name: str) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    print(f"remove {name}? It comes back only with a new token. [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @command(app, "token")
 def token_command(
     session: Session,
     name: NameArgument,
     again: Annotated[
-        bool, typer.Option("--again", help="For a runner that is registered and has lost its credential.")
+        bool,
+        typer.Option("--again", help="For a runner that is registered and has lost its credential, or was removed."),
     ] = False,
     expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token is good.")] = "24h",
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from deltaci.client import calls, logs, talks
+from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
@@ -163,11 +164,24 @@ class AsyncClient:
     iter_projects = astreamed(talks.iter_projects)
     iter_changes = astreamed(talks.iter_changes)
 
+    # -- workstreams
+
+    create_workstream = aasked(streams.create_workstream)
+    workstreams = aasked(streams.workstreams)
+    workstream = aasked(streams.workstream)
+    cancel_workstream = aasked(streams.cancel_workstream)
+    merge_queues = aasked(streams.merge_queues)
+    iter_workstreams = astreamed(streams.iter_workstreams)
+
     # -- workers, keys, the tenant
 
     workers = aasked(calls.workers)
     worker = aasked(calls.worker)
     worker_token = aasked(calls.worker_token)
+    drain_worker = aasked(calls.drain_worker)
+    resume_worker = aasked(calls.resume_worker)
+    remove_worker = aasked(calls.remove_worker)
+    wait_idle = afinished(talks.wait_idle)
     keys = aasked(calls.keys)
     key = aasked(calls.key)
     make_key = aasked(calls.make_key)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 from deltaci.client import calls, logs, talks
+from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
@@ -162,11 +163,24 @@ class Client:
     iter_projects = streamed(talks.iter_projects)
     iter_changes = streamed(talks.iter_changes)
 
+    # -- workstreams
+
+    create_workstream = asked(streams.create_workstream)
+    workstreams = asked(streams.workstreams)
+    workstream = asked(streams.workstream)
+    cancel_workstream = asked(streams.cancel_workstream)
+    merge_queues = asked(streams.merge_queues)
+    iter_workstreams = streamed(streams.iter_workstreams)
+
     # -- workers, keys, the tenant
 
     workers = asked(calls.workers)
     worker = asked(calls.worker)
     worker_token = asked(calls.worker_token)
+    drain_worker = asked(calls.drain_worker)
+    resume_worker = asked(calls.resume_worker)
+    remove_worker = asked(calls.remove_worker)
+    wait_idle = finished(talks.wait_idle)
     keys = asked(calls.keys)
     key = asked(calls.key)
     make_key = asked(calls.make_key)

@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
-SAFE: Final = frozenset({"cancelRun", "cancelJob", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"})
+SAFE: Final = frozenset(
+    {"cancelRun", "cancelJob", "cancelWorkstream", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"}
+    | {"drainWorker", "resumeWorker", "removeWorker"}
+)
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -363,6 +366,21 @@ def worker_token(name: str, *, again: bool = False, expires_seconds: int = 86400
     """A token with which a runner can come in, once."""
     body = {**_given(name=name, again=again), "expires_seconds": expires_seconds}
     return _call("makeWorkerToken", api.WorkerToken, body=body)
+
+
+def drain_worker(name: str, reason: str = "") -> Call[api.Worker]:
+    """Give a worker nothing new until it is resumed. Safe to repeat."""
+    return _call("drainWorker", api.Worker, body=_given(reason=reason), worker=name)
+
+
+def resume_worker(name: str) -> Call[api.Worker]:
+    """Let a worker have work again. Safe to repeat."""
+    return _call("resumeWorker", api.Worker, worker=name)
+
+
+def remove_worker(name: str) -> Call[api.Worker]:
+    """Send a worker away, after its current jobs, until there is a new token for it. Safe to repeat."""
+    return _call("removeWorker", api.Worker, worker=name)
 
 
 def keys(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.KeyPage]:

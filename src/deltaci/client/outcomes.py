@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.wire import api
+from deltaci.wire import api, api_workstreams
 
 GOOD: Final = "SUCCEEDED"
 
@@ -22,3 +22,8 @@ def is_good(run: api.Run) -> bool:
 def is_settled(run: api.RunWithJobs) -> bool:
     """Whether its outcome stands and none of its jobs is still being stopped; its tally no longer counts them."""
     return is_over(run) and all(job.completed_at is not None for job in run.jobs)
+
+
+def is_completed(workstream: api_workstreams.WorkstreamLine) -> bool:
+    """Whether a workstream is over, and good."""
+    return workstream.ended_at is not None and workstream.status == GOOD

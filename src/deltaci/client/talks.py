@@ -25,6 +25,7 @@ T = TypeVar("T")
 RUN, JOB = "run", "job"  # Entities, as events name them.
 PARTIAL: Final = 206
 SIGN_OF_LIFE: Final = b":"
+LOOK_SECONDS: Final = 0.5  # At something that tells nobody when it changes.
 SILENCE_SECONDS: Final = 60.0  # Servers send a sign of life more often.
 
 _event = msgspec.json.Decoder(api.Event)
@@ -175,6 +176,18 @@ def iter_events(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
         if page.last <= after:
             return
         after = page.last
+
+
+def wait_idle(name: str, *, timeout_seconds: float | None = None) -> Talk[api.Worker]:
+    """Wait until a worker holds nothing. Raises `TimeoutError` when that takes longer."""
+    until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while True:
+        found = yield from ask(calls.worker(name))
+        if not found.tasks:
+            return found
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError(f"worker {name} still holds {', '.join(found.tasks)}")
+        yield Pause(LOOK_SECONDS)
 
 
 # -- as it happens

@@ -62,6 +62,15 @@ class Documents(Generic[T]):
         if found is not None and not await self._store.drop_document(self._kind, tenant, name, found.version):
             raise Conflict((name,))
 
+    async def drop_if(self, tenant: str, name: str, is_over: Callable[[T], bool]) -> bool:
+        """Keep it no longer, if it is like this and nobody changes it meanwhile; whether it is not there any more."""
+        found = await self._store.find_document(self._kind, name, tenant)
+        if found is None:
+            return True
+        return is_over(self._decode(found.body)) and await self._store.drop_document(
+            self._kind, tenant, name, found.version
+        )
+
     async def each(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
         """All of them whose names begin like this, by name."""
         after = ""

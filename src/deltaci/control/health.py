@@ -6,7 +6,7 @@ from before somebody could have heard it: a server that just started, or stood s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -38,20 +38,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.silent, round(self.max_silent_seconds * SECOND))
 
 
+def silence(record: Worker, heard_at: int, since: int, now: int) -> int:
+    """For how long it was not heard, as far as anybody can tell. `since` is from when on we could have heard it."""
+    born = record.created_at if record.created_at <= now else 0  # A clock that went back knows of no later time.
+    return now - max(heard_at, since, born)
+
+
 def order(record: Worker, heard_at: int, since: int, now: int, limits: Limits) -> Command | None:
-    """What is to be said to this worker's record, if anything. `since` is from when on we could have heard it.
+    """What is to be said to this worker's record, if anything.
 
     Each follows from a rule of the machine: who is busy may miss checks, who is unresponsive may be given up, or
     recover, and who is idle may be presumed gone.
     """
-    silence = now - max(heard_at, since, record.created_at)
-    named = {"id": record.id, "expected_rev": record.rev}
-    if worker.is_silent(record) and heard_at > record.updated_at and silence < limits.silent:
+    quiet = silence(record, heard_at, since, now)
+    named: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
+    if worker.is_silent(record) and heard_at > record.updated_at and quiet < limits.silent:
         return worker.Recover(**named)
-    if silence >= limits.silent and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
+    if quiet >= limits.silent and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
         return worker.MissHealthChecks(**named)
-    if silence >= limits.gone and worker.MACHINE.changes(record.state, worker.GiveUp):
+    if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.GiveUp):
         return worker.GiveUp(**named)
-    if silence >= limits.gone and worker.MACHINE.changes(record.state, worker.Shutdown):
+    if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.Shutdown):
         return worker.Shutdown(**named, reason=worker.PRESUMED_GONE)
     return None

@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -22,11 +23,13 @@ from deltaci.control.projects import Project
 from deltaci.pipeline.diffs import changed_paths
 
 FOLDER: Final = "repositories"
+OWN_BRANCHES: Final = "deltaci/merge/"  # What we push there for a moment, to have it merged. Nobody's change.
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of many files at once.
 MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
 LOOK_SECONDS: Final = 30.0
+LOCK_SECONDS: Final = 2 * FETCH_SECONDS  # No git of ours lives for so long.
 MAX_REF: Final = 250
 PLAIN_FILES: Final = ("100644", "100755")
 
@@ -185,9 +188,13 @@ class Mirror:
         words += ["--no-auto-maintenance", "--no-show-forced-updates"]
         async with self.way() as way:
             specs = [f"+{ref}:{_kept_as(ref)}" for ref in refs]
-            await self._git.run(
-                [*words, "--", way.address.url, *specs], folder=self.folder, way=way, seconds=FETCH_SECONDS
-            )
+            words = [*words, "--", way.address.url, *specs]
+            try:
+                await self._git.run(words, folder=self.folder, way=way, seconds=FETCH_SECONDS)
+            except GitFailed as error:
+                if not await self.is_unlocked(error):
+                    raise
+                await self._git.run(words, folder=self.folder, way=way, seconds=FETCH_SECONDS)
 
     async def _prepare(self) -> None:
         """A mirror that is there, not too large, and not in too many pieces."""
@@ -202,6 +209,11 @@ class Mirror:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._mirrors.folder))
             await self._git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
             draft.rename(self.folder)  # Whole or not at all, should we end meanwhile.
+
+    async def is_unlocked(self, error: GitFailed) -> bool:
+        """Whether git failed only for the locks of one that was killed long ago, and they are gone now."""
+        is_locked = ".lock" in str(error) and "File exists" in str(error)
+        return is_locked and await asyncio.to_thread(_unlocked, self.folder) > 0
 
     async def drop(self) -> None:
         """Remove it from the disk."""
@@ -302,6 +314,17 @@ def _size(line: str) -> int | None:
 def _kept_as(ref: str) -> str:
     """A name that is in nobody's way: what was a branch may be a folder of branches tomorrow."""
     return f"refs/mirror/{blake2b(ref.encode(), digest_size=16).hexdigest()}"
+
+
+def _unlocked(folder: Path) -> int:
+    """Remove locks that nobody can still hold; how many there were."""
+    count, before = 0, time.time() - LOCK_SECONDS
+    for each in folder.rglob("*.lock"):
+        with suppress(OSError):  # Whoever held it was faster.
+            if each.stat().st_mtime < before:
+                each.unlink()
+                count += 1
+    return count
 
 
 def _measured(folder: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from deltaci.control.changes import Changes
-from deltaci.control.mirrors import Mirrors, Remote
+from deltaci.control.mirrors import OWN_BRANCHES, Mirrors, Remote
 from deltaci.control.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
@@ -73,7 +73,7 @@ class Polling:
             await self._put(name, version, Seen(now, seen.refs))
         except Conflict:
             return float(every)  # Another server looks now.
-        remote = await self._mirrors.of(project).remote()
+        remote = _without_ours(await self._mirrors.of(project).remote())
         refs = await self._told(project, seen.refs, remote, f"{version + 1}")
         try:
             await self._put(name, version + 1, Seen(now, refs))
@@ -104,3 +104,9 @@ class Polling:
 
     async def _put(self, name: str, version: int, seen: Seen) -> None:
         await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(seen))])
+
+
+def _without_ours(remote: Remote) -> Remote:
+    """What others have there: branches of the merge queue come and go, and are nobody's change."""
+    ours = f"{HEADS}{OWN_BRANCHES}"
+    return Remote(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})

@@ -22,6 +22,7 @@ from deltaci.core.instants import SECOND
 REFS: Final = "refs/deltaci/"
 MAX_PATHS: Final = 50  # So many files with conflicts are named.
 HEADS: Final = "refs/heads/"
+UNRELATED: Final = "refusing to merge unrelated histories"  # As git says it.
 # One file of a merge that did not work out: mode, object, stage, and its path.
 _CONFLICTED: Final = re.compile(rb"[0-7]{6} [0-9a-f]{40,64} [123]\t(.*)", re.DOTALL)
 
@@ -80,18 +81,25 @@ class Workshop:
     async def merged_tree(self, ours: str, theirs: str) -> str:
         """The tree of both together; raises `Conflicting`."""
         words = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
-        code, out = await self._git.answer(words, folder=self.mirror.folder, codes=(0, 1))
+        try:
+            code, out = await self._git.answer(words, folder=self.mirror.folder, codes=(0, 1))
+        except GitFailed as error:
+            if UNRELATED in str(error):
+                raise Conflicting(["the history: there is no common ancestor"]) from None
+            raise
         tree, *rest = out.split(b"\0")
         if code:
             found = (_CONFLICTED.fullmatch(each) for each in rest)
             paths = dict.fromkeys(each[1].decode("utf-8", "replace") for each in found if each is not None)
-            raise Conflicting(list(paths)[:MAX_PATHS] or ["the history: there is no common ancestor"])
+            raise Conflicting(list(paths)[:MAX_PATHS] or ["a file that has no name"])
         return tree.decode()
 
-    async def commit(self, tree: str, parents: Sequence[str], message: str, by: Signature) -> str:
-        """A commit of exactly this."""
-        who = f"{_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
-        lines = [f"tree {tree}", *(f"parent {each}" for each in parents), f"author {who}", f"committer {who}"]
+    async def commit(
+        self, tree: str, parents: Sequence[str], message: str, by: Signature, author: Signature | None = None
+    ) -> str:
+        """A commit of exactly this; by one who may not be its author."""
+        who = [f"author {_who(author or by)}", f"committer {_who(by)}"]
+        lines = [f"tree {tree}", *(f"parent {each}" for each in parents), *who]
         text = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
         words = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*words, input=text.encode())).decode().strip()
@@ -111,13 +119,17 @@ class Workshop:
         return await self.commit(await self.merged_tree(base, head), (base,), message, by)
 
     async def replay(self, base: str, head: str, by: Signature) -> str:
-        """The commits of the head on top of the base, one by one; the head itself if it stands there already."""
+        """The commits of the head on top of the base, one by one; the head itself if it stands there already.
+
+        Raises `Conflicting`, also when a merge among them changed more than it brought in: that would be lost.
+        """
         if await self.mirror.is_ancestor(base, head):
             return head
-        top = base
+        top, has_merges = base, False
         for each in await self.between(base, head):
             parents = (await self._run("rev-parse", f"{each}^@")).decode().split()
             if len(parents) != 1:
+                has_merges = True
                 continue  # What a merge brought in is replayed by itself.
             # Two made-up commits whose only common ancestor is the parent: git merges what lies between.
             start = await self.commit(await self.tree(parents[0]), (), "start", by)
@@ -126,6 +138,8 @@ class Workshop:
             tree = await self.merged_tree(ours, theirs)
             if tree != await self.tree(top):
                 top = await self._again(each, tree, top, by)
+        if has_merges and await self.tree(top) != await self.merged_tree(base, head):
+            raise Conflicting([f"{head[:12]}: its merges cannot be put on top one by one; use merge or squash"])
         return top
 
     async def _again(self, commit: str, tree: str, parent: str, by: Signature) -> str:
@@ -133,8 +147,7 @@ class Workshop:
         raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         head, _, message = raw.partition("\n\n")
         author = next(line for line in head.split("\n") if line.startswith("author "))
-        who = f"committer {_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
-        text = "\n".join((f"tree {tree}", f"parent {parent}", author, who, "", message))
+        text = "\n".join((f"tree {tree}", f"parent {parent}", author, f"committer {_who(by)}", "", message))
         words = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*words, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
 
@@ -190,10 +203,20 @@ class Workshop:
 
     async def is_landed(self, branch: str, commit: str) -> bool:
         """Whether the branch has this commit."""
-        return await self.mirror.is_ancestor(commit, await self.base(branch))
+        tip = await self.base(branch)
+        return await self.mirror.has(commit) and await self.mirror.is_ancestor(commit, tip)
 
     async def _run(self, *words: str, input: bytes = b"", seconds: float = 60.0) -> bytes:
-        return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+        try:
+            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+        except GitFailed as error:
+            if not await self.mirror.is_unlocked(error):
+                raise
+            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+
+
+def _who(by: Signature) -> str:
+    return f"{_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
 
 
 def _plain(text: str) -> str:

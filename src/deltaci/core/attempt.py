@@ -13,8 +13,14 @@ import msgspec
 
 from deltaci.core import failures, ids, lease
 from deltaci.core.attempt_orders import (
+    FOUND_LOST,
     HANDED_BACK,
+    LEASE_EXPIRED,
+    NOT_ACCEPTED,
+    REQUEUED_AT_ONCE,
     STALLED,
+    STALLS,
+    WORKER_LOST,
     Ack,
     BeginUpload,
     Cancel,
@@ -38,6 +44,7 @@ from deltaci.core.attempt_orders import (
     exit_code_of,
     failure_of,
 )
+from deltaci.core.avoiding import avoiding, is_avoided
 from deltaci.core.errors import Refused
 from deltaci.core.events import ATTEMPT, INFO, ORCHESTRATOR, RUNNER, WARNING, Event
 from deltaci.core.failures import Facts, Failure
@@ -47,33 +54,11 @@ from deltaci.core.machine import Command, Machine, Move, Record, Rule, Through, 
 from deltaci.core.worker import required_labels
 
 __all__ = [
-    "HANDED_BACK",
-    "MACHINE",
-    "STALLED",
-    "Ack",
-    "Attempt",
-    "BeginUpload",
-    "Cancel",
-    "CancelAck",
-    "Complete",
-    "Expire",
-    "Extend",
-    "Finish",
-    "ForceCancel",
-    "Grant",
-    "Heartbeat",
-    "Leased",
-    "Outcome",
-    "Publish",
-    "Requeue",
-    "RevokeUnaccepted",
-    "Stall",
-    "Start",
-    "TimeOut",
-    "Verdict",
-    "completion",
-    "decide",
-]
+    "FOUND_LOST", "HANDED_BACK", "LEASE_EXPIRED", "MACHINE", "NOT_ACCEPTED", "REQUEUED_AT_ONCE", "STALLED",
+    "WORKER_LOST", "Ack", "Attempt", "BeginUpload", "Cancel", "CancelAck", "Complete", "Expire", "Extend", "Finish",
+    "ForceCancel", "Grant", "Heartbeat", "Leased", "Outcome", "Publish", "Requeue", "RevokeUnaccepted", "Stall",
+    "Start", "TimeOut", "Verdict", "completion", "decide", "is_avoided",
+]  # fmt: skip
 
 CREATED: Final = "CREATED"
 QUEUED: Final = "QUEUED"
@@ -92,16 +77,6 @@ HELD: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # A runner has it and nobo
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
-
-# Why an attempt went STALE. The first three are the orchestrator's own findings.
-LEASE_EXPIRED: Final = "LEASE_EXPIRED"
-NOT_ACCEPTED: Final = "NOT_ACCEPTED"
-WORKER_LOST: Final = "WORKER_LOST"
-# What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
-_STALLS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
-FOUND_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
-# In the same decision: nothing else would ever look at it again, should whoever asked be gone after the first half.
-REQUEUED_AT_ONCE: Final = FOUND_LOST | {HANDED_BACK}
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -130,6 +105,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     group: str = ""  # Of all attempts of the tenant with the same one, one has a live lease.
     verdict: Verdict | None = None  # Of a success: what its runner found when it looked at the rules.
     progress: Any = None  # What the runner said last of how far it is, under the lease that it has or had.
+    avoid: tuple[str, ...] = ()  # Workers that lost it, or on which the job came to grief before: rather others.
 
     @property
     def times_out_at(self) -> int:
@@ -170,6 +146,11 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Move:
         raise Refused(
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
+        )
+    if attempt.state == STALE and attempt.group:
+        # Whether somebody else has the group by now is looked at when its turn comes.
+        raise Refused(
+            "not_eligible", f"attempt {attempt.id} is of the group {attempt.group}; requeue it, so that it has its turn"
         )
     if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
@@ -242,7 +223,8 @@ def _finish(attempt: Attempt, command: Outcome, at: int) -> Move:
             told["verdict"] = msgspec.to_builtins(command.verdict)
         return SUCCEEDED, changes, told
     failure = failure_of(command)
-    return FAILED, {**changes, "error": failure, "report": command.report}, {**told, "error": _told(failure)}
+    changes.update(error=failure, report=command.report, **_avoiding(attempt, changes, failure))
+    return FAILED, changes, {**told, "error": _told(failure)}
 
 
 def _canceled(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Move:
@@ -250,6 +232,13 @@ def _canceled(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Move:
     # A late result does not count, but what it brings along is kept.
     changes.update(error=_CANCELED, report=command.report)
     return CANCELED, changes, {**told, "reason": attempt.cancel_reason}
+
+
+def _avoiding(attempt: Attempt, changes: dict[str, Any], failure: Failure | None = None) -> dict[str, Any]:
+    """Whose lease ended by infrastructure is rather not given the job again. A plain queue knows no other worker."""
+    if not attempt.job_id or (failure is not None and failure.failure_class != failures.INFRA):
+        return {}
+    return {"avoid": avoiding(attempt.avoid, changes["ended_lease"].worker_id)}
 
 
 _CANCELED: Final = Failure(code="CANCELED", failure_class=failures.USER, is_retryable=False, rule="canceled")
@@ -267,6 +256,8 @@ def _stale(attempt: Attempt, order: type[Command], at: int, reason: str, *, is_l
     # A runner that took the job may still be at work until its own lease ends: nobody else may start before that.
     fence = ended.expires_at if is_lost and reason != NOT_ACCEPTED else at
     changes.update(lost_leases=lost, fence_until=fence, started_at=0)
+    if reason in FOUND_LOST:
+        changes.update(_avoiding(attempt, changes))
     return STALE, changes, {**told, "reason": reason, "lost_leases": lost}
 
 
@@ -291,7 +282,7 @@ def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) ->
 
 
 def _stall(attempt: Attempt, command: Stall, at: int) -> Move:
-    is_lost = _STALLS.get(command.reason)
+    is_lost = STALLS.get(command.reason)
     if is_lost is None or (command.reason == WORKER_LOST and command.actor != ORCHESTRATOR):
         raise Refused("bad_request", f"an attempt is stalled as {STALLED} or {HANDED_BACK}, not as {command.reason}")
     return _stale(attempt, lease.Revoke, at, command.reason, is_lost=is_lost)
@@ -323,7 +314,8 @@ def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Move:
         )
     changes, told = _take_over(attempt, lease.Revoke, at)
     failure = failures.classify(Facts(error_code="TIMED_OUT"))
-    return TIMED_OUT, {**changes, "error": failure}, {**told, "error": _told(failure)}
+    changes.update(error=failure, **_avoiding(attempt, changes, failure))
+    return TIMED_OUT, changes, {**told, "error": _told(failure)}
 
 
 def _cancel(attempt: Attempt, command: Cancel, at: int) -> Move:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -13,8 +13,17 @@ from deltaci.core.failures import Facts, Failure, FailureRule
 from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import Command
 
-STALLED = "STALLED"
-HANDED_BACK = "HANDED_BACK"
+# Why an attempt went STALE. The first three are the orchestrator's own findings.
+LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+NOT_ACCEPTED: Final = "NOT_ACCEPTED"
+WORKER_LOST: Final = "WORKER_LOST"
+STALLED: Final = "STALLED"
+HANDED_BACK: Final = "HANDED_BACK"
+# What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
+STALLS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
+FOUND_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
+# In the same decision: nothing else would ever look at it again, should whoever asked be gone after the first half.
+REQUEUED_AT_ONCE: Final = FOUND_LOST | {HANDED_BACK}
 
 
 class Publish(Command, frozen=True, kw_only=True):

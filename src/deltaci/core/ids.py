@@ -61,3 +61,10 @@ def life_id(name: str, number: int) -> str:
 def worker_name(id: str) -> str:
     """What people call the worker of whom this is a life, or a part."""
     return id.partition("/")[0]
+
+
+def first_life(id: str) -> str:
+    """The id of the worker's first life. What is named otherwise behind the slash is no life, and stays as it is."""
+    name, _, number = id.partition("/")
+    is_life = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"
+    return name if is_life else id

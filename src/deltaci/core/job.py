@@ -115,6 +115,7 @@ class Job(Record, frozen=True, kw_only=True):
     started_by: str = ""
     approvals: tuple[Approval, ...] = ()
     position: int = 0  # In the plan, from 0 on.
+    avoid: tuple[str, ...] = ()  # The workers that its next attempt is rather not given to.
 
 
 class Create(Command, frozen=True, kw_only=True):
@@ -142,10 +143,11 @@ class AttemptSucceeded(Command, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Command, frozen=True, kw_only=True):
-    """The attempt ended otherwise; `not_before` is when its runner has surely stopped."""
+    """The attempt ended otherwise; `not_before` is when its runner has surely stopped, `avoid` whom it avoided."""
 
     failure: Failure
     not_before: int = 0
+    avoid: tuple[str, ...] = ()
 
 
 class RetryDue(Command, frozen=True, kw_only=True):
@@ -282,7 +284,7 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
     due = max(due, command.not_before)
     told["retry_count"] = job.attempts
     told["next_run_at"] = due
-    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due}, told
+    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, told
 
 
 def _retry_due(job: Job, _command: RetryDue, at: int) -> Move:

@@ -13,9 +13,11 @@ from deltaci.core import run, worker
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.views.steps import RUN_VIEW, run_status
+from deltaci.core.views.workstreams import WORKSTREAM_VIEW, workstream_state
 from deltaci.core.worker import Worker
 
 RUNS: Final = "run"
+WORKSTREAMS: Final = "run/workstream"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
 THERE: Final = "worker/there"  # Of all tenants together: whoever looks after the fleet begins with these.
@@ -64,6 +66,11 @@ def template_is(name: str) -> str:
     return _named("template", name)
 
 
+def workstream_is(state: str) -> str:
+    """The list of workstreams in this state, as document 003 names it."""
+    return _named("workstream", state)
+
+
 def _named(what: str, value: str) -> str:
     """What is too long for a name, or cannot be in one, is told by its fingerprint."""
     if len(value) <= MAX_NAME and value.isprintable():
@@ -88,7 +95,7 @@ def moved(record: Record, before: str) -> tuple[frozenset[Listed], frozenset[Lis
     if not before:
         return now, _NOWHERE
     if isinstance(record, Run):
-        then = _lists_by_state(record, before, RUN_VIEW.shows[before])
+        then = _lists_by_state(record, before, RUN_VIEW.shows[before], WORKSTREAM_VIEW.shows[before])
         moving = _moving(record)
         return moving - then, then - moving
     if isinstance(record, Worker):
@@ -105,7 +112,7 @@ def _worker_lists(record: Worker, state: str) -> frozenset[Listed]:
 
 def _always(record: Run) -> frozenset[Listed]:
     origin = record.origin
-    names = [RUNS, *(label_is(label) for label in origin.labels)]
+    names = [RUNS, *([WORKSTREAMS] if origin.workstream else []), *(label_is(label) for label in origin.labels)]
     named = (
         (project_is, origin.project),
         (branch_is, origin.branch),
@@ -117,11 +124,13 @@ def _always(record: Run) -> frozenset[Listed]:
 
 
 def _moving(record: Run) -> frozenset[Listed]:
-    return _lists_by_state(record, record.state, run_status(record))
+    return _lists_by_state(record, record.state, run_status(record), workstream_state(record))
 
 
-def _lists_by_state(record: Run, state: str, status: str) -> frozenset[Listed]:
+def _lists_by_state(record: Run, state: str, status: str, stream: str) -> frozenset[Listed]:
     found = {(record.tenant, state_is(state)), (record.tenant, status_is(status))}
+    if record.origin.workstream:
+        found.add((record.tenant, workstream_is(stream)))
     if state in run.OVER:
         found.add((EVERYBODY, UNREPORTED))
     if state in run.UNPLANNED and record.origin.event:

@@ -109,7 +109,7 @@ def _attempt_failed(world: World, event: Event) -> Iterable[Command]:
     if ended.job_id:
         if ended.error is None:
             raise InvariantBroken(f"attempt {ended.id} failed without an error")
-        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until)
+        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until, avoid=ended.avoid)
 
 
 def _attempt_canceled(world: World, event: Event) -> Iterable[Command]:
@@ -135,6 +135,7 @@ def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
             max_lost_leases=spec.max_lost_leases,
             spec=spec.work,
             group=spec.group,
+            avoid=queued.avoid,
         ),
     )
 

@@ -30,6 +30,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
     certain attempts gets these or none. With `tenant_limit`, nothing is handed out by which the tenant would have more
     live leases than that, whoever holds them; 0: there is no limit.
+
+    `rivals` are the labels of other live workers of the tenant that could take work now, and `rival_ids` who they are,
+    in the same order: what this worker lost before is left to them where one of them fits.
     """
 
     tenant: str
@@ -42,6 +45,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     starts: bool = False
     only: tuple[str, ...] = ()
     tenant_limit: int = 0
+    rivals: tuple[tuple[str, ...], ...] = ()
+    rival_ids: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:

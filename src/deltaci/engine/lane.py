@@ -230,7 +230,7 @@ class Lane:
         self._clock.saw(self._world.latest)
         return answers
 
-    def _take(self, held: Iterable[Held], wanted: Iterable[str] = ()) -> None:
+    def _take(self, held: list[Held], wanted: Iterable[str] = ()) -> list[Held]:
         """Believe what was loaded; what was asked for and is not there does not exist."""
         for each in held:
             id = each.record.id
@@ -245,9 +245,6 @@ class Lane:
                 self._fresh.add(id)
                 self._world.records[id] = None
                 self._absent.append(id)
-
-    def _taken(self, held: list[Held]) -> list[Held]:
-        self._take(held)
         return held
 
     def _tidy(self) -> None:
@@ -350,7 +347,7 @@ class Lane:
         """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
         name = claim.name
         if ready is not None and not any(isinstance(each.record, Unreadable) for each in ready):
-            self._pools[name] = self._taken(ready)
+            self._pools[name] = self._take(ready)
         taken = self._given
         while name not in self._pools:
             # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
@@ -360,7 +357,7 @@ class Lane:
             held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
             found = sum(not self._is_ready(each) for each in held)
             if found <= taken or len(held) < wanted.limit:
-                self._pools[name] = self._taken(held)
+                self._pools[name] = self._take(held)
             taken = found
         return self._pools[name]
 
@@ -384,7 +381,7 @@ class Lane:
             if seen == len(pool):
                 if not is_behind or claim.only:
                     break
-                # What is behind those of a group was not asked for yet. Each time there is one group less to find.
+                # What is behind was not asked for yet. Each time there is one group, or one attempt, less to find.
                 pool, seen, is_behind = (yield from self._pool_behind(claim, now, refused)), 0, False
                 secret += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
                 continue
@@ -392,6 +389,11 @@ class Lane:
             seen += 1
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or not self._is_ready(each):
+                continue
+            if current.avoid and attempt.is_avoided(current, claim.worker_id, claim.rivals, claim.rival_ids):
+                self._asked[claim.name] += 1  # A rival's turn with this one: look behind it as well.
+                refused.append(each)
+                is_behind = True
                 continue
             if current.group and not (yield from self._groups.may_give(current, now)):
                 is_behind = True

@@ -103,7 +103,7 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
                 "wrong_state", f"another run is under way here ({folder}); wait for its end, or stop it"
             ) from None
         _log_to(folder / "engine.log")
-        async with Service(store, folder) as service:
+        async with Service(store, folder, has_transitions=False) as service:
             listener = Listener(service, "127.0.0.1", 0)
             serving = asyncio.create_task(listener.serve())
             try:

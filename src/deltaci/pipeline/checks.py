@@ -6,7 +6,7 @@ Looks at the nodes, not at the model, so that it finds its problems beside all o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from deltaci.core.graph import find_cycle
@@ -40,9 +40,8 @@ def check(root: Node, problems: Problems) -> None:
         _check_steps(job, problems.add)
         check_with(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
-        _check_rules(child(job, "validate"), problems.add)
-        _check_retry(child(job, "retry"), problems.add)
-    _check_needs(child(root, "jobs"), problems)
+        check_retry(child(job, "retry"), problems.add)
+    check_needs({key.written: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
     on = child(root, "on")
     if on is not None and on.kind == OBJECT and not on.value:
         problems.add(on.at, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual")
@@ -119,28 +118,28 @@ def needs_of(job: Node) -> Iterator[Node]:
             yield name
 
 
-def _check_needs(jobs: Node | None, problems: Problems) -> None:
-    names = {key.written: job for key, job in pairs(jobs)}
-    graph: dict[str, dict[str, Place]] = {name: {} for name in names}
-    for name, job in names.items():
-        for need in needs_of(job):
+def check_needs(needs: Mapping[str, Sequence[Node]], problems: Problems, noun: str = "job") -> None:
+    """What each of them needs, by name: others that there are, each once, and never each other."""
+    graph: dict[str, dict[str, Place]] = {name: {} for name in needs}
+    for name, wanted in needs.items():
+        for need in wanted:
             if need.value == name:
-                problems.add(need.at, f"the job {shown(name)} needs itself", "remove this need")
+                problems.add(need.at, f"the {noun} {shown(name)} needs itself", "remove this need")
             elif need.value in graph[name]:
-                problems.add(need.at, f"the need {shown(need.value)} a second time", "name each job once")
-            elif need.value in names:
+                problems.add(need.at, f"the need {shown(need.value)} a second time", f"name each {noun} once")
+            elif need.value in needs:
                 graph[name][need.value] = need.at
             elif not problems.is_full:
-                others = [other for other in names if other != name]
+                others = [other for other in needs if other != name]
                 near = nearest(need.value, others)
                 known = f"expected one of: {', '.join(others[:12])}" if others else "there is no other one to need"
-                problems.add(need.at, f"there is no job {shown(need.value)}", "" if near else known, near)
+                problems.add(need.at, f"there is no {noun} {shown(need.value)}", "" if near else known, near)
     for _ in range(MAX_CYCLES):  # What closes a cycle is taken out, so that each is told once.
-        cycle = find_cycle({name: list(needs) for name, needs in graph.items()})
+        cycle = find_cycle({name: list(found) for name, found in graph.items()})
         if not cycle:
             break
         path = cycle if len(cycle) <= MAX_SHOWN_JOBS else [*cycle[: MAX_SHOWN_JOBS - 2], "…", cycle[-1]]
-        told = f"jobs that wait for each other: {' → '.join(path)}"
+        told = f"{noun}s that wait for each other: {' → '.join(path)}"
         problems.add(graph[cycle[-2]].pop(cycle[-1]), told, "remove one of these needs")
 
 
@@ -156,17 +155,8 @@ def _check_matrix(matrix: Node | None, problems: Problems) -> None:
                 problems.add(key.at, f"{shown(key.written)}, which is no axis of this matrix", wanted, near)
 
 
-def _check_rules(rules: Node | None, add: Add) -> None:
-    for rule in items(rules):
-        kinds = [name for name in ("run", "files", "junit") if entry(rule, name)]
-        if rule.kind == OBJECT and len(kinds) != 1:
-            told = f"a rule with {listed(kinds, 'and')}" if kinds else "a rule that demands nothing"
-            add(rule.at, told, "expected exactly one of: run, files, junit")
-        if (extra := entry(rule, "min-tests")) and "junit" not in kinds:
-            add(extra[0].at, "'min-tests' without 'junit'", "expected a test report to count in")
-
-
-def _check_retry(retry: Node | None, add: Add) -> None:
+def check_retry(retry: Node | None, add: Add) -> None:
+    """That the first wait is not longer than the longest."""
     first, most = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
     delay, limit = first and first.value, most and most.value
     if first is not None and isinstance(delay, int) and isinstance(limit, int) and delay > limit:

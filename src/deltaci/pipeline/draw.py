@@ -7,7 +7,7 @@ python -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.j
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,8 @@ from deltaci.pipeline.shapes import NOUNS, Option, default_of, expected, meaning
 
 BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.pipeline.draw -->"
 MODULE: Final = "deltaci.pipeline.draw"
-HOMES: Final[dict[type[model.Part], str]] = {
+Homes = Mapping[type[model.Part], str]
+HOMES: Final[Homes] = {
     model.Pipeline: "The file",
     model.On: "`on`",
     model.Push: "`on.push`",
@@ -42,6 +43,7 @@ HOMES: Final[dict[type[model.Part], str]] = {
     model.Artifact: "`jobs.<id>.artifacts[]`",
     model.Cache: "`jobs.<id>.caches[]`",
     model.Rule: "`jobs.<id>.validate[]`",
+    model.NumberRule: "`jobs.<id>.validate[].number`",
     model.Approval: "`jobs.<id>.approval`",
     model.Limits: "`jobs.<id>.limits`",
 }
@@ -59,44 +61,50 @@ def _lines() -> Iterator[str]:
     assert set(HOMES) == set(NOUNS)
     yield "## All keys\n"
     yield "In **bold**: keys that must be there. `${{ }}`: expressions are evaluated there.\n"
-    for cls, home in HOMES.items():
+    yield from tables(HOMES)
+
+
+def tables(homes: Homes, *, are_evaluated: bool = True) -> Iterator[str]:
+    """A table of keys for each of these types; without the last column where no expression is evaluated."""
+    columns = ("key", "what it may be", "default", "meaning", "")[: None if are_evaluated else -1]
+    for cls, home in homes.items():
         yield f"### {home}\n"
         yield f"{' '.join((cls.__doc__ or '').split())}\n"
         of = shape(cls)
-        rows = [_row(f"**`{name}`**" if field.required else f"`{name}`", field) for name, field in of.fields.items()]
+        named = [(f"**`{name}`**" if field.required else f"`{name}`", field) for name, field in of.fields.items()]
         if of.rest is not None:
-            rows.append(_row("any other", of.rest))
-        yield from table(("key", "what it may be", "default", "meaning", ""), rows)
+            named.append(("any other", of.rest))
+        yield from table(columns, [_row(name, field, homes)[: len(columns)] for name, field in named])
 
 
-def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
+def _row(name: str, field: FieldInfo, homes: Homes) -> tuple[str, ...]:
     default = None if field.required else default_of(field)
     is_shown = isinstance(default, bool | int | float) or (isinstance(default, str | tuple) and default)
     told = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     shown = f"`{told.lower() if isinstance(default, bool) else told}`" if is_shown else ""
     evaluated = "`${{ }}`" if _has_expressions(field.type) else ""
-    return name, _what(field), shown, meaning(field), evaluated
+    return name, _what(field, homes), shown, meaning(field), evaluated
 
 
-def _what(field: FieldInfo) -> str:
+def _what(field: FieldInfo, homes: Homes) -> str:
     allowed = options(field.type)
     for option in allowed:
         match option.type:
-            case inspect.StructType() if home := _home(option):
+            case inspect.StructType() if home := _home(option, homes):
                 return f"see {home}"
-            case inspect.VarTupleType(item_type=item) if home := _home(options(item)[0]):
+            case inspect.VarTupleType(item_type=item) if home := _home(options(item)[0], homes):
                 return f"see {home}" + (", or a list of them" if option.extra.get("one") else ": a list of them")
             case inspect.DictType(value_type=value):
-                home = _home(options(value)[0])
+                home = _home(options(value)[0], homes)
                 return (
                     f"names, each with its own: see {home}" if home else f"names, each with {expected(options(value))}"
                 )
     return expected(allowed)
 
 
-def _home(option: Option) -> str:
+def _home(option: Option, homes: Homes) -> str:
     cls = getattr(option.type, "cls", None)
-    return HOMES[cls] if isinstance(cls, type) and issubclass(cls, model.Part) else ""
+    return homes[cls] if isinstance(cls, type) and issubclass(cls, model.Part) else ""
 
 
 def _has_expressions(hint: object) -> bool:

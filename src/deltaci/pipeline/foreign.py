@@ -36,6 +36,7 @@ FOREIGN: Final = {
     "commands": "write them as 'steps'",
     "interruptible": "say 'concurrency: {group: …, cancel-in-progress: true}'",
     "resource_group": "say 'concurrency'",
+    "workstream": "this is a workstream: start it with 'deltaci ws create', and keep it elsewhere",
     "trigger": "say 'on'",
     "triggers": "say 'on'",
 }

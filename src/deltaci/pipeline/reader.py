@@ -8,11 +8,11 @@ from typing import Any, Final
 from msgspec import Struct, inspect
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline import checks, model, references
-from deltaci.pipeline.foreign import FOREIGN
+from deltaci.pipeline import checks, model, references, rules
 from deltaci.pipeline.found import Expression, Found, Path
+from deltaci.pipeline.nodes import child, pairs
 from deltaci.pipeline.problems import Place, Problems, listed, shown
-from deltaci.pipeline.shapes import Option, Shape, expected, homes, meaning, named, options, shape
+from deltaci.pipeline.shapes import PIPELINE_WORDS, Option, Shape, Words, expected, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
 
 __all__ = ["DEFAULT_FILE", "Expression", "Found", "Part", "Path", "read", "read_part"]
@@ -33,9 +33,9 @@ class Part(Struct, frozen=True):
     places: dict[Path, Place]
 
 
-def read_part(node: Node, type: Any, path: Path, problems: Problems) -> Part:
-    """Read one part that is YAML already: for files that say the same in other words."""
-    reader = _Reader(problems)
+def read_part(node: Node, type: Any, path: Path, problems: Problems, words: Words = PIPELINE_WORDS) -> Part:
+    """Read one part that is YAML already: for files that say the same in other words, or something else."""
+    reader = _Reader(problems, words)
     value = reader.value(node, type, path, node.at)
     return Part(None if value is _BAD else value, tuple(reader.expressions), reader.places)
 
@@ -51,6 +51,8 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     reader = _Reader(problems)
     pipeline = reader.value(root, model.Pipeline, (), root.at)
     checks.check(root, problems)
+    for _, job in pairs(child(root, "jobs")):
+        rules.check(child(job, "validate"), text, problems, is_stream=False)
     references.check_patterns(root, text, problems)
     references.check_expressions(root, reader.expressions, text, problems)
     is_good = isinstance(pipeline, model.Pipeline) and not problems.is_bad
@@ -69,8 +71,9 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
 class _Reader:
     """Walks nodes and model side by side. A method returns the value, or `_BAD` after it said why."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, words: Words = PIPELINE_WORDS) -> None:
         self.problems = problems
+        self.words = words
         self.places: dict[Path, Place] = {}
         self.expressions: list[Expression] = []
 
@@ -89,6 +92,8 @@ class _Reader:
         match option.type:
             case inspect.StrType():
                 return node.kind == TEXT or (node.kind == BOOL and "condition" in option.extra)
+            case inspect.LiteralType(values=(bool() as only,)):
+                return node.kind == BOOL and node.value is only
             case inspect.LiteralType():
                 return node.kind in (TEXT, BOOL, NUMBER)
             case inspect.BoolType():
@@ -118,7 +123,7 @@ class _Reader:
             case inspect.StrType():
                 return self._text(node, option, allowed, path)
             case inspect.LiteralType(values=values):
-                if node.written in values and node.kind == TEXT:
+                if (node.written in values and node.kind == TEXT) or values == (node.value,):
                     return node.value
                 near = nearest(node.written, map(str, values))
                 self.problems.add(node.at, node.described(), f"expected {named(option)}", near)
@@ -277,7 +282,7 @@ class _Reader:
         missing = [name for name, field in of.fields.items() if field.required and field.name not in read]
         for name in set(missing) - meant:
             what = meaning(of.fields[name])
-            self.problems.add(owner, f"{of.noun} without {shown(name)}", f"expected {shown(name)}: {what}")
+            self.problems.add(owner, f"{self.words.noun(of)} without {shown(name)}", f"expected {shown(name)}: {what}")
         if meant or missing or _BAD in rest or any(each is _BAD for each in (*read.values(), *rest.values())):
             return _BAD
         return of.cls(**read, **({of.rest.name: rest} if of.rest is not None else {}))
@@ -307,13 +312,13 @@ class _Reader:
         name = key.written
         if self.problems.is_full:
             return ""
-        found, near = f"the key {shown(name)}, which {of.noun} does not have", nearest(name, of.fields)
+        found, near = f"the key {shown(name)}, which {self.words.noun(of)} does not have", nearest(name, of.fields)
         wanted, meant = "", ""
-        if name in homes():
-            wanted, near = f"it belongs to {listed(homes()[name])}", near if near != name else ""
-        elif name in FOREIGN:
-            wanted, near = FOREIGN[name], ""
+        if name in self.words.foreign:
+            wanted, near = self.words.foreign[name], ""
             meant = next(iter(re.findall(r"'([\w-]+)'", wanted)), "")
+        elif name in self.words.homes:
+            wanted, near = f"it belongs to {listed(self.words.homes[name])}", near if near != name else ""
         elif not near:
             known = sorted(of.fields)
             more = " …" if len(known) > MAX_LISTED_KEYS else ""

@@ -12,25 +12,25 @@ from msgspec import inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
-from deltaci.pipeline.shapes import NOUNS, Option, Shape, default_of, meaning, options, shape
+from deltaci.pipeline.shapes import Option, Shape, default_of, meaning, options, reachable, shape
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def document() -> dict[str, Any]:
+def document(root: type[model.Part] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
     """The whole schema."""
-    parts = {cls.__name__: _part(shape(cls)) for cls in NOUNS if issubclass(cls, model.Part)}
+    parts = {cls.__name__: _part(shape(cls)) for cls in reachable(root)}
     return {
         "$schema": DIALECT,
-        "title": "Delta CI pipeline",
-        "$ref": f"#/$defs/{model.Pipeline.__name__}",
+        "title": title,
+        "$ref": f"#/$defs/{root.__name__}",
         "$defs": dict(sorted(parts.items())),
     }
 
 
-def text() -> str:
+def text(found: dict[str, Any] | None = None) -> str:
     """The schema as a file."""
-    return msgspec.json.format(msgspec.json.encode(document()), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(found or document()), indent=2).decode() + "\n"
 
 
 def _part(of: Shape) -> dict[str, Any]:

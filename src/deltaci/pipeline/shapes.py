@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -11,6 +12,7 @@ from msgspec import Meta, inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
+from deltaci.pipeline.foreign import FOREIGN
 from deltaci.pipeline.problems import listed
 
 NOUNS: Final[dict[type, str]] = {
@@ -35,6 +37,7 @@ NOUNS: Final[dict[type, str]] = {
     model.Cache: "a cache",
     model.Approval: "an approval",
     model.Rule: "a rule of 'validate'",
+    model.NumberRule: "'number'",
     model.Limits: "'limits'",
     model.Job: "a job",
 }
@@ -141,6 +144,8 @@ def named(option: Option) -> str:
             return "true or false"
         case inspect.IntType() | inspect.FloatType():
             return _number(option.type)
+        case inspect.LiteralType(values=(bool() as only,)):
+            return str(only).lower()
         case inspect.LiteralType(values=values):
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
@@ -177,15 +182,49 @@ def _number(type: Any) -> str:
     )
 
 
-@cache
-def homes() -> dict[str, tuple[str, ...]]:
-    """For every key of the model, where it belongs."""
-    found: dict[str, list[str]] = {}
-    for cls, noun in NOUNS.items():
-        assert issubclass(cls, model.Part)
-        for key in shape(cls).fields:
-            found.setdefault(key, []).append(noun)
-    return {key: tuple(nouns) for key, nouns in found.items()}
+def reachable(root: type[model.Part]) -> tuple[type[model.Part], ...]:
+    """A type and all that its keys lead to, in the order in which they are met."""
+    found = [root]
+    for cls in found:  # grows while it is read
+        for field in msgspec.structs.fields(cls):
+            found += [each for each in _parts(field.type) if each not in found]
+    return tuple(dict.fromkeys(found))
+
+
+def _parts(hint: Any) -> list[type[model.Part]]:
+    found: list[type[model.Part]] = []
+    for option in options(hint):
+        match option.type:
+            case inspect.StructType(cls=cls) if issubclass(cls, model.Part):
+                found.append(cls)
+            case inspect.VarTupleType(item_type=inner) | inspect.DictType(value_type=inner):
+                found += _parts(inner)
+    return found
+
+
+class Words:
+    """What messages about one kind of file call its parts, and what they say of keys of other files."""
+
+    def __init__(self, nouns: Mapping[type, str], foreign: Mapping[str, str]) -> None:
+        self._nouns = nouns
+        self.foreign = foreign
+
+    def noun(self, of: Shape) -> str:
+        """What a message calls it."""
+        return self._nouns.get(of.cls) or of.noun
+
+    @cached_property
+    def homes(self) -> dict[str, tuple[str, ...]]:
+        """For every key of the file's model, where it belongs."""
+        found: dict[str, list[str]] = {}
+        for cls, noun in self._nouns.items():
+            assert issubclass(cls, model.Part)
+            for key in shape(cls).fields:
+                found.setdefault(key, []).append(noun)
+        return {key: tuple(nouns) for key, nouns in found.items()}
+
+
+PIPELINE_WORDS: Final = Words(NOUNS, FOREIGN)
 
 
 def default_of(field: FieldInfo) -> Any:

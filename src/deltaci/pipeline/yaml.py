@@ -114,7 +114,7 @@ def read_yaml(text: str, problems: Problems) -> Node:
         problems.add(at, found, expected)
         raise NotYaml from error
     except (YAMLError, ValueError, OverflowError, IndexError, AttributeError, AssertionError, TypeError) as error:
-        # The scanner stumbles over some escapes and directives in ways of its own; none of them is a pipeline.
+        # The scanner stumbles over some escapes and directives in ways of its own; none of them is a file of ours.
         problems.add(builder.last, "something after this that is not YAML", "look at escapes, tags and directives")
         raise NotYaml from error
     if builder.root is None:
@@ -150,7 +150,7 @@ class _Builder:
                 kind = LIST if isinstance(event, SequenceStartEvent) else OBJECT
                 self._is_tagged(event.tag, kind, at)
                 if len(self._open) >= MAX_DEPTH:
-                    self._refuse(at, f"more than {MAX_DEPTH} levels inside each other", "a pipeline needs fewer")
+                    self._refuse(at, f"more than {MAX_DEPTH} levels inside each other", "a file needs fewer")
                 if event.anchor:
                     self._anchors[event.anchor] = None
                 self._open.append((Node(kind, at), [], event.anchor or ""))
@@ -168,7 +168,7 @@ class _Builder:
     def _begin(self, event: Any, at: Place) -> None:
         self._documents += 1
         if self._documents > 1:
-            self._refuse(at, "a second document", "one pipeline for each file: remove '---' or split the file")
+            self._refuse(at, "a second document", "one for each file: remove '---' or split the file")
         if (event.version and tuple(event.version) != (1, 2)) or event.tags:
             self._refuse(
                 Place(), "a directive that changes how the file is read", "remove the line that begins with '%'"
@@ -177,9 +177,9 @@ class _Builder:
     def _add(self, node: Node, anchor: str, count: int = 1) -> None:
         self._nodes += count  # The parts of a list or object were counted as they came; an alias repeats them all.
         if self._nodes > MAX_NODES:
-            self._refuse(self.last, f"more than {MAX_NODES:,} values, aliases included", "a pipeline needs fewer")
+            self._refuse(self.last, f"more than {MAX_NODES:,} values, aliases included", "a file needs fewer")
         if len(self._open) + node.depth > MAX_DEPTH + 1:
-            self._refuse(self.last, f"more than {MAX_DEPTH} levels inside each other", "a pipeline needs fewer")
+            self._refuse(self.last, f"more than {MAX_DEPTH} levels inside each other", "a file needs fewer")
         if anchor:
             self._anchors[anchor] = node
         if self._open:

@@ -43,6 +43,10 @@ class KeeperGone(Exception):
     """Without its keeper a runner cannot prove its leases."""
 
 
+class Removed(Exception):
+    """Somebody took this runner out of the fleet: it may not come back by itself."""
+
+
 class Agent:
     """One runner process with some slots."""
 
@@ -85,6 +89,7 @@ class Agent:
         self._places: Places | None = None
         self._keeper: Keeping | None = None
         self._renewing = asyncio.Lock()
+        self._leaving: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Take nothing new; finish what runs, as long as that may take. Asked again: hand it back at once."""
@@ -94,6 +99,7 @@ class Agent:
         if self._jobs:
             LOGGER.info("leaving when the %d that run are over; ask again to hand them back", len(self._jobs))
         self._is_stopping.set()
+        self._leaving = asyncio.create_task(self._leave())
         self._has_room.set()
         self._is_kept.set()
         if self._dispatches is not None:
@@ -104,6 +110,11 @@ class Agent:
     def _hand_back(self) -> None:
         for job in self._jobs.values():
             job.hand_back()
+
+    async def _leave(self) -> None:
+        """Say that it leaves, so that nobody waits for it. Who does not hear of that will miss it."""
+        with suppress(Unreachable, Refused):
+            await asyncio.to_thread(self._client.leave, self._credential.runner_id)
 
     async def run(self) -> None:
         """Work until stopped."""
@@ -135,6 +146,7 @@ class Agent:
                 await self._stop_jobs()
                 raise KeeperGone("the lease keeper ended; the jobs of this runner were stopped")
             await asking
+            await (self._leaving or self._leave())
         finally:
             self._asking.abort()  # A thread that still waits for work would be given some.
             for task in (hearing, renewing, listening, *linked, asking, *self._tasks):
@@ -203,6 +215,10 @@ class Agent:
     async def _refresh(self) -> None:
         async with self._renewing:
             fresh = await asyncio.to_thread(self._entrance.renew)
+        if fresh.runner_id != self._credential.runner_id:
+            LOGGER.info("the server had given this runner up; it goes on as %s", fresh.runner_id)
+            self._ear.runner_id = fresh.runner_id
+        self._credential = fresh
         self._client.token = self._asking.token = self._listening.token = fresh.credential
         self._tell(NewToken(token=fresh.credential))
         self._renew_at = self._machine.clock() + fresh.expires_in_seconds / 2
@@ -296,13 +312,21 @@ class Agent:
             await self._dispatches.settle(told, gone)
 
     async def _heard(self, asking: asyncio.Task[Granted]) -> Granted:
-        """What was granted. A machine that slept finds its credential too old, and may be able to get another."""
+        """What was granted. A machine that slept finds its credential too old, and may be able to get another.
+
+        Or it finds that it was given up meanwhile: then it comes back in a new life, unless somebody removed it.
+        """
         try:
             return asking.result()
         except Refused as refused:
-            if refused.code != "expired_credential":
+            if refused.code not in ("expired_credential", "shut_down"):
                 raise
-            await self._refresh()
+            try:
+                await self._refresh()
+            except Refused as kept_out:
+                if refused.code == "shut_down":
+                    raise Removed(f"this runner was removed from the fleet: {kept_out.message}") from kept_out
+                raise
             return Granted([])
 
     def _ended(self, task: asyncio.Task[None]) -> None:

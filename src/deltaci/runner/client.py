@@ -18,6 +18,7 @@ from deltaci.wire import messages as wire
 from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
 from deltaci.wire.answers import (
     FoundCache,
+    Gone,
     Granted,
     Need,
     SharedArtifact,
@@ -31,6 +32,7 @@ from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registratio
 from deltaci.wire.texts import plain
 
 TIMEOUT_SECONDS: Final = 10.0
+LEAVE_SECONDS: Final = 3.0  # Who leaves does not wait for long to be heard.
 TRANSFER_SECONDS: Final = 300.0  # Of silence: a large body has to be kept before it is answered.
 PART_BYTES: Final = 1024 * 1024
 MAX_ANSWER_BYTES: Final = 128 * 1024**2  # A thousand leases with their specifications in them.
@@ -68,6 +70,7 @@ def _reader(kind: type[T]) -> Callable[[bytes], T]:
 _uploaded = _reader(Uploaded)
 _granted = _reader(Granted)
 _wanted = _reader(Wanted)
+_gone = _reader(Gone)
 _size = _reader(Size)
 _registered = _reader(Registered)
 _spec = _reader(wire.JobSpec)
@@ -118,6 +121,11 @@ class Client:
         """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _granted(body)
+
+    def leave(self, runner_id: str) -> bool:
+        """Say that this runner takes nothing new and goes; whether it is gone already."""
+        said = wire.encode(wire.Leave(runner_id=runner_id))
+        return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).gone
 
     def control(self, asked: wire.Control) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""

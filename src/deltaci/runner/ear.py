@@ -36,7 +36,7 @@ class Ear:
         hear: Callable[[CancelRequested], None],
     ) -> None:
         self._client = client
-        self._runner_id = runner_id
+        self.runner_id = runner_id
         self._held = held
         self._hear = hear
         self._told: set[str] = set()
@@ -93,7 +93,7 @@ class Ear:
     def _asked(self) -> Control:
         """What was told already is not asked for again: it would be answered at once, over and over."""
         named = [lease_id for lease_id in self._held() if lease_id not in self._told]
-        return Control(runner_id=self._runner_id, lease_ids=named[:MAX_NAMED], wait_seconds=WAIT_SECONDS)
+        return Control(runner_id=self.runner_id, lease_ids=named[:MAX_NAMED], wait_seconds=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Hang up."""

@@ -294,6 +294,7 @@ class Job:
             tests=brought.tests,
             output=brought.output,
             is_skipped=ended.is_skipped and is_success,
+            verdicts=ended.verdicts if is_success else None,
             head=ended.head if is_success else "",
             place=self._tree_place,
             cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),

@@ -11,7 +11,7 @@ from msgspec import structs
 from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest
 from deltaci.wire import messages as wire
-from deltaci.wire.messages import Complete, StepResult
+from deltaci.wire.messages import Complete, StepResult, Verdict
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     brought: Harvest = msgspec.field(default_factory=Harvest)
     outputs: dict[str, str] = {}
     is_skipped: bool = False
+    verdicts: list[Verdict] | None = None
     head: str = ""  # The commit that its tree has now.
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it went well, and no rule that was looked at is broken."""
+        return self.is_success and all(each.is_passed for each in self.verdicts or ())
 
     @property
     def is_success(self) -> bool:
@@ -67,4 +73,20 @@ def _no_failures(said: Complete) -> Complete:
     return said if said.tests is None else structs.replace(said, tests=structs.replace(said.tests, failures=[]))
 
 
-_CUTS: Final[tuple[Callable[[Complete], Complete], ...]] = (_short_names, _short_tail, _no_names, _no_failures)
+def _short_verdicts(said: Complete) -> Complete:
+    if said.verdicts is None:
+        return said
+    short = [
+        structs.replace(each, rule=each.rule[:60], found=each.found[:60], wanted=each.wanted[:60])
+        for each in said.verdicts
+    ]
+    return structs.replace(said, verdicts=short)
+
+
+_CUTS: Final[tuple[Callable[[Complete], Complete], ...]] = (
+    _short_names,
+    _short_tail,
+    _no_names,
+    _no_failures,
+    _short_verdicts,
+)

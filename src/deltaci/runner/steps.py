@@ -244,8 +244,16 @@ class Steps:
         self._heed(said)
         return ended, {**spoken.outputs, **said.outputs}, ""
 
-    async def run_rule(self, script: str) -> Exit:
-        """A command that is no step, in the environment that the last one left."""
+    async def run_rule(self, script: str, name: str, hear: Callable[[bytes], None] | None = None) -> Exit:
+        """A command that is no step, in the environment that the last one left; `hear` is told what it prints, too."""
+        if not await self._go_on(len(self._steps), name):
+            raise Over
+
+        def on_output(data: bytes) -> None:
+            self._log.output(data)
+            if hear is not None:
+                hear(data)
+
         env = {**self._base, **self._scene.env, **self._stage.set_env, **self._secrets}
         if self._stage.paths:
             env["PATH"] = ":".join([*self._stage.paths, env.get("PATH") or await self._cells_path()])
@@ -255,7 +263,7 @@ class Steps:
             env=env,
             workdir=inside(layout.workspace, await self._think(self._scene.text, self._spec.workdir)),
             timeout_seconds=max(0.1, self._left()),
-            on_output=self._log.output,
+            on_output=on_output,
         )
 
     def _heed(self, said: Told) -> None:

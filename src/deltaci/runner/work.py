@@ -94,9 +94,9 @@ class Work:
             ended = await steps.run()
             if tip and ended.is_success:
                 ended = await self._commit_tree(stage, ended, tip, left())
-            self._is_failed = not ended.is_success
             if spec.rules and ended.is_success:
                 ended = await Rules(stage, steps, left).check(ended)
+            self._is_failed = not ended.is_valid
         except Refused as refused:
             return self._failed(code_of(refused), refused.message)
         except (StepFailed, CellFailed, OSError) as failed:
@@ -223,7 +223,7 @@ class Work:
             if has_more:
                 with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
                     await self._harvester.bring(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
-                    if ended.is_success and not brought.error_code:
+                    if ended.is_valid and not brought.error_code:
                         await self._caches.save()
             if ended.outputs and not brought.error_code:
                 self._harvester.add_outputs(ended.outputs)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import msgspec
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import BlobsUnavailable
+from deltaci.control.hearing import Hearing
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
@@ -39,7 +41,7 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     status_of,
 )
-from deltaci.wire.answers import Granted, HandedBack, Size, StreamsOver, Wanted
+from deltaci.wire.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
 from deltaci.wire.messages import Problem
 
 MAX_DIGITS: Final = 15
@@ -64,6 +66,7 @@ _NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.Lease)
+_decode_leave = wire.decoder(wire.Leave)
 _decode_control = wire.decoder(wire.Control)
 _decode_registration = wire.decoder(wire.Registration)
 _decode_streams = wire.decoder(wire.Streams)
@@ -176,6 +179,7 @@ class RunnerApp:
         control: ControlHub,
         uploads: Uploads,
         trees: Trees | None = None,
+        hearing: Hearing | None = None,
     ) -> None:
         self._protocol = protocol
         self._control = control
@@ -183,6 +187,7 @@ class RunnerApp:
         self._logs = logs
         self._uploads = uploads
         self._trees = trees
+        self._hearing = hearing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -217,9 +222,12 @@ class RunnerApp:
 
             return msgspec.Raw(described())
         if name == "register":
-            return await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
+            known = await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
+            self._heard(known.tenant, ids.worker_name(known.runner_id))
+            return known
         token = request.token()
         who = await self._registry.who(token, request.peer)
+        self._heard(who.tenant, who.id)
         match name:
             case "renew":
                 body = await request.body(wire.MAX_MESSAGE_BYTES)
@@ -228,6 +236,8 @@ class RunnerApp:
                 return await self._lease(who, request)
             case "control":
                 return Wanted(await self._cancels(who, request))
+            case "leave":
+                return Gone(await self._protocol.leave(who, _decode_leave(await request.body(wire.MAX_MESSAGE_BYTES))))
             case "messages":
                 message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
@@ -255,7 +265,8 @@ class RunnerApp:
 
     async def _lease(self, who: Runner, request: Request) -> Granted:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
-        granted = await self._protocol.lease(who, asked, request.gone)
+        with self._present(who):
+            granted = await self._protocol.lease(who, asked, request.gone)
         if not asked.attempts:
             return Granted(granted)
         return Granted(granted, await self._protocol.gone(who, asked.attempts))
@@ -274,9 +285,18 @@ class RunnerApp:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
         gone = asyncio.create_task(request.gone())
         try:
-            return await self._control.wait(who, asked, gone)
+            with self._present(who):
+                return await self._control.wait(who, asked, gone)
         finally:
             gone.cancel()
+
+    def _heard(self, tenant: str, name: str) -> None:
+        if self._hearing is not None:
+            self._hearing.heard(tenant, name)
+
+    def _present(self, who: Runner) -> AbstractContextManager[None]:
+        """While it waits for its answer, it is there."""
+        return self._hearing.present(who.tenant, who.id) if self._hearing is not None else nullcontext()
 
     async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""

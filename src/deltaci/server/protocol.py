@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from deltaci.control.fleet import Fleet
 from deltaci.core import attempt, ids, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
@@ -25,6 +26,7 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import ready_at
+from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
@@ -85,17 +87,21 @@ class Protocol:
         limit: Limit | None = None,
         rules: RulesOf | None = None,
         flaky: FlakyOf | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._store = store
         self._applier = applier
         self._ttl_seconds = ttl_seconds
         self._rules = rules
         self._flaky = flaky
-        self._line = Line(applier, store.wakers, limit)
+        self._fleet = fleet
+        self._line = Line(applier, store.wakers, limit, fleet.rivals if fleet is not None else None)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
         self._line.close()
+        if self._fleet is not None:
+            self._fleet.stop_waiting()
 
     async def lease(self, who: Runner, asked: wire.Lease, gone: Gone | None = None) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
@@ -114,11 +120,39 @@ class Protocol:
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + asked.wait_seconds
+        fleet = self._fleet
+        if fleet is not None:
+            await fleet.greet(who.tenant, [asked.runner_id])
         while True:
-            claimed = await self._line.claim(claim, give_up - clock(), gone)
+            if fleet is not None and not await fleet.may_ask(who.tenant, asked.runner_id, give_up - clock(), gone):
+                return []
+            claimed = await self._line.claim(claim, give_up - clock(), self._until_held(who, asked.runner_id, gone))
             granted = await self._grant(who, claimed)
-            if granted or not claimed:
+            is_held = fleet is not None and fleet.is_held(who.tenant, asked.runner_id)
+            if granted or not (claimed or is_held):
                 return granted
+
+    def _until_held(self, who: Runner, id: str, gone: Gone | None) -> Gone | None:
+        """Whoever may not be given work any more stands in no line."""
+        fleet = self._fleet
+        return gone if fleet is None else lambda: fleet.until_held(who.tenant, id, gone)
+
+    async def leave(self, who: Runner, asked: wire.Leave) -> bool:
+        """The runner leaves: it gets nothing new. Whether it is gone already; what has no record always is."""
+        self._check_speaker(who, asked.runner_id)
+        record = await self._store.find(asked.runner_id)
+        if not isinstance(record, Worker) or record.tenant != who.tenant or is_over(record):
+            return True
+        if self._fleet is not None:
+            await self._fleet.greet(who.tenant, [record.id])
+        try:
+            order = Shutdown(id=record.id, actor=worker_actor(record.id), reason=LEFT)
+            record = (await self._applier.do(order)).record
+        except Refused as refused:
+            if refused.code != "wrong_state":
+                raise
+            record = await self._store.find(record.id)  # It went, or was found silent, meanwhile.
+        return not isinstance(record, Worker) or is_over(record)
 
     async def gone(self, who: Runner, attempts: Sequence[str]) -> list[str]:
         """Those that are not there to be claimed, now: held, over, or never there for this tenant."""
@@ -202,6 +236,8 @@ class Protocol:
 
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""
+        if self._fleet is not None:
+            await self._fleet.greet(who.tenant, {each.runner_id for each in said if who.may_speak_for(each.runner_id)})
         answers: list[Answer | None] = [None] * len(said)
         commands: list[Command] = []
         places: list[int] = []

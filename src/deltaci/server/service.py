@@ -18,13 +18,17 @@ from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
 from deltaci.control.flaky import FlakyTests
+from deltaci.control.fleet import Fleet
 from deltaci.control.forges.opened import OpenedProjects
 from deltaci.control.forges.outlet import Outlet
 from deltaci.control.forges.reports import Reports
+from deltaci.control.health import Limits
+from deltaci.control.lives import Lives
 from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
+from deltaci.control.transitions import LiveTransitions
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
@@ -111,6 +115,8 @@ class Service:
         allowed_forges: Collection[str] = (),
         public_url: str = "",
         failure_rules: Sequence[FailureRule] = (),
+        has_transitions: bool = True,
+        health: Limits | None = None,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -122,32 +128,40 @@ class Service:
         tenants = Tenants(store, self.blobs, time.monotonic)
         rules_of = FailureRules(store, time.monotonic, failure_rules)
         self.flaky = FlakyTests(store)
+        self.fleet = Fleet(store, self.applier, health)
+        self.lives = Lives(store)
         self.protocol = Protocol(
-            store, self.applier, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt
+            store, self.applier, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt, self.fleet
         )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
         self._follower.tell(self.control.hear)
+        self._follower.tell(self.fleet.hear)
         self._dispatcher = Dispatcher(store, nats) if nats is not None else None
         if self._dispatcher is not None:
             self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
         secrets = Secrets(self.blobs, key)
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
-        registry = Registry(self.applier, signer, issuer=issuer)
+        registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
         self.streams = Streams(store)
         self._follower.tell(self.streams.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
         self._follower.tell(self.repositories.hear)
         trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
-        self._runners = RunnerApp(self.protocol, registry, self.logs, self.control, self._uploads, trees)
+        self._runners = RunnerApp(
+            self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
+        )
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
         forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._follower.tell(self.flaky.hear)
+        self.transitions = LiveTransitions(store, folder) if has_transitions else None
+        if self.transitions is not None:
+            self._follower.tell(self.transitions.hear)
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
 
@@ -168,6 +182,8 @@ class Service:
                 rules=rules,
                 flaky=self.flaky,
                 repositories=self.repositories,
+                fleet=self.fleet,
+                lives=self.lives,
             )
         )
 
@@ -177,9 +193,12 @@ class Service:
             await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
         await self.applier.start()
         await self._follower.start()
+        await self.fleet.start()
         self.control.start()
         self.reporter.start()
         self.flaky.start()
+        if self.transitions is not None:
+            self.transitions.start()
         self.repositories.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
@@ -195,10 +214,13 @@ class Service:
         await self.reporter.stop()
         await self.flaky.stop()
         await self._follower.stop()
+        await self.fleet.stop()
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)
         await asyncio.to_thread(self._disk.close)
         await self.applier.stop()
+        if self.transitions is not None:
+            await self.transitions.stop()  # All is committed by now.
         await self.store.close()
 
     async def app(

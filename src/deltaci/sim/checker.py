@@ -25,6 +25,7 @@ from deltaci.sim.law import (
     Violation,
 )
 from deltaci.sim.leases import Deployment
+from deltaci.sim.trust import judge_worker, settle_worker
 
 __all__ = ["INVARIANTS", "Checker", "Deployment", "Violation"]
 
@@ -51,6 +52,9 @@ INVARIANTS: Final = {
     "fence-gap": "nobody begins before the last holder has surely stopped",
     "labels": "a worker gets only what it has the labels for",
     "drained": "a worker that leaves or is gone gets nothing more",
+    "hold": "a worker that is drained or quarantined gets nothing new until it is let go",
+    "troubles": "a worker is quarantined exactly after three troubles in a row",
+    "avoided": "a worker does not get again what it lost while a rival could take it",
     "slots": "a worker holds no more leases than it has places",
     "worker": "a worker is busy exactly while it holds leases, and knows how many",
     "lost-leases": "an attempt is given up exactly after too many lost leases",
@@ -383,6 +387,7 @@ class Checker(Bonds):
             it.is_leaving = True
         if "tasks" in told:
             it.told_tasks = int(told["tasks"])
+        judge_worker(it, event)
 
     # -- when a commit is whole
 
@@ -456,6 +461,7 @@ class Checker(Bonds):
             raise Violation("worker", f"{name} says that it holds {it.told_tasks}, but holds {sorted(it.held)}")
         if it.state == "UNRESPONSIVE" and any(self.known[id].state != "CANCEL_REQUESTED" for id in it.held):
             raise Violation("worker", f"{name} does not answer, but still holds {sorted(it.held)}")
+        settle_worker(it)
 
     # -- the end
 

@@ -76,6 +76,7 @@ class JobFacts(Known):
         "is_required",
         "jitter",
         "kind",
+        "lost_by",
         "max_attempts",
         "needs",
         "next_run_at",
@@ -95,6 +96,7 @@ class JobFacts(Known):
         self.is_required = True
         self.has_validation = False
         self.max_attempts = 1
+        self.lost_by: tuple[str, ...] = ()  # Workers whose infrastructure lost it, the last one behind.
         self.backoff = (0, 0)  # The first wait and the longest one, in seconds.
         self.jitter = 0.0
         self.index = 0
@@ -122,6 +124,7 @@ class AttemptFacts(Known):
         "max_lost",
         "ready_at",
         "run_at",
+        "shunned",
         "stale_reason",
         "started_at",
         "timeout",
@@ -137,6 +140,7 @@ class AttemptFacts(Known):
         self.timeout = self.started_at = self.cancel_by = 0
         self.max_lost = self.lost = self.claims = 0
         self.lease: Lease | None = None
+        self.shunned: tuple[str, ...] = ()  # Who had lost the job when its lease was granted.
         self.stale_reason = ""
         self.error: dict[str, Any] = {}
 
@@ -144,7 +148,20 @@ class AttemptFacts(Known):
 class WorkerFacts(Known):
     """A worker. `held` are its live leases of jobs; `lone` those of attempts without one, which take no place."""
 
-    __slots__ = ("free_since", "held", "is_leaving", "labels", "lone", "places", "told_tasks")
+    __slots__ = (
+        "excused",
+        "free_since",
+        "held",
+        "hold",
+        "is_doubted",
+        "is_leaving",
+        "labels",
+        "lone",
+        "places",
+        "told_tasks",
+        "told_troubles",
+        "troubles",
+    )
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
@@ -153,10 +170,14 @@ class WorkerFacts(Known):
         self.held: set[str] = set()
         self.lone: set[str] = set()
         self.told_tasks = 0
-        self.is_leaving = False
+        self.is_leaving = self.is_doubted = False
         self.free_since: int | None = None
+        self.hold = ""
+        self.troubles = self.told_troubles = 0
+        self.excused: set[str] = set()  # What it held at its last trouble.
 
     @property
     def is_free(self) -> bool:
         """Whether it could take one more."""
-        return self.state in ("IDLE", "BUSY") and not self.is_leaving and len(self.held) + len(self.lone) < self.places
+        takes_work = self.state in ("IDLE", "BUSY") and not self.is_leaving and not self.hold
+        return takes_work and len(self.held) + len(self.lone) < self.places

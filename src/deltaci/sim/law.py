@@ -60,6 +60,9 @@ attempt CANCEL_REQUESTED                         CANCELED         failed        
 worker -                                         INITIALIZING     registered             orchestrator,worker
 worker INITIALIZING                              IDLE             registration_complete  orchestrator,worker
 worker IDLE,BUSY,UNRESPONSIVE                    =                capabilities_registered orchestrator,worker
+worker IDLE,BUSY,UNRESPONSIVE                    =                drained                orchestrator,user
+worker IDLE,BUSY,UNRESPONSIVE                    =                quarantined            orchestrator
+worker IDLE,BUSY,UNRESPONSIVE                    =                resumed                orchestrator,user
 worker IDLE                                      BUSY             task_assigned          orchestrator
 worker BUSY                                      =                task_assigned          orchestrator
 worker BUSY                                      IDLE             task_completed         orchestrator

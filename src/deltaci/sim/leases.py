@@ -18,6 +18,7 @@ from deltaci.sim.law import (
     Fact,
     Violation,
 )
+from deltaci.sim.trust import blame, remember
 
 ACCEPT_SECONDS: Final = 30
 Group = tuple[str, str]  # Of which tenant, and its name.
@@ -101,7 +102,7 @@ class Leases:
             self._check_fence(name, event, before)
             if it.state in ("RUNNING", "UPLOADING"):
                 self.check_late(name, event, it.started_at + it.timeout)
-        elif event.to == "LEASED":
+        elif event.to in ("LEASED", "CANCEL_REQUESTED"):
             self._check_waited(name, it, event)
         if told is not None:
             it.lease = self._changed(name, it, event, told)
@@ -275,6 +276,7 @@ class Leases:
                 raise Violation("shortened", f"{name} shortens the lease by {short:.1f} s")
             self._check_term(name, max(before.expires_at, event.at + self.deployment.ttl), expires_at)
         else:
+            self._blame(before.worker_id, it, event)
             self._free(before.worker_id, it.id, event.at)
             if group := self._group(it):
                 self._freed_at[group] = event.at
@@ -298,6 +300,8 @@ class Leases:
         if self.deployment.ttl and accept_by != event.at + ACCEPT_SECONDS * SECOND:
             raise Violation("accept-window", f"{name} has an accept window of {(accept_by - event.at) / SECOND:.1f} s")
         self._occupy(name, it, worker_id)
+        job = self.known.get(it.job_id)
+        it.shunned = job.lost_by if isinstance(job, JobFacts) else ()
         if group := self._group(it):
             self._take_group(name, it, group, event.at)
         return Lease(number, worker_id, "GRANTED", expires_at, accept_by)
@@ -332,12 +336,21 @@ class Leases:
             return
         if worker.is_leaving or worker.state not in ("IDLE", "BUSY"):
             raise Violation("drained", f"{name} goes to {worker_id}, which is {worker.state} and takes nothing more")
+        if worker.hold:
+            raise Violation("hold", f"{name} goes to {worker_id}, which is {worker.hold} and takes nothing new")
         if not it.labels <= worker.labels:
             raise Violation("labels", f"{name} needs {sorted(it.labels)}; {worker_id} has {sorted(worker.labels)}")
         worker.held.add(it.id)
         if len(worker.held) > worker.places:
             held = len(worker.held)
             raise Violation("slots", f"{name} is the {held}th lease of {worker_id}, which has {worker.places} places")
+
+    def _blame(self, worker_id: str, it: AttemptFacts, event: Fact) -> None:
+        worker, job = self.workers.get(worker_id), self.known.get(it.job_id)
+        if isinstance(job, JobFacts):
+            remember(job, worker_id, event)
+            if worker is not None and it.id in worker.held:
+                blame(worker, it.id, event)
 
     def _free(self, worker_id: str, attempt_id: str, at: int) -> None:
         worker = self.workers.get(worker_id)

@@ -100,6 +100,9 @@ HABITS: Final = {
     "family": 0.8,
     "group": 0.6,
     "retries few": 0.5,
+    "drain": 0.15,
+    "distrust": 0.3,
+    "set up anew": 0.3,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from random import Random
 from typing import Any, Final, TypeVar
@@ -18,6 +18,7 @@ from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Violation
+from deltaci.sim.law import SECOND
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.promises import Promises
 from deltaci.sim.runner import TENANT
@@ -144,6 +145,18 @@ class Orders:
                 if done and task.result()[0] < 500:
                     return
             await asyncio.sleep(AGAIN_SECONDS)
+
+    def given(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]]) -> None:
+        """A worker got this, while these others could have taken it."""
+        self._check(self._promises.given, attempt_id, worker_id, rivals)
+
+    def withheld(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]], now: int) -> None:
+        """A worker that is free did not get this, and nothing changed meanwhile."""
+        self._check(self._promises.withheld, attempt_id, worker_id, rivals, now)
+
+    def wall(self) -> int:
+        """The time of day."""
+        return int(self._signer.now() * SECOND)
 
     def _check(self, check: Callable[..., None], *words: Any) -> None:
         try:

@@ -190,6 +190,7 @@ class People:
     def see(self, event: Event) -> None:
         """An event was committed. Somebody may do something about it, a little later."""
         if event.from_ == event.to:
+            self._see_hold(event)
             return
         if event.entity == "run":
             if event.to in OUTCOMES:
@@ -284,9 +285,42 @@ class People:
 
     # -- workers
 
+    def _see_hold(self, event: Event) -> None:
+        """Whoever takes nothing new is let go some time later."""
+        if event.entity == "worker" and event.trigger in ("drained", "quarantined"):
+            id, random = event.entity_id, self._drawn(event)
+            resume = worker.Resume(id=id, actor="user:u", request_id=f"{id} resume {event.rev}")
+            wait = random.choice((60, 600, 1800)) * random.random()
+            self._orders.later(wait, partial(self._orders.do, "resume", resume, random))
+            own = Random(f"{self._mix.seed} {id} held {event.rev}")
+            if self._orders.does("distrust", own):
+                found = worker.Quarantine(id=id, reason="slow disk", request_id=f"{id} doubt {event.rev}")
+                self._orders.later(wait / 2, partial(self._orders.do, "quarantine", found, own))
+            if self._orders.does("set up anew", own):
+                self._orders.later(wait / 3, partial(self._set_up, id, event.rev, own))
+
+    async def _set_up(self, id: str, rev: int, random: Random) -> None:
+        """Somebody sets its runner up again, with a new token."""
+        named: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
+        await self._orders.do("offer", worker.Offer(**named, token_at=self._orders.wall()), random)
+
+    def _hold(self, event: Event) -> None:
+        """Somebody wants it to take nothing new for a while, or does not trust it."""
+        id, random = event.entity_id, Random(f"{self._mix.seed} {event.entity_id} hold {event.rev}")
+        named: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
+        if self._orders.does("drain", random):
+            order = worker.Drain(**named, actor="user:u", reason="new disk")
+            other = worker.Drain(**named, actor="user:u", reason="ANOTHER")
+            self._orders.later(60 * random.random(), partial(self._orders.do, "drain", order, random, other))
+        elif random.random() < 0.2 and self._orders.does("distrust", random):
+            found = worker.Quarantine(**named, reason="slow disk")
+            self._orders.later(60 * random.random(), partial(self._orders.do, "quarantine", found, random))
+
     def _see_worker(self, event: Event) -> None:
         id = event.entity_id
         random = self._drawn(event)
+        if event.to in ("BUSY", "UNRESPONSIVE"):
+            self._hold(event)
         if event.to == "BUSY" and self._orders.does("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
             self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))

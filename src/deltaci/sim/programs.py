@@ -30,7 +30,7 @@ from deltaci.sim.truth import Truth
 
 LABEL: Final = "gpu"
 PLACES: Final = 3
-KNOWN: Final = "p0"  # Registered, with so many places.
+KNOWN: Final = ("p0", "p1")  # Registered, with so many places.
 UNKNOWN: Final = "q0"  # Never registered: the plain queue also serves those.
 
 DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back", "deaf")
@@ -54,7 +54,7 @@ class Programs:
         self._orders = orders
         self._checker = checker
         self._truth = truth
-        self._name = KNOWN if mix.seed % 2 else UNKNOWN
+        self._names = list(KNOWN) if mix.seed % 2 else []
 
     def see_queued(self, it: AttemptFacts, random: Random) -> None:
         """Something waits that only a program can take, or a program may as well."""
@@ -65,36 +65,54 @@ class Programs:
     async def _take(self, it: AttemptFacts, random: Random) -> None:
         """Ask for it until somebody has it."""
         while it.state == "QUEUED":
+            name = await self._known(random)
+            rivals = self._rivals(name)
             claim = Claim(
                 tenant=TENANT,
-                worker_id=await self._known(random),
+                worker_id=name,
                 labels=(LABEL,),
                 limit=1,
                 ttl_seconds=self._mix.ttl_seconds,
                 accept_seconds=30,
                 only=(it.id,),
+                rivals=tuple(tuple(sorted(labels)) for labels in rivals.values()),
+                rival_ids=tuple(rivals),
             )
-            said_at = self._loop.now
+            said_at, seen, now = self._loop.now, self._revs(it, name), self._orders.wall()
             answer = await self._orders.insist(partial(_claimed, claim=claim), random, said_at + 60)
             if isinstance(answer, list) and answer:
+                self._orders.given(it.id, name, rivals)
                 await self._work(answer[0], said_at, random)
                 return
+            if answer == [] and seen == self._revs(it, name) and not self._mix.has_jumps:
+                self._orders.withheld(it.id, name, rivals, now)
             if not it.labels:
                 return  # A runner will.
             await asyncio.sleep(random.choice((5.0, 60.0)))
 
     async def _known(self, random: Random) -> str:
         """The name of a program that may take work. One that was sent away comes back under another name."""
-        if self._name == UNKNOWN:
+        if not self._names:
             return UNKNOWN
-        it = self._checker.workers.get(self._name)
+        place = random.randrange(len(self._names))
+        it = self._checker.workers.get(self._names[place])
         if it is not None and it.state == "SHUTDOWN":
-            self._name, it = f"{self._name}+", None
-        name = self._name
+            self._names[place], it = f"{self._names[place]}+", None
+        name = self._names[place]
         if it is None:
             record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
             await self._orders.do("birth", Birth(id=name, record=record, request_id=f"{name} come"), random)
         return name
+
+    def _revs(self, it: AttemptFacts, name: str) -> tuple[int, int]:
+        """What changes when one of the two does."""
+        worker = self._checker.workers.get(name)
+        return it.rev, worker.rev if worker is not None else 0
+
+    def _rivals(self, name: str) -> dict[str, frozenset[str]]:
+        """The other programs that could take work now, with their labels."""
+        others = {each: self._checker.workers.get(each) for each in self._names if each != name}
+        return {id: it.labels for id, it in others.items() if it is not None and it.is_free}
 
     def reclaim(self, id: str, wait: float, random: Random) -> None:
         """Take what is stale without waiting for it to be queued again."""

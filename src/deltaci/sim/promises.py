@@ -6,6 +6,7 @@ Like the checker, it knows only the log and the words of the protocol.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from deltaci.sim.checker import Checker
@@ -66,6 +67,27 @@ class Promises:
     def accepted_other(self, what: str, id: str, request_id: str) -> None:
         """A request was accepted under the id of another one that was done before."""
         raise Violation("reused", f"request {request_id} was {what} of {id}; now it counts for something else")
+
+    def given(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]]) -> None:
+        """A worker was given this attempt, although it had said that these others could take it, with their labels."""
+        it = self._checker.known.get(attempt_id)
+        if not isinstance(it, AttemptFacts) or worker_id not in it.shunned:
+            return
+        able = [id for id, labels in rivals.items() if it.labels <= labels and id not in it.shunned]
+        if able:
+            raise Violation("avoided", f"{attempt_id} goes to {worker_id}, which lost it, although {able[0]} could")
+
+    def withheld(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]], now: int) -> None:
+        """A worker asked for this attempt, is free, and did not get it; nothing changed meanwhile."""
+        it, worker = self._checker.known.get(attempt_id), self._checker.workers.get(worker_id)
+        job = self._checker.known.get(it.job_id) if isinstance(it, AttemptFacts) else None
+        if not isinstance(it, AttemptFacts) or not isinstance(job, JobFacts) or worker is None or job.group:
+            return
+        able = [id for id, labels in rivals.items() if it.labels <= labels and id not in job.lost_by]
+        is_left = worker_id in job.lost_by and able
+        is_ready = it.state == "QUEUED" and it.ready_at < now
+        if is_ready and worker.is_free and it.labels <= worker.labels and not is_left:
+            raise Violation("avoided", f"{attempt_id} is kept from {worker_id}, and nobody else could take it")
 
     # -- what runners were told
 

@@ -354,13 +354,20 @@ class TemplatePage(Shown, frozen=True, kw_only=True):
 class Worker(Shown, frozen=True, kw_only=True):
     """A runner, as the fleet sees it."""
 
-    id: str
+    id: Annotated[str, says("of this life of it: its name, in a later life `NAME/2` and so on")]
+    name: Annotated[str, says("what it is called in all of its lives")]
     state: str
+    status: Annotated[str, says("the same in the words of document 003")]
     rev: int
     labels: list[str]
     slots: int
     tasks: Annotated[list[str], says("the attempts that it holds")]
-    shutdown_reason: str
+    hold: Annotated[str, says("why it takes nothing new: `DRAINED` or `QUARANTINED`; empty: it does")]
+    hold_reason: str
+    held_at: Moment | None
+    troubles: Annotated[int, says("jobs in a row that it lost by its infrastructure")]
+    shutdown_reason: Annotated[str, says("why it goes, or went; empty also for one that was silent for too long")]
+    seen_at: Annotated[Moment, says("when it was heard last, give or take a health check; at least when it came in")]
     created_at: Moment
     updated_at: Moment
 

@@ -186,6 +186,12 @@ class WorkerTokenInput(Asked, frozen=True, kw_only=True):
     expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], says("how long the token is good")] = 86400
 
 
+class DrainInput(Asked, frozen=True, kw_only=True):
+    """Why a worker shall have nothing new."""
+
+    reason: Annotated[Comment, says("for people; it becomes part of the event")] = ""
+
+
 class SecretInput(Asked, frozen=True, kw_only=True):
     """A secret to be kept, sealed; nobody is ever shown its value."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import api, api_failures, api_input, api_projects
+from deltaci.wire import api, api_failures, api_input, api_projects, api_workstreams
 from deltaci.wire.api_input import JobName, Scope, TemplateName
 
 ROOT: Final = "/api/v1"
@@ -28,6 +28,7 @@ Answers = Literal["json", "events", "log", "file"]
 
 PARAMETERS: Final[dict[str, Any]] = {
     "run": Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")],
+    "workstream": Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")],
     "job": JobName,
     "index": Annotated[int, Meta(ge=1, le=10_000)],
     "path": Annotated[str, Meta(min_length=1, max_length=600)],
@@ -289,6 +290,32 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path="/changes/{change}", id="readChange", does="read what came of a change",
         answer=api_projects.Change, codes=("not_found",),
     ),
+    # -- workstreams
+    Route(
+        method="POST", path="/workstreams", id="createWorkstream", needs="run", does="start a workstream from its file",
+        body=api_workstreams.WorkstreamInput, answer=api_workstreams.Workstream, status=201, is_repeatable=True,
+        codes=("not_found", "over_quota", "unreadable"),
+    ),
+    Route(
+        method="GET", path="/workstreams", id="listWorkstreams", does="find workstreams, the newest first",
+        query=api_workstreams.WorkstreamQuery, answer=api_workstreams.WorkstreamPage,
+    ),
+    Route(
+        method="GET", path="/workstreams/{workstream}", id="readWorkstream",
+        does="read a workstream: its tasks, what they added, how far its merge is",
+        answer=api_workstreams.Workstream, codes=("not_found", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workstreams/{workstream}/cancel", id="cancelWorkstream", needs="run",
+        does="stop a workstream; safe to repeat",
+        body=api_input.CancelInput, is_body_optional=True, answer=api_workstreams.Workstream,
+        codes=("not_found", "wrong_state", "unreadable"),
+    ),
+    Route(
+        method="GET", path="/merge-queues", id="listMergeQueues",
+        does="read what waits to be merged, and what is being tested",
+        query=api_workstreams.MergeQuery, answer=api_workstreams.MergeQueues,
+    ),
     # -- workers
     Route(
         method="GET", path="/workers", id="listWorkers", does="list workers, the newest first",
@@ -302,6 +329,22 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="GET", path="/workers/{worker}", id="readWorker", does="read a worker",
         answer=api.Worker, codes=("not_found", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workers/{worker}/drain", id="drainWorker", needs="runner",
+        does="give a worker nothing new until it is resumed; what it has it finishes; safe to repeat",
+        body=api_input.DrainInput, is_body_optional=True, answer=api.Worker,
+        codes=("not_found", "wrong_state", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workers/{worker}/resume", id="resumeWorker", needs="runner",
+        does="let a worker that was drained or quarantined have work again; safe to repeat",
+        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
+    ),
+    Route(
+        method="POST", path="/workers/{worker}/remove", id="removeWorker", needs="runner",
+        does="send a worker away, after its current jobs; it stays out until there is a new token; safe to repeat",
+        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
     ),
     # -- keys, and who asks
     Route(

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Final
 
+from deltaci.core.ids import first_life
 from deltaci.core.worker import queue_key
 
 MAX_TOKEN_CHARS: Final = 100
@@ -67,13 +68,13 @@ def news(tenant: str) -> str:
 
 
 def control(tenant: str, runner_id: str) -> str:
-    """Where a runner is told what is wanted of it."""
-    return f"deltaci.control.{token(tenant)}.{token(runner_id)}"
+    """Where a runner is told what is wanted of it: in all of its lives the same, so that one permission is enough."""
+    return f"deltaci.control.{token(tenant)}.{token(first_life(runner_id))}"
 
 
 def inbox(tenant: str, runner_id: str) -> str:
     """Where answers to a runner go."""
-    return f"deltaci.inbox.{token(tenant)}.{token(runner_id)}"
+    return f"deltaci.inbox.{token(tenant)}.{token(first_life(runner_id))}"
 
 
 def keys(labels: Iterable[str]) -> list[str]:

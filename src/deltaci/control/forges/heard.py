@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from deltaci.control.mirrors import OWN_BRANCHES
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.model import PullRequestType
 from deltaci.wire.texts import plain
@@ -126,6 +127,8 @@ def push(said: Pushed) -> Change | Nothing:
     tag = said.ref.removeprefix(TAGS) if said.ref.startswith(TAGS) else ""
     if not branch and not tag:
         return Nothing(f"{plain(said.ref, MAX_TITLE)!r} is neither a branch nor a tag")
+    if branch.startswith(OWN_BRANCHES):
+        return Nothing(f"{plain(branch, MAX_TITLE)!r} is a branch of the merge queue")
     if is_zero(said.after) or is_zero(said.commit):
         return Nothing(f"the {'branch' if branch else 'tag'} {plain(branch or tag, MAX_TITLE)!r} was deleted")
     if said.before == said.after:
@@ -190,6 +193,8 @@ def pull_request(said: Asked) -> Change | Nothing:
     """A change, if a pipeline can ask for what happened."""
     if said.action not in ACTIONS:
         return Nothing(f"no pipeline asks for the action {plain(said.action, MAX_TITLE)!r} of a pull request")
+    if said.head.startswith(OWN_BRANCHES) and not said.is_fork:
+        return Nothing(f"{plain(said.head, MAX_TITLE)!r} is a branch of the merge queue")
     owner, _, name = said.repository.rpartition("/")
     payload: dict[str, Any] = {
         "action": said.action,

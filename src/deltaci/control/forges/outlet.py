@@ -80,15 +80,15 @@ class Outlet:
             raise NotAllowed("the token has characters that no token has, perhaps a newline; set it again")
         url = httpx.URL(call.url)
         address = await self._address(url)
+        has_body = call.method not in ("GET", "DELETE")
         headers = {**call.headers, "Host": url.netloc.decode("ascii")}
         # The certificate must be the name's, wherever the connection goes.
         told = {"sni_hostname": url.raw_host.decode("ascii")} if url.scheme == "https" else {}
-        body = msgspec.json.encode(call.body)
         request = self._http.build_request(
             call.method,
             url.copy_with(host=address),
-            content=body,
-            headers={**headers, "Content-Type": "application/json"},
+            content=msgspec.json.encode(call.body) if has_body else None,
+            headers={**headers, "Content-Type": "application/json"} if has_body else headers,
             extensions=told,
         )
         answer = await self._http.send(request, stream=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+NONE: Final = "none"  # The method of those who are only tested.
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +19,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     head: str
     base_commit: str
-    method: str  # merge, squash or fast-forward
+    method: str  # merge, squash or fast-forward; none: it is only tested
     title: str
     message: str = ""
     author: str = ""
@@ -27,7 +29,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went, for one of them. `commit` is what the base has now; `details` says why not, and where."""
+    """How it went, for one of them. `commit` is what the base has now; `details` says why not, and where.
+
+    One that is only tested is `is_merged` without a commit: what must hold of it holds.
+    """
 
     id: str
     tenant: str
@@ -38,3 +43,45 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 # Told until it does not raise: after a crash perhaps once more.
 Told = Callable[[Outcome], Awaitable[None]]
+
+
+class EntryView(msgspec.Struct, frozen=True, kw_only=True):
+    """One in the line, for people. `batch` is the number of the one that it is in; 0: none yet."""
+
+    id: str
+    title: str
+    method: str
+    head: str
+    at: int
+    batch: int = 0
+    problem: str = ""
+    tries: int = 0
+    not_before: int = 0
+
+
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
+    """Some that are tested together, for people. `commit` is what the base would get; `run_id` tests it."""
+
+    number: int
+    method: str
+    members: tuple[str, ...]
+    doing: str  # building, testing, waiting (for those before it), landing
+    start: str = ""
+    commit: str = ""
+    run_id: str = ""
+    is_good: bool | None = None
+    problem: str = ""
+    tries: int = 0
+    not_before: int = 0
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """The line before one base, for people: who waits, in order, and which batches are under way."""
+
+    project: str
+    base: str
+    entries: tuple[EntryView, ...] = ()
+    batches: tuple[BatchView, ...] = ()
+    problem: str = ""
+    tries: int = 0
+    not_before: int = 0

@@ -11,6 +11,7 @@ import msgspec
 
 from deltaci.control.documents import Documents
 from deltaci.store.port import Store
+from deltaci.wire.messages import Verdict
 
 KIND: Final = "workstream"
 OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.
@@ -44,6 +45,8 @@ class Workstream(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""  # where its worktree is, as the last runner said
     merged_as: str = ""  # the commit by which the base has it
     problem: str = ""  # why it was not merged
+    # What did not hold when the server looked, by task; under "" what did not hold of the whole.
+    verdicts: dict[str, tuple[Verdict, ...]] = {}
 
     @property
     def tip(self) -> str:

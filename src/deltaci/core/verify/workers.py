@@ -73,7 +73,7 @@ def _blamed(log: Canonical, of: Worker, told: WorkerTold, trouble: bool | None) 
     of.excused.discard(id)
     if told.troubles != (of.troubles if of.troubles != before else None):
         log.bad(
-            "WST-KH3", f"worker {of.id} tells of {told.troubles} troubles in a row", f"{of.troubles}, and only then"
+            "WST-KH4", f"worker {of.id} tells of {told.troubles} troubles in a row", f"{of.troubles}, and only then"
         )
 
 
@@ -89,7 +89,8 @@ def held(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         is_right = told.hold is None and told.was is None
     if not is_right:
         found = f"worker {of.id} is {of.hold or 'not held'} and now {line.trigger}: {told.hold!r}, {told.was!r}"
-        log.bad("WST-KH2", found, "another hold than before, or the end of the one that it is under")
+        rule = {"drained": "WST-KH1", "quarantined": "WST-KH3"}.get(line.trigger, "WST-KH2")
+        log.bad(rule, found, "another hold than before, or the end of the one that it is under")
     if line.trigger in ASIDE and told.hold is not None:
         of.hold, of.is_doubted = told.hold, False
         if not of.hold:

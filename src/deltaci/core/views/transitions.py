@@ -1,13 +1,16 @@
 """The log as document 003's `transitions.jsonl`: tasks, workstreams and workers.
 
 Births are not transitions; what a task was born with is told with its first one, so that a reader of the
-file alone can check dependencies and the retry limit.
+file alone can check dependencies and the retry limit. What was born before the first event that is exported is left
+out: nobody could tell how it began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
+
+import msgspec
 
 from deltaci.core import job, run, worker
 from deltaci.core.events import JOB, RUN, WORKER, Event
@@ -30,17 +33,24 @@ _TOLD: Final = (
     "tasks",
 )
 _OFFERED: Final = ("labels", "max_concurrent_tasks", "hold")
+_BORN_WITH: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
-class _Entity:
-    __slots__ = ("birth", "is_over", "shown", "started_at", "tasks")
+class Remembered(msgspec.Struct, array_like=True):
+    """What must be known of one that is not over."""
 
-    def __init__(self) -> None:
-        self.shown: str | None = None
-        self.birth: dict[str, Any] = {}
-        self.is_over = False
-        self.started_at = 0
-        self.tasks: list[str] = []
+    shown: str | None = None
+    birth: dict[str, Any] = {}
+    is_over: bool = False
+    started_at: int = 0
+    tasks: list[str] = []
+
+
+class Memory(msgspec.Struct):
+    """All that an exporter knows after some event: with it, another one goes on from there."""
+
+    now: int = 0
+    live: dict[str, Remembered] = {}
 
 
 class Transitions:
@@ -49,9 +59,14 @@ class Transitions:
     Servers that write side by side may commit a little out of order; the file's own time never goes back.
     """
 
-    def __init__(self) -> None:
-        self._now = 0
-        self._live: dict[str, _Entity] = {}
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._now = memory.now if memory is not None else 0
+        self._live = memory.live if memory is not None else {}
+
+    @property
+    def memory(self) -> Memory:
+        """What it knows now: for whoever writes it down before the next event."""
+        return Memory(self._now, self._live)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Every transition that document 003 sees, in order."""
@@ -63,6 +78,8 @@ class Transitions:
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
         entity = self._live.get(event.entity_id)
         if entity is None:
+            if event.from_ is not None or (event.entity == JOB and event.run_id not in self._live):
+                return
             entity = self._born(event)
         before = entity.shown
         steps, entity.shown = _VIEWS[event.entity].project_change(
@@ -79,7 +96,7 @@ class Transitions:
         if entity.is_over:
             self._forget(event, entity)
 
-    def _forget(self, event: Event, entity: _Entity) -> None:
+    def _forget(self, event: Event, entity: Remembered) -> None:
         """A task is remembered as long as its run, whose other tasks may need it."""
         if event.entity == JOB and event.run_id in self._live:
             return
@@ -88,18 +105,16 @@ class Transitions:
             if self._live[task].is_over:
                 del self._live[task]
 
-    def _born(self, event: Event) -> _Entity:
-        entity = self._live[event.entity_id] = _Entity()
+    def _born(self, event: Event) -> Remembered:
+        entity = self._live[event.entity_id] = Remembered()
         if event.entity == JOB:
-            entity.birth = event.metadata
+            entity.birth = {key: event.metadata[key] for key in _BORN_WITH if key in event.metadata}
             if event.metadata.get("kind") == job.APPROVAL:
                 entity.shown = LEFT_OUT
-            owner = self._live.get(event.run_id)
-            if owner is not None:
-                owner.tasks.append(event.entity_id)
+            self._live[event.run_id].tasks.append(event.entity_id)
         return entity
 
-    def _line(self, event: Event, entity: _Entity, source: str, target: str) -> dict[str, Any]:
+    def _line(self, event: Event, entity: Remembered, source: str, target: str) -> dict[str, Any]:
         metadata = {key: event.metadata[key] for key in _TOLD if event.metadata.get(key) not in (None, "")}
         trigger = event.trigger
         if event.entity == JOB:
@@ -126,7 +141,7 @@ class Transitions:
             "metadata": metadata,
         }
 
-    def _facts(self, entity: _Entity) -> dict[str, Any]:
+    def _facts(self, entity: Remembered) -> dict[str, Any]:
         birth = entity.birth
         return {
             "depends_on": [id for id in birth["needs"] if self._is_binding(id)],
@@ -139,7 +154,7 @@ class Transitions:
         birth = self._live[id].birth
         return bool(birth["kind"] == job.TASK and birth["is_required"])
 
-    def _run_facts(self, event: Event, entity: _Entity, target: str) -> dict[str, Any]:
+    def _run_facts(self, event: Event, entity: Remembered, target: str) -> dict[str, Any]:
         if target == "ready":
             return {"task_count": sum(self._live[id].birth["kind"] == job.TASK for id in entity.tasks)}
         cause = event.metadata.get("job_id", "")

@@ -1,4 +1,8 @@
-"""A workstream file as types: the only place that says which keys there are, what they may be and what they mean."""
+"""A workstream file as types: the only place that says which keys there are, what they may be and what they mean.
+
+The reader, the schema for editors and the tables of docs/workstreams.md are made from here, as they are from
+`pipeline.model` for pipelines. Nothing is evaluated in these files: texts are as they are written.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,12 @@ from deltaci.pipeline.model import (
     MAX_ITEMS,
     MAX_MINUTES,
     MAX_STEPS,
+    Artifact,
     Env,
     Limits,
     Line,
     Part,
+    Path,
     Retry,
     Rule,
     Text,
@@ -28,11 +34,14 @@ StreamName = Annotated[
 Branch = Annotated[str, text("the name of a branch", r"[^\x00-\x20\x7f~^:?*\[\\]+", 200)]
 Program = Annotated[str, text("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=100_000)]
 Rules = Annotated[tuple[Rule, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})]
+Labels = Annotated[tuple[Label, ...], Meta(max_length=32, extra={"one": True})]
 Method = Literal["merge", "squash", "fast-forward"]
 
 
 class Task(Part, frozen=True, kw_only=True):
-    """One task: commands in the workstream's tree."""
+    """One task: commands in the workstream's tree. What they change is committed and joins its branch."""
+
+    noun: ClassVar[str] = "a task"
 
     name: Annotated[JobId, says("what it is called")]
     run: Annotated[
@@ -52,9 +61,9 @@ class Task(Part, frozen=True, kw_only=True):
     secrets: Annotated[
         Annotated[tuple[SecretName, ...], Meta(max_length=MAX_ITEMS)], says("the secrets that it gets, by name")
     ] = ()
-    runs_on: Annotated[
-        Annotated[tuple[Label, ...], Meta(max_length=32, extra={"one": True})], says("labels that its worker must have")
-    ] = field(name="runs-on", default=())
+    runs_on: Annotated[Labels, says("labels that its worker must have, beside the workstream's")] = field(
+        name="runs-on", default=()
+    )
     timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], says("how long an attempt may take")] = (
         field(name="timeout-minutes", default=60)
     )
@@ -66,12 +75,20 @@ class Task(Part, frozen=True, kw_only=True):
     network: Annotated[bool, says("whether an isolated task may use the network")] = False
     limits: Annotated[Limits, says("what it may use at most")] = Limits()
     message: Annotated[Text, says("of the commit of what it did not commit itself; absent: its name")] = ""
+    artifacts: Annotated[
+        Annotated[tuple[Artifact, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
+        says("files to keep beside what is committed, e.g. reports"),
+    ] = ()
+    output_path: Annotated[Path | None, says("a JSON file that becomes its output")] = field(
+        name="output-path", default=None
+    )
     post_execution: Annotated[Rules, says("what must hold afterwards")] = ()
 
 
 class Merge(Part, frozen=True, kw_only=True):
     """How the workstream gets to its base. A text stands for the method."""
 
+    noun: ClassVar[str] = "'merge'"
     short: ClassVar[str] = "method"
 
     method: Annotated[
@@ -83,6 +100,8 @@ class Merge(Part, frozen=True, kw_only=True):
 
 class Workstream(Part, frozen=True, kw_only=True):
     """A whole file."""
+
+    noun: ClassVar[str] = "a workstream"
 
     workstream: Annotated[StreamName, says("what it is called")]
     title: Annotated[Line, says("for people: what it is about")] = ""
@@ -98,6 +117,9 @@ class Workstream(Part, frozen=True, kw_only=True):
         says("of the commits that are made for it"),
     ] = None
     env: Annotated[Env, says("variables for every task")] = {}
+    runs_on: Annotated[
+        Labels, says("labels that the worker of every task must have, and of what is tested before the merge")
+    ] = field(name="runs-on", default=())
     fail_fast: Annotated[bool, says("whether the failure of a critical task ends the others at once")] = field(
         name="fail-fast", default=True
     )
@@ -106,6 +128,6 @@ class Workstream(Part, frozen=True, kw_only=True):
     )
     tasks: Annotated[Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MAX_TASKS)], says("the tasks")]
     validation: Annotated[Rules, says("what must hold of exactly the tree that the base gets, before it gets it")] = ()
-    merge: Annotated[Merge | Literal[False], says("how it is merged; `false`: not at all, its branch is kept")] = (
+    merge: Annotated[Literal[False] | Merge, says("how it is merged; `false`: not at all, its branch is kept")] = (
         Merge()
     )

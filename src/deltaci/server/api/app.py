@@ -32,6 +32,7 @@ from deltaci.server.api import (
     secrets,
     templates,
     workers,
+    workstreams,
 )
 from deltaci.server.api.calls import Call, Handler, Made, Parts, Sent
 from deltaci.server.api.complaints import explained
@@ -62,6 +63,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **failures.HANDLERS,
     **projects.HANDLERS,
     **changes.HANDLERS,
+    **workstreams.HANDLERS,
 }
 
 

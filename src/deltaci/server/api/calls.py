@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -10,12 +10,17 @@ import msgspec
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
+from deltaci.control.fleet import Fleet
+from deltaci.control.lives import Lives
+from deltaci.control.merging.records import QueueView
 from deltaci.control.repositories import Repositories
+from deltaci.control.workstreams.records import Workstream
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
 from deltaci.engine.applier import Applier
 from deltaci.engine.unreadable import refusal
+from deltaci.pipeline.workstreams.model import Workstream as WorkstreamFile
 from deltaci.server.api.callers import Caller, Keys
 from deltaci.server.api.streams import Streams
 from deltaci.server.api.tenants import Tenants
@@ -28,6 +33,20 @@ from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class WorkstreamDesk(Protocol):
+    """Who starts workstreams and knows what waits to be merged."""
+
+    async def create(
+        self, tenant: str, stream: WorkstreamFile, *, id: str, by: str, request_id: str, asked: str = ""
+    ) -> Workstream:
+        """Begin it under this id, with the fingerprint of the request, if it has one. Refused if it cannot be."""
+        ...
+
+    async def queues(self, tenant: str) -> Sequence[QueueView]:
+        """All merge queues of the tenant that something waits in."""
+        ...
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +65,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     rules: FailureRules
     flaky: FlakyTests
     repositories: Repositories
+    fleet: Fleet
+    lives: Lives
+    workstreams: WorkstreamDesk | None = None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,22 +30,34 @@ async def run_of(call: Call) -> Run:
     return _run(call, id, await call.parts.store.find(id))
 
 
-def _run(call: Call, id: str, found: Record | None) -> Run:
-    record = own(call, found, "run", id)
-    if not isinstance(record, Run):
-        raise missing("run", id)
+async def workstream_of(call: Call) -> Run:
+    """The run of the workstream that the address names."""
+    id = str(call.params["workstream"])
+    return _run(call, id, await call.parts.store.find(id), is_workstream=True)
+
+
+def _run(call: Call, id: str, found: Record | None, *, is_workstream: bool = False) -> Run:
+    what = "workstream" if is_workstream else "run"
+    record = own(call, found, what, id)
+    if not isinstance(record, Run) or (is_workstream and not record.origin.workstream):
+        raise missing(what, id)
     return record
 
 
 async def family_of(call: Call, limit: int | None = None) -> Family:
     """The run that the address names with all that belongs to it; attempts of its first jobs only, up to a limit."""
-    return await call.parts.store.look(lambda: _family(call, limit))
+    return await call.parts.store.look(lambda: _family(call, str(call.params["run"]), limit))
 
 
-def _family(call: Call, limit: int | None) -> Look[Family]:
-    id = str(call.params["run"])
+async def workstream_family(call: Call, id: str) -> Family:
+    """The run of a workstream with its jobs and attempts."""
+    return await call.parts.store.look(lambda: _family(call, id, None, is_workstream=True))
+
+
+def _family(call: Call, id: str, limit: int | None, *, is_workstream: bool = False) -> Look[Family]:
     found = yield Load((id,))
-    run = _run(call, id, found[0].record if found else None)  # Before more is read: that it is there must not show.
+    # Before more is read: that it is there must not show.
+    run = _run(call, id, found[0].record if found else None, is_workstream=is_workstream)
     jobs = _jobs((yield from all_jobs(id)))
     wanted = _attempt_ids(jobs[:limit])
     held = (yield Load(wanted)) if wanted else []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,15 +22,12 @@ from deltaci.server.api import changes, plans, shown
 from deltaci.server.api.calls import Call, Handler, Made
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import family_of, jobs_of, run_of
+from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.templates import template_of
 from deltaci.store.port import Search
 from deltaci.wire import api
-from deltaci.wire.api_input import Asked, DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
-from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS, REPLAYED_HEADER, ROOT
-
-ID_BYTES: Final = 10
-_KEY: Final = IDEMPOTENCY_HEADER.lower().encode()
-
+from deltaci.wire.api_input import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
+from deltaci.wire.api_routes import REPLAYED_HEADER, ROOT
 
 # -- start and repeat
 
@@ -40,9 +35,9 @@ _KEY: Final = IDEMPOTENCY_HEADER.lower().encode()
 async def start_run(call: Call) -> Made:
     """From a template or a plan; one decision, one commit. With an idempotency key, once for all repeats."""
     asked: RunInput = call.body
-    repeat = _Repeat(call, "start", asked)
+    repeat = Repeat(call, "start", asked)
     if (known := await repeat.known()) is not None:
-        return known
+        return _made(known, 200, is_repeat=True)
     if asked.template is None and asked.plan is None and asked.repository:
         await call.parts.tenants.check_queue(call.who.tenant)
         return await _born(call, repeat, await changes.started(call, asked, repeat.run()))
@@ -81,9 +76,9 @@ async def _wanted(call: Call, asked: RunInput) -> tuple[PlanInput, Origin]:
 async def rerun_run(call: Call) -> Made:
     """A new run that points at the old one."""
     asked: RerunInput = call.body
-    repeat = _Repeat(call, f"rerun {call.params['run']}", asked)
+    repeat = Repeat(call, f"rerun {call.params['run']}", asked)
     if (known := await repeat.known()) is not None:
-        return known
+        return _made(known, 200, is_repeat=True)
     of = await run_of(call)
     specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
     record = repeat.run(
@@ -92,7 +87,7 @@ async def rerun_run(call: Call) -> Made:
     return await _start(call, repeat, record, specs)
 
 
-async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
+async def _start(call: Call, repeat: Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
     await call.parts.tenants.check_queue(record.tenant)
     hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
     order = StartRun(
@@ -101,18 +96,18 @@ async def _start(call: Call, repeat: _Repeat, record: Run, specs: tuple[JobSpec,
     return await _made_by(call, repeat, order)
 
 
-async def _born(call: Call, repeat: _Repeat, record: Run) -> Made:
+async def _born(call: Call, repeat: Repeat, record: Run) -> Made:
     """A run without a plan: the planner makes one."""
     return await _made_by(call, repeat, Birth(id=record.id, actor=call.actor, record=record, is_drawn=not repeat.key))
 
 
-async def _made_by(call: Call, repeat: _Repeat, order: Command) -> Made:
+async def _made_by(call: Call, repeat: Repeat, order: Command) -> Made:
     try:
         decision = await call.parts.applier.do(order)
     except Refused:
         # Of many repeats at once the first one made it; the others are answered with what it made.
         if (known := await repeat.known()) is not None:
-            return known
+            return _made(known, 200, is_repeat=True)
         raise
     born = decision.record
     assert isinstance(born, Run)
@@ -124,58 +119,6 @@ def _made(record: Run, status: int, *, is_repeat: bool) -> Made:
     if is_repeat:
         headers[REPLAYED_HEADER] = "true"
     return Made(value=shown.run(record), status=status, headers=headers)
-
-
-class _Repeat:
-    """Whether a request was made before: the id of its run follows from the caller's key and its idempotency key."""
-
-    def __init__(self, call: Call, what: str, body: Asked) -> None:
-        self._call = call
-        self.key = _idempotency_key(call)
-        self.asked = ""
-        if not self.key:
-            self.id = f"r{secrets.token_hex(ID_BYTES)}"
-            return
-        who = call.who
-        owner = who.key_id or f"operator {who.person}"
-        content = msgspec.json.encode([what, body], order="sorted")
-        self.id = f"r{_digest(who.tenant.encode(), owner.encode(), self.key.encode())}"
-        self.asked = _digest(content)
-
-    def run(self, **fields: Any) -> Run:
-        """The run that this request makes, if it is the first."""
-        who = self._call.who
-        return Run(id=self.id, run_id=self.id, tenant=who.tenant, started_by=who.person, asked=self.asked, **fields)
-
-    async def known(self) -> Made | None:
-        """The answer to a repeat; None when it is none. The same key for something else is refused."""
-        if not self.key:
-            return None
-        record = await self._call.parts.store.find(self.id)
-        if not isinstance(record, Run):
-            return None
-        if record.asked != self.asked:
-            raise Refused(
-                "request_id_reused",
-                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which made run {record.id}",
-            )
-        return _made(record, 200, is_repeat=True)
-
-
-def _idempotency_key(call: Call) -> str:
-    if not call.request.has(_KEY):
-        return ""
-    key = call.request.header(_KEY)
-    if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
-    return key
-
-
-def _digest(*parts: bytes) -> str:
-    hashed = blake2b(digest_size=ID_BYTES)
-    for part in parts:
-        hashed.update(len(part).to_bytes(4, "big") + part)
-    return hashed.hexdigest()
 
 
 # -- find and read

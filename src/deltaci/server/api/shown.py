@@ -9,11 +9,13 @@ from typing import Any, Final, Literal, cast
 from deltaci.core import job as jobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.failures import Failure
+from deltaci.core.ids import worker_name
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run, Tally, is_over
 from deltaci.core.timers import ready_at
 from deltaci.core.views.queue import job_status
 from deltaci.core.views.steps import run_status, step_attempts, step_status
+from deltaci.core.views.workstreams import worker_state
 from deltaci.core.worker import Worker, required_labels
 from deltaci.server.api.callers import KeyRecord
 from deltaci.wire import api
@@ -201,16 +203,23 @@ def planned(spec: JobSpec) -> api.PlannedJob:
     )
 
 
-def worker(record: Worker) -> api.Worker:
-    """A worker of the fleet."""
+def worker(record: Worker, seen_at: int) -> api.Worker:
+    """A worker of the fleet, and when it was heard last."""
     return api.Worker(
         id=record.id,
+        name=worker_name(record.id),
         state=record.state,
+        status=worker_state(record),
         rev=record.rev,
         labels=list(record.labels),
         slots=record.max_concurrent_tasks,
         tasks=list(record.tasks),
+        hold=record.hold,
+        hold_reason=record.hold_reason,
+        held_at=maybe(record.held_at),
+        troubles=record.troubles,
         shutdown_reason=record.shutdown_reason,
+        seen_at=moment(seen_at),
         created_at=moment(record.created_at),
         updated_at=moment(record.updated_at),
     )

@@ -1,0 +1,270 @@
+"""The merge queue on a large repository: so many validated heads at once, a test of each candidate on a real runner.
+
+The physical limit is git alone, one head after the other: `merge-tree`, `commit-tree` and `push`, and the same test
+started as a child; beside it, `git merge` in a work tree, as people do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from bench.bench_workstreams import merge
+from bench.figures import Figure
+from bench.places import say
+from bench.sites import CORES, PROJECT
+from deltaci.control.merging.candidates import Candidates
+from deltaci.control.merging.landing import Pushing
+from deltaci.control.merging.line import Batch, Limits
+from deltaci.control.merging.queue import MergeQueue
+from deltaci.control.merging.records import Entry, Outcome
+from deltaci.control.mirrors import Mirror
+from deltaci.control.projects import Project
+from deltaci.control.workshop import Workshop
+from deltaci.engine import feed, loops
+from deltaci.server.service import Listener, Service, registration_token
+from deltaci.store.sqlite import SqliteStore
+from tests.repositories.site import LOCAL
+from tests.repositories.upstream import Upstream, git
+
+FILES = 10_000
+FOLDERS: Final = 100
+MERGES: dict[int, int] = {8: 64, 1: 16}  # By the size of a batch: how many are merged.
+BARE = 32
+BUILT = 4  # So many candidates are built only to see how long that takes.
+SLOTS: Final = 2 * CORES
+TENANT: Final = "default"
+PATIENCE_SECONDS: Final = 900.0
+RULE: Final = {"run": "true"}
+
+
+def run() -> list[Figure]:
+    """Batches of each size, then git alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        upstream = Large(Path(folder), sum(MERGES.values()) + sum(MERGES) * BUILT + 2 * BARE)
+        found = [loops.run(_measure(Path(folder, f"of-{size}"), upstream, size)) for size in MERGES]
+        say("the same merges by git alone")
+        loop, tree = _loop(Path(folder), upstream), _work_tree(Path(folder), upstream)
+    return [figure for each in found for figure in each.figures(loop, tree)] + [
+        Figure("git alone: merge-tree, commit-tree, push, and the test", 60 / loop, "merges/min"),
+        Figure("git merge and push in a work tree, and the test", 60 / tree, "merges/min"),
+    ]
+
+
+class Large:
+    """The repository, and heads on its first commit, each of which changes one file."""
+
+    def __init__(self, folder: Path, heads: int) -> None:
+        say(f"a repository with {FILES:,} files and {heads} heads")
+        names = [f"part-{number % FOLDERS:02}/file-{number:05}.txt" for number in range(FILES)]
+        self.upstream = Upstream(folder / "upstream", {name: f"this is {name}\n" * 20 for name in names})
+        self._numbers = count()
+        first, text = self.upstream.first, []
+        for number in range(heads):
+            name, said = names[number * FILES // heads], f"changed by {number}\n"
+            text.append(
+                f"commit refs/heads/head/{number}\n"
+                f"committer Ada <ada@example.org> {1_767_513_600 + number} +0000\n"
+                f"data 6\nchange\nfrom {first}\nM 100644 inline {name}\ndata {len(said)}\n{said}\n"
+            )
+        subprocess.run(
+            ["git", "fast-import", "--quiet"], cwd=self.upstream.bare, input="".join(text).encode(), check=True
+        )
+        listed = git(self.upstream.bare, "for-each-ref", "--format=%(refname) %(objectname)", "refs/heads/head/")
+        self._heads = dict(line.split(" ") for line in listed.split("\n"))
+
+    def next(self) -> tuple[str, str]:
+        """A head that nobody had yet: its ref and its commit."""
+        ref = f"refs/heads/head/{next(self._numbers)}"
+        return ref, self._heads[ref]
+
+
+class Timed(Pushing):
+    """Lands by a push, and remembers how long that took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+        """Push it."""
+        began = time.perf_counter()
+        await super().land(project, workshop, branch, commit, expected)
+        self.seconds.append(time.perf_counter() - began)
+
+
+class Merged:
+    """What merging in batches of one size took, in seconds."""
+
+    def __init__(self, size: int, seconds: float, built: list[float], landed: list[float]) -> None:
+        self.size = size
+        self.rate = MERGES[size] / seconds * 60
+        self.built = statistics.median(built)
+        self.landed = statistics.median(landed)
+
+    def figures(self, loop: float, tree: float) -> list[Figure]:
+        """All of them, beside what git alone takes for one."""
+        what = f"{FILES:,} files, batches of {self.size}"
+        ratios = {"git alone": self.rate * loop / 60, "git merge in a work tree": self.rate * tree / 60}
+        return [
+            Figure(f"{what}: merges", self.rate, "merges/min", ratios),
+            Figure(f"{what}: a candidate built", self.built * 1e3, "ms", {"git alone, a merge": self.built / loop}),
+            Figure(f"{what}: a candidate landed", self.landed * 1e3, "ms", {"git alone, a merge": self.landed / loop}),
+        ]
+
+
+@asynccontextmanager
+async def _served(folder: Path) -> AsyncIterator[Service]:
+    """A server here, and a runner in a process of its own."""
+    folder.mkdir()
+    async with Service(SqliteStore(str(folder / "bench.db")), folder, rules=LOCAL) as service:
+        listener = Listener(service, "127.0.0.1", 0)
+        serving = asyncio.create_task(listener.serve())
+        words = ("runner", "--server", listener.url, "--slots", str(SLOTS), "--work", str(folder / "work"))
+        token = registration_token(folder, "bench", TENANT)
+        with (folder / "runner.log").open("wb") as log:
+            runner = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "deltaci.main", *words),
+                env={**os.environ, "DELTACI_TOKEN": token, "DELTACI_GIT_PROTOCOLS": "file"},
+                stderr=log,
+            )
+        try:
+            yield service
+        finally:
+            runner.terminate()
+            await runner.wait()
+            listener.stop()
+            await serving
+
+
+async def _measure(folder: Path, large: Large, size: int) -> Merged:
+    async with _served(folder) as service:
+        project = Project(name=PROJECT, tenant=TENANT, url=large.upstream.url, default_branch="main")
+        await service.repositories.projects.put(project)
+        mirror = service.repositories.mirrors.of(project)
+        base = (await mirror.bring(["refs/heads/main"]))["refs/heads/main"]
+        say(f"{MERGES[size]} heads, merged in batches of {size}")
+        warm = await _entries(mirror, large, size, base)
+        waiting = await _entries(mirror, large, MERGES[size] - len(warm), base)
+        spare = await _entries(mirror, large, size * BUILT, base)
+        landing = Timed()
+        await _merged(service, landing, size, warm)
+        landing.seconds.clear()
+        seconds = await _merged(service, landing, size, waiting)
+        built = [await _built(mirror, spare[start : start + size]) for start in range(0, len(spare), size)]
+    return Merged(size, seconds * MERGES[size] / len(waiting), built, landing.seconds)
+
+
+async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[Entry]:
+    """So many that are validated, their commits already here."""
+    heads = [large.next() for _ in range(count)]
+    await mirror.bring([ref for ref, _ in heads])
+    return [
+        Entry(
+            id=f"stream-{commit[:12]}",
+            tenant=TENANT,
+            project=PROJECT,
+            base="main",
+            head=commit,
+            base_commit=base,
+            method="merge",
+            title="a change",
+            rules=[RULE],
+        )
+        for _, commit in heads
+    ]
+
+
+async def _merged(service: Service, landing: Timed, size: int, entries: Sequence[Entry]) -> float:
+    """Seconds until all of them are on the base."""
+    left, is_over = {each.id for each in entries}, asyncio.Event()
+
+    async def told(outcome: Outcome) -> None:
+        assert outcome.is_merged, outcome
+        left.discard(outcome.id)
+        if not left:
+            is_over.set()
+
+    parts = service.repositories
+    queue = MergeQueue(
+        service.store,
+        service.applier,
+        parts.projects,
+        parts.mirrors,
+        ensure=_nothing,
+        is_wanted=_yes,
+        landing=landing,
+        limits=Limits(batch=size),
+    )
+    queue.tell(told)
+    for entry in entries:
+        await queue.enter(entry)
+    hearing = asyncio.create_task(_hear(service, queue, await service.store.last_seq()))
+    began = time.perf_counter()
+    queue.start()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await is_over.wait()
+        return time.perf_counter() - began
+    finally:
+        hearing.cancel()
+        await queue.stop()
+
+
+async def _hear(service: Service, queue: MergeQueue, after: int) -> None:
+    async for event in feed.follow(service.store, after):
+        queue.hear([event])
+
+
+async def _nothing(_entry: Entry) -> None:
+    """Its head is here already."""
+
+
+async def _yes(_entry: Entry) -> bool:
+    return True
+
+
+async def _built(mirror: Mirror, entries: Sequence[Entry]) -> float:
+    """Seconds for one candidate of all of them."""
+    workshop = Workshop(mirror)
+    base = await workshop.base("main")
+    batch = Batch(number=1, method="merge", members=tuple(each.id for each in entries), at=0)
+    began = time.perf_counter()
+    made = await Candidates(workshop, _nothing).build(batch, entries, base, base, 0)
+    seconds = time.perf_counter() - began
+    assert len(made.members) == len(entries), made
+    return seconds
+
+
+def _loop(folder: Path, large: Large) -> float:
+    """Seconds for one of them, by git alone."""
+    mirror = folder / "mirror.git"
+    git(folder, "clone", "-q", "--bare", str(large.upstream.bare), str(mirror))
+    heads = [large.next()[1] for _ in range(BARE)]
+    began = time.perf_counter()
+    for head in heads:
+        subprocess.run(["sh", "-c", "true"], check=True)
+        merge(mirror, large.upstream.bare, head, "a change")
+    return (time.perf_counter() - began) / len(heads)
+
+
+def _work_tree(folder: Path, large: Large) -> float:
+    """Seconds for one of them, in a work tree with all files."""
+    tree = folder / "clone"
+    git(folder, "clone", "-q", str(large.upstream.bare), str(tree))
+    heads = [large.next()[1] for _ in range(BARE)]
+    began = time.perf_counter()
+    for head in heads:
+        git(tree, "merge", "-q", "--no-ff", "-m", "a change", head)
+        subprocess.run(["sh", "-c", "true"], cwd=tree, check=True)
+        git(tree, "push", "-q", "origin", "HEAD:main")
+    return (time.perf_counter() - began) / len(heads)

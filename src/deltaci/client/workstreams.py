@@ -1,0 +1,63 @@
+"""Workstreams and merge queues: their calls, and what takes more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deltaci.client import calls, talks
+from deltaci.client.calls import Call, _call, _given
+from deltaci.client.steps import Stream
+from deltaci.wire import api_input
+from deltaci.wire import api_workstreams as wire
+from deltaci.wire.api_input import MAX_PAGE
+
+
+def create_workstream(
+    file: str | None = None,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    name: str = "",
+    project: str = "",
+    base: str = "",
+    idempotency_key: str = "",
+) -> Call[wire.Workstream]:
+    """Start a workstream from the text of its file, or from the same as an object. Safe to repeat, like `start`."""
+    body = _given(file=file, spec=spec, name=name, project=project, base=base)
+    return _call("createWorkstream", wire.Workstream, body=body, once=idempotency_key or calls.new_key())
+
+
+def workstreams(
+    *,
+    state: str | None = None,
+    project: str | None = None,
+    person: str | None = None,
+    limit: int = api_input.PAGE,
+    cursor: str = "",
+) -> Call[wire.WorkstreamPage]:
+    """One page of workstreams, the newest first; all that is given must hold."""
+    query = {"state": state, "project": project, "person": person, "limit": limit, "cursor": cursor}
+    return _call("listWorkstreams", wire.WorkstreamPage, query=query)
+
+
+def workstream(workstream_id: str) -> Call[wire.Workstream]:
+    """A workstream with its tasks."""
+    return _call("readWorkstream", wire.Workstream, workstream=workstream_id)
+
+
+def cancel_workstream(workstream_id: str, reason: str = "") -> Call[wire.Workstream]:
+    """Stop a workstream. Safe to repeat."""
+    return _call("cancelWorkstream", wire.Workstream, body=_given(reason=reason), workstream=workstream_id)
+
+
+def merge_queues(*, project: str | None = None) -> Call[wire.MergeQueues]:
+    """What waits to be merged, and what is being tested."""
+    return _call("listMergeQueues", wire.MergeQueues, query={"project": project})
+
+
+def iter_workstreams(
+    *, state: str | None = None, project: str | None = None, person: str | None = None
+) -> Stream[wire.WorkstreamLine]:
+    """All workstreams, the newest first; asks for the next page when it is needed."""
+    asked: dict[str, Any] = {"state": state, "project": project, "person": person, "limit": MAX_PAGE}
+    yield from talks._pages(lambda cursor: workstreams(**asked, cursor=cursor), lambda page: page.workstreams)

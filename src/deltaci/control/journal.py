@@ -1,0 +1,248 @@
+"""`transitions.jsonl` on disk: document 003's lines, each once, whatever became of the one who wrote the last of them.
+
+Every line says in its metadata by which `seq` of the log it was made. Beside the file is a snapshot of what its writer
+knew after some event. Whoever opens it cuts off a line that is not whole, takes up what the snapshot says, and hears
+the events behind it again: lines that are there already are not written twice. The log is the truth, the file can
+always be made again from it; so it is forced to the disk only before a snapshot that counts on it.
+
+Everything here waits for the disk, and so it is called in threads, one at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from deltaci.blobs.room import check_room
+from deltaci.core.events import Event
+from deltaci.core.views.transitions import Memory, Transitions
+
+FILE: Final = "transitions.jsonl"
+SNAPSHOT: Final = "transitions.snapshot.json"
+LOCK: Final = "transitions.lock"
+VERSION: Final = 1
+BLOCK_BYTES: Final = 64 * 1024
+
+
+class Taken(Exception):
+    """Somebody else writes this file."""
+
+
+class Gap(Exception):
+    """Between what is written and these events, some are missing."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """One event, well enough to know it again: another history has another one in its place."""
+
+    seq: int = 0
+    entity_id: str = ""
+    at: int = 0
+
+    @classmethod
+    def of(cls, event: Event) -> Mark:
+        """Of this event."""
+        return cls(event.seq, event.entity_id, event.at)
+
+    def fits(self, event: Event) -> bool:
+        """Whether it is this one, as far as is known: a line alone does not say when to the microsecond."""
+        return event.seq == self.seq and self.entity_id in ("", event.entity_id) and self.at in (0, event.at)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is known after the event `mark`. The file has `bytes` then, with all lines up to the seq `written`.
+
+    That is more than `mark` for whoever still hears again what was written before.
+    """
+
+    version: int = VERSION
+    mark: Mark = Mark()
+    written: int = 0
+    bytes: int = 0
+    memory: Memory = msgspec.field(default_factory=Memory)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was there: after which event to go on, and the last one that has a line."""
+
+    snapshot: Mark
+    last: Mark
+    is_ours: bool = True  # Whether its last line says where in the log it belongs.
+
+
+class _Place(msgspec.Struct, frozen=True):
+    seq: int
+
+
+class _Line(msgspec.Struct, frozen=True):
+    entity_id: str
+    metadata: _Place
+
+
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+_decode: Final = msgspec.json.Decoder(_Line).decode
+
+
+class Journal:
+    """The file, and what its writer knows. `seen` is the last event that was heard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._snapshot_path = folder / SNAPSHOT
+        self._lock_path = folder / LOCK
+        self._lock: BinaryIO | None = None
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._exporter = Transitions()
+        self._mark = Mark()
+        self._written = 0  # Up to this seq, lines are there.
+        self.unsaved = 0  # So many events were heard since the last snapshot.
+
+    @property
+    def seen(self) -> int:
+        """The seq of the last event that was heard."""
+        return self._mark.seq
+
+    @property
+    def remembered(self) -> int:
+        """How much a snapshot has to say."""
+        return len(self._exporter.memory.live)
+
+    def open(self) -> Found:
+        """Take the file up where it was left. Raises `Taken`."""
+        self.close()
+        self._take()
+        check_room(self.path.parent, BLOCK_BYTES, is_small=True)
+        self._file = self.path.open("a+b")
+        size = self._file.seek(0, os.SEEK_END)
+        line, end = _last_line(self._file, size)
+        if end < size:  # Somebody ended in the middle of it.
+            self._file.truncate(end)
+        self._size = end
+        snapshot = self._snapshot(end)
+        self._exporter, self._mark, self.unsaved = Transitions(snapshot.memory), snapshot.mark, 0
+        last = max(snapshot.mark, Mark(snapshot.written), key=lambda mark: mark.seq)
+        if end > snapshot.bytes:
+            try:
+                said = _decode(line)
+            except msgspec.DecodeError:
+                return Found(snapshot.mark, last, is_ours=False)
+            last = Mark(said.metadata.seq, said.entity_id)
+        self._written = last.seq
+        return Found(snapshot.mark, last, is_ours=last.seq >= snapshot.written)
+
+    def _take(self) -> None:
+        self._lock = self._lock_path.open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise Taken(f"another server writes {self.path}") from None
+
+    def _snapshot(self, end: int) -> Snapshot:
+        """What was written down, if the file has all that it counts on."""
+        try:
+            found = msgspec.json.decode(self._snapshot_path.read_bytes(), type=Snapshot)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return Snapshot()
+        assert self._file is not None
+        if found.version != VERSION or found.bytes > end:
+            return Snapshot()
+        if found.bytes:
+            self._file.seek(found.bytes - 1)
+            if self._file.read(1) != b"\n":
+                return Snapshot()
+        return found
+
+    def begin_anew(self, after: int) -> Path | None:
+        """Put the file aside, under a name with its last seq, and begin one behind this event. Where the old one is."""
+        kept: Path | None = None
+        assert self._file is not None
+        self._snapshot_path.unlink(missing_ok=True)
+        if self._size:
+            kept = _free(self.path.with_name(f"transitions-until-{self._written}.jsonl"))
+            self.path.rename(kept)
+        self._file.close()
+        self._file = self.path.open("a+b")
+        self._size = self._file.seek(0, os.SEEK_END)
+        self._exporter, self._mark, self._written = Transitions(), Mark(after), after
+        if after:
+            self.save()  # Where it begins follows from nothing else.
+        return kept
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Write what document 003 sees of these events, as far as they follow what was heard. Raises `Gap` if none."""
+        lines: list[bytes] = []
+        last: Event | None = None
+        for number, event in enumerate(events, self.seen + 1):
+            if event.seq != number:
+                break
+            last = event
+            for line in self._exporter.export((event,)):
+                if event.seq > self._written:
+                    line["metadata"]["seq"] = event.seq
+                    lines.append(_encode(line))
+        if last is None:
+            raise Gap(f"the event {self.seen + 1} is not there")
+        self.unsaved += last.seq - self.seen
+        self._mark = Mark.of(last)
+        self._write(b"".join(line + b"\n" for line in lines))
+        self._written = max(self._written, last.seq)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        if data:
+            check_room(self.path.parent, len(data), is_small=True)
+            self._file.write(data)
+            self._file.flush()
+            self._size += len(data)
+
+    def save(self) -> None:
+        """Write down what is known now."""
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        text = _encode(Snapshot(VERSION, self._mark, self._written, self._size, self._exporter.memory))
+        draft = self._snapshot_path.with_suffix(".new")
+        with draft.open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._snapshot_path)
+        self.unsaved = 0
+
+    def close(self) -> None:
+        """Let go of it. What could not be written yet is written by whoever opens it next."""
+        for each in (self._file, self._lock):
+            if each is not None:
+                with suppress(OSError):
+                    each.close()
+        self._file = self._lock = None
+
+
+def _last_line(file: BinaryIO, size: int) -> tuple[bytes, int]:
+    """The last line that is whole, and where it ends."""
+    at, tail = size, b""
+    while at and tail.count(b"\n") < 2:
+        step = min(BLOCK_BYTES, at)
+        at -= step
+        file.seek(at)
+        tail = file.read(step) + tail
+    whole, newline, _ = tail.rpartition(b"\n")
+    if not newline:
+        return b"", 0
+    return whole.rpartition(b"\n")[2], at + len(whole) + 1
+
+
+def _free(path: Path) -> Path:
+    """This name, or one like it that nobody has."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found

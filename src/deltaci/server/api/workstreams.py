@@ -1,0 +1,347 @@
+"""Workstreams: start one from its file, find, read and stop it; and what waits to be merged.
+
+A workstream is a run with a document beside it: what its tasks are doing is the run's, where its branch is the
+document's. Both vocabularies are shown; neither is stored twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from deltaci.control.merging.records import NONE, QueueView
+from deltaci.control.workstreams import records
+from deltaci.core import job as jobs
+from deltaci.core import listing, run
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.core.job import Job
+from deltaci.core.run import Run, is_over
+from deltaci.core.views.steps import run_status, step_attempts
+from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
+from deltaci.pipeline.workstreams import model, reading
+from deltaci.pipeline.workstreams.compile import graph
+from deltaci.server.api.calls import Call, Handler, Made, WorkstreamDesk, missing
+from deltaci.server.api.cursors import cursor, place
+from deltaci.server.api.lookup import Family, workstream_family, workstream_of
+from deltaci.server.api.repeats import Repeat
+from deltaci.server.api.shown import failure, maybe, moment
+from deltaci.store.port import Search
+from deltaci.wire import api_workstreams as wire
+from deltaci.wire.api_routes import REPLAYED_HEADER, ROOT
+from deltaci.wire.messages import Verdict
+
+MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
+
+
+# -- start and stop
+
+
+async def create_workstream(call: Call) -> Made:
+    """One decision for all repeats with the same idempotency key. A file with problems starts nothing."""
+    asked: wire.WorkstreamInput = call.body
+    repeat = Repeat(call, "workstream", asked)
+    if (known := await repeat.known()) is not None:
+        return await _made(call, known.id, is_repeat=True)
+    stream = _read(asked)
+    await call.parts.tenants.check_queue(call.who.tenant)
+    try:
+        made = await _desk(call).create(
+            call.who.tenant,
+            stream,
+            id=repeat.id,
+            by=call.who.person,
+            request_id=call.request.id,
+            asked=repeat.asked,
+        )
+    except Refused:
+        # Of many repeats at once the first one made it; the others are answered with what it made.
+        if (known := await repeat.known()) is not None:
+            return await _made(call, known.id, is_repeat=True)
+        raise
+    return await _made(call, made.id, is_repeat=False)
+
+
+async def _made(call: Call, id: str, *, is_repeat: bool) -> Made:
+    headers = {"Location": f"{ROOT}/workstreams/{id}", **({REPLAYED_HEADER: "true"} if is_repeat else {})}
+    return Made(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
+
+
+def _read(asked: wire.WorkstreamInput) -> model.Workstream:
+    """What is asked for, or all that is wrong with it."""
+    if (asked.file is None) == (asked.spec is None):
+        found = "both" if asked.file is not None else "neither"
+        raise Refused("bad_request", f"{found} of 'file' and 'spec' is given; give exactly one of them")
+    problems: Sequence[str]
+    if asked.file is not None:
+        read = reading.read(asked.file, asked.name or reading.DEFAULT_FILE)
+        stream, problems = read.workstream, [str(each) for each in read.problems if not each.is_warning]
+    else:
+        stream, problems = reading.read_plain(asked.spec)
+    if stream is None:
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more)
+    return replace(
+        stream,
+        **({"project": asked.project} if asked.project else {}),
+        **({"base": reading.branch(asked.base)} if asked.base else {}),
+    )
+
+
+def _desk(call: Call) -> WorkstreamDesk:
+    if call.parts.workstreams is None:
+        raise Refused("wrong_state", "this server takes no workstreams; ask one that keeps repositories")
+    return call.parts.workstreams
+
+
+async def cancel_workstream(call: Call) -> wire.Workstream:
+    """Safe to repeat. Its branch and its tree are let go of like those of any workstream that is over."""
+    record = await workstream_of(call)
+    order = run.Cancel(id=record.id, actor=call.actor)
+    if call.body.reason:
+        order = replace(order, reason=call.body.reason)
+    await call.parts.applier.do(order)
+    return await _workstream(call, record.id)
+
+
+# -- find and read
+
+
+async def list_workstreams(call: Call) -> wire.WorkstreamPage:
+    """The newest first."""
+    query: wire.WorkstreamQuery = call.query
+    asked = (
+        (listing.person_is, query.person),
+        (listing.project_is, query.project),
+        (listing.workstream_is, query.state),
+    )
+    names = [name(value) for name, value in asked if value]
+    if not query.state:  # The lists by state have nothing but workstreams.
+        names = [listing.WORKSTREAMS, *names]
+    search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
+    page = await call.parts.store.page(search)
+    now = await call.parts.store.now()
+    found = [wire.WorkstreamLine(**_line(each, now)) for each in page.records if isinstance(each, Run)]
+    return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
+
+
+async def read_workstream(call: Call) -> wire.Workstream:
+    """With its tasks, and how far its merge is."""
+    return await _workstream(call, str(call.params["workstream"]))
+
+
+async def _workstream(call: Call, id: str) -> wire.Workstream:
+    family = await workstream_family(call, id)
+    record = await records.Workstreams(call.parts.store).find(call.who.tenant, id)
+    if record is None:
+        raise missing("workstream", id)
+    queues: Sequence[QueueView] = ()
+    if not is_over(family.run) and call.parts.workstreams is not None:
+        queues = await call.parts.workstreams.queues(call.who.tenant)
+    return _shown(family, record, queues, await call.parts.store.now())
+
+
+async def list_merge_queues(call: Call) -> wire.MergeQueues:
+    """By project and branch."""
+    wanted = call.query.project
+    found = await call.parts.workstreams.queues(call.who.tenant) if call.parts.workstreams is not None else ()
+    kept = [each for each in found if wanted is None or each.project == wanted]
+    return wire.MergeQueues(queues=[_queue(each) for each in sorted(kept, key=lambda each: (each.project, each.base))])
+
+
+# -- how it looks
+
+
+def _line(record: Run, now: int) -> dict[str, Any]:
+    origin, ended = record.origin, record.updated_at if is_over(record) else 0
+    return {
+        "id": record.id,
+        "name": origin.workstream,
+        "title": origin.title,
+        "project": origin.project,
+        "base": origin.branch,
+        "state": workstream_state(record),
+        "run_state": record.state,
+        "status": run_status(record),
+        "reason": record.reason,
+        "created_by": record.started_by,
+        "created_at": moment(record.created_at),
+        "started_at": maybe(record.started_at),
+        "ended_at": maybe(ended),
+        "seconds": _seconds(record.started_at, ended, now),
+    }
+
+
+def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueView], now: int) -> wire.Workstream:
+    stream = msgspec.convert(record.spec, model.Workstream)
+    known = {each.spec.name: each for each in family.jobs}
+    stages = graph(stream)
+    level = {name: number for number, names in enumerate(stages, 1) for name in names}
+    joined = {each.task: each for each in record.joined}
+    tasks = [
+        _task(task, level[task.name], known, family.tries, joined.get(task.name), record, now) for task in stream.tasks
+    ]
+    states = [(task_state(each), each.spec.is_required) for each in family.jobs]
+    line = _line(family.run, now)
+    return wire.Workstream(
+        **{**line, "project": record.project or line["project"], "base": record.base or line["base"]},
+        derived_state=derive_workstream_state(states) if states else line["state"],
+        base_commit=record.base_commit,
+        branch=record.branch,
+        tip=record.tip,
+        place=record.place,
+        stages=[list(names) for names in stages],
+        tasks=tasks,
+        counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
+        merge=_merge(stream, record, queues),
+    )
+
+
+def _task(
+    task: model.Task,
+    stage: int,
+    known: Mapping[str, Job],
+    tries: Mapping[str, list[Attempt]],
+    joined: records.Joined | None,
+    stream: records.Workstream,
+    now: int,
+) -> wire.WorkstreamTask:
+    found = known.get(task.name)
+    told: dict[str, Any] = {
+        "name": task.name,
+        "stage": stage,
+        "needs": list(task.needs),
+        "waits_for": [need for need in task.needs if need not in known or not known[need].completed_at],
+        "is_critical": task.critical,
+        "worktree": task.worktree,
+        "added": _added(joined),
+    }
+    if found is None:  # It is not planned yet.
+        most = task.retry.max_attempts if task.retry is not None else 1
+        return wire.WorkstreamTask(**told, **_NOT_PLANNED, max_attempts=most)
+    last = tries.get(found.id, [])[-1:]
+    held = last[0].lease or last[0].ended_lease if last else None
+    return wire.WorkstreamTask(
+        **told,
+        state=task_state(found),
+        job_state=found.state,
+        reason=found.reason,
+        attempts=step_attempts(found),
+        max_attempts=found.spec.max_attempts,
+        next_run_at=maybe(found.next_run_at) if jobs.MACHINE.changes(found.state, jobs.RetryDue) else None,
+        worker_id=found.worker_id or (held.worker_id if held is not None else ""),
+        started_at=maybe(found.started_at),
+        completed_at=maybe(found.completed_at),
+        seconds=_seconds(found.started_at, found.completed_at, now),
+        last_error=failure(found.last_error),
+        failed_rules=_rules([*_reported(last), *stream.verdicts.get(task.name, ())]),
+    )
+
+
+_NOT_PLANNED: Final[dict[str, Any]] = {
+    **{"state": "", "job_state": "", "reason": "", "attempts": 0, "next_run_at": None, "worker_id": ""},
+    **{"started_at": None, "completed_at": None, "seconds": None, "last_error": None, "failed_rules": []},
+}
+
+
+def _reported(last: Sequence[Attempt]) -> list[Verdict]:
+    """What its runner found when it looked at the rules."""
+    report = last[0].report if last else None
+    found = report.get("verdicts") if isinstance(report, dict) else None
+    return msgspec.convert(found, list[Verdict]) if found else []
+
+
+def _rules(verdicts: Iterable[Verdict]) -> list[wire.FailedRule]:
+    return [
+        wire.FailedRule(rule=each.rule, found=each.found, wanted=each.wanted) for each in verdicts if not each.is_passed
+    ]
+
+
+def _added(joined: records.Joined | None) -> wire.Added | None:
+    if joined is None:
+        return None
+    return wire.Added(
+        attempt_id=joined.attempt_id,
+        is_changed=bool(joined.bundle),
+        start=joined.start,
+        head=joined.head,
+        tip=joined.tip,
+    )
+
+
+def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
+    places = [
+        (position, entry, next((each for each in queue.batches if each.number == entry.batch), None))
+        for queue in queues
+        for position, entry in enumerate(queue.entries, 1)
+        if entry.id == record.id
+    ]
+    position, entry, batch = places[0] if places else (0, None, None)
+    return wire.WorkstreamMerge(
+        method=stream.merge.method if stream.merge is not False else NONE,
+        position=position,
+        ahead=max(0, position - 1),
+        doing=batch.doing if batch is not None else "",
+        run_id=batch.run_id if batch is not None else "",
+        waits_for=next((each.problem for each in (entry, batch) if each is not None and each.problem), ""),
+        tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
+        commit=record.merged_as,
+        problem=record.problem,
+        failed_rules=_rules(record.verdicts.get("", ())),
+    )
+
+
+def _queue(queue: QueueView) -> wire.MergeQueue:
+    return wire.MergeQueue(
+        project=queue.project,
+        base=queue.base,
+        entries=[
+            wire.QueuedMerge(
+                id=each.id,
+                position=position,
+                title=each.title,
+                method=each.method,
+                head=each.head,
+                batch=each.batch,
+                since=moment(each.at),
+                problem=each.problem,
+                not_before=maybe(each.not_before),
+            )
+            for position, each in enumerate(queue.entries, 1)
+        ],
+        batches=[
+            wire.MergeBatch(
+                number=each.number,
+                method=each.method,
+                members=list(each.members),
+                doing=each.doing,
+                run_id=each.run_id,
+                base_commit=each.start,
+                commit=each.commit,
+                is_good=each.is_good,
+                problem=each.problem,
+                not_before=maybe(each.not_before),
+            )
+            for each in queue.batches
+        ],
+        problem=queue.problem,
+        not_before=maybe(queue.not_before),
+    )
+
+
+def _seconds(begun: int, ended: int, now: int) -> float | None:
+    return max(0, (ended or now) - begun) / SECOND if begun else None
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "createWorkstream": create_workstream,
+    "listWorkstreams": list_workstreams,
+    "readWorkstream": read_workstream,
+    "cancelWorkstream": cancel_workstream,
+    "listMergeQueues": list_merge_queues,
+}

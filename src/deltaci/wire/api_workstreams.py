@@ -1,0 +1,188 @@
+"""Workstreams and merge queues, as `/api/v1` takes and answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from deltaci.wire.api import Failure, Shown
+from deltaci.wire.api_input import Asked, PageQuery, Word
+from deltaci.wire.messages import Moment, says
+
+MAX_FILE_CHARS: Final = 512 * 1024
+WORKSTREAM_STATES: Final = ("planned", "ready", "executing", "validating", "completed", "failed", "cancelled")
+TASK_STATES: Final = ("pending", "queued", "running", "validating", "retrying", "completed", "failed", "cancelled")
+
+
+class WorkstreamInput(Asked, frozen=True, kw_only=True):
+    """A workstream to be started: the text of its file, or the same as an object. Exactly one of them."""
+
+    file: Annotated[
+        Annotated[str, Meta(max_length=MAX_FILE_CHARS)] | None,
+        says("the file as it was written, YAML; problems name its lines; see docs/workstreams.md"),
+    ] = None
+    spec: Annotated[dict[str, Any] | None, says("the same as an object; problems name the path to a value")] = None
+    name: Annotated[Word, says("what the file is called, for problems")] = ""
+    project: Annotated[Word, says("the project to work on, in place of what the file says")] = ""
+    base: Annotated[Word, says("the branch to begin at and merge to, in place of what the file says")] = ""
+
+
+class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
+    """Which workstreams; all that is given must hold."""
+
+    state: Annotated[Literal[WORKSTREAM_STATES] | None, says("in this state")] = None  # type: ignore[valid-type]
+    project: Annotated[Word | None, says("of this project")] = None
+    person: Annotated[Word | None, says("started by this person")] = None
+
+
+class MergeQuery(Asked, frozen=True, kw_only=True):
+    """Which merge queues."""
+
+    project: Annotated[Word | None, says("of this project; absent: of all")] = None
+
+
+class WorkstreamLine(Shown, frozen=True, kw_only=True):
+    """A workstream in a list. It is a run, too: all that is said of runs holds under its id."""
+
+    id: str
+    name: str
+    title: str
+    project: str
+    base: Annotated[str, says("the branch that it is merged to; empty: not known yet")]
+    state: Annotated[str, says("planned, ready, executing, validating, completed, failed or cancelled")]
+    run_state: Annotated[str, says("the state of its run")]
+    status: Annotated[str, says("the coarse status of its run")]
+    reason: Annotated[str, says("why it failed or was cancelled")]
+    created_by: str
+    created_at: Moment
+    started_at: Annotated[Moment | None, says("when its first task did")]
+    ended_at: Annotated[Moment | None, says("when its outcome stood, or was reported")]
+    seconds: Annotated[float | None, says("how long it took, or has taken so far, since its first task started")]
+
+
+class FailedRule(Shown, frozen=True, kw_only=True):
+    """A rule that did not hold."""
+
+    rule: Annotated[str, says("its name, or what it says")]
+    found: str
+    wanted: str
+
+
+class Added(Shown, frozen=True, kw_only=True):
+    """What a task added to the branch."""
+
+    attempt_id: str
+    is_changed: Annotated[bool, says("whether it changed anything")]
+    start: Annotated[str, says("the commit that it began with")]
+    head: Annotated[str, says("the commit that it ended with")]
+    tip: Annotated[str, says("the commit of the branch, once it was joined")]
+
+
+class WorkstreamTask(Shown, frozen=True, kw_only=True):
+    """A task of a workstream; it is a job of its run, too."""
+
+    name: str
+    stage: Annotated[int, says("from 1 on: what it needs is in earlier ones")]
+    needs: list[str]
+    waits_for: Annotated[list[str], says("those of them that are not over")]
+    is_critical: bool
+    worktree: Annotated[str, says("`shared` or `own`")]
+    state: Annotated[
+        str,
+        says("pending, queued, running, validating, retrying, completed, failed or cancelled; empty: not planned yet"),
+    ]
+    job_state: Annotated[str, says("the state of its job; empty: there is none yet")]
+    reason: Annotated[str, says("why it failed or was cancelled")]
+    attempts: Annotated[int, says("how many were claimed")]
+    max_attempts: int
+    next_run_at: Annotated[Moment | None, says("when it is tried again")]
+    worker_id: Annotated[str, says("who has it, or had it last")]
+    started_at: Moment | None
+    completed_at: Moment | None
+    seconds: Annotated[float | None, says("how long it took, or has taken so far")]
+    last_error: Failure | None
+    failed_rules: Annotated[list[FailedRule], says("what did not hold after its last attempt")]
+    added: Annotated[Added | None, says("what it added to the branch; absent: nothing yet")]
+
+
+class WorkstreamMerge(Shown, frozen=True, kw_only=True):
+    """How far its merge is."""
+
+    method: Annotated[str, says("merge, squash or fast-forward; `none`: it is not merged, and its branch is kept")]
+    position: Annotated[int, says("in the merge queue, from 1 on; 0: it is not in it")]
+    ahead: Annotated[int, says("how many are before it")]
+    doing: Annotated[str, says("what is done with its batch: building, testing, waiting or landing; empty: nothing")]
+    run_id: Annotated[str, says("the run that tests it now, alone or with others; empty: none")]
+    waits_for: Annotated[str, says("what keeps it waiting, if that is more than others")]
+    tested_with: Annotated[list[str], says("the workstreams that are tested together with it")]
+    commit: Annotated[str, says("the commit by which the base has it; empty: it has not")]
+    problem: Annotated[str, says("why it was not merged")]
+    failed_rules: Annotated[list[FailedRule], says("what did not hold of the whole")]
+
+
+class Workstream(WorkstreamLine, frozen=True, kw_only=True):
+    """A workstream with its tasks."""
+
+    derived_state: Annotated[str, says("what follows from its tasks alone, as document 003 derives it")]
+    base_commit: Annotated[str, says("where its branch began")]
+    branch: Annotated[str, says("its own branch")]
+    tip: Annotated[str, says("where its branch is")]
+    place: Annotated[str, says("where its worktree is, as the last runner said")]
+    stages: Annotated[list[list[str]], says("the tasks by levels: what a task needs is in an earlier one")]
+    tasks: Annotated[list[WorkstreamTask], says("in the order of the file")]
+    counts: Annotated[dict[str, int], says("how many tasks are in each state")]
+    merge: WorkstreamMerge
+
+
+class WorkstreamPage(Shown, frozen=True, kw_only=True):
+    """Workstreams, the newest first."""
+
+    workstreams: list[WorkstreamLine]
+    next: Annotated[str | None, says("the cursor of the next page; a page may be short, even empty, before the last")]
+
+
+class QueuedMerge(Shown, frozen=True, kw_only=True):
+    """A workstream in a merge queue."""
+
+    id: str
+    position: Annotated[int, says("from 1 on")]
+    title: str
+    method: Annotated[str, says("merge, squash or fast-forward; `none`: it is only tested")]
+    head: Annotated[str, says("the commit that is to be merged")]
+    batch: Annotated[int, says("the number of the batch that it is in; 0: none yet")]
+    since: Moment
+    problem: Annotated[str, says("what keeps it waiting, if that is more than others")]
+    not_before: Annotated[Moment | None, says("when it is tried again")]
+
+
+class MergeBatch(Shown, frozen=True, kw_only=True):
+    """Workstreams that are tested together: the base gets exactly the tree that was tested, or nothing."""
+
+    number: int
+    method: str
+    members: Annotated[list[str], says("their ids, in the order in which they are merged")]
+    doing: Annotated[str, says("building, testing, waiting for those before it, or landing")]
+    run_id: Annotated[str, says("the run that tests it; empty: there is none, or not yet")]
+    base_commit: Annotated[str, says("what they are merged onto")]
+    commit: Annotated[str, says("what is tested, and what the base gets if it is good")]
+    is_good: Annotated[bool | None, says("what its test said; absent: nothing yet")]
+    problem: Annotated[str, says("what went wrong around it; that ejects nobody")]
+    not_before: Annotated[Moment | None, says("when it is tried again")]
+
+
+class MergeQueue(Shown, frozen=True, kw_only=True):
+    """What waits to be merged to one branch of one project."""
+
+    project: str
+    base: str
+    entries: Annotated[list[QueuedMerge], says("in the order in which they are merged")]
+    batches: Annotated[list[MergeBatch], says("what is under way")]
+    problem: Annotated[str, says("what keeps all of it waiting")]
+    not_before: Annotated[Moment | None, says("when that is tried again")]
+
+
+class MergeQueues(Shown, frozen=True, kw_only=True):
+    """All merge queues that something waits in, by project and branch."""
+
+    queues: list[MergeQueue]

@@ -1,0 +1,265 @@
+"""Workstreams through the API: started from a file, found, read in both vocabularies, stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+import pytest
+
+from deltaci.control.merging.records import BatchView, EntryView, QueueView
+from deltaci.core import job
+from tests.api.site import TENANT, ApiSite, Player, task
+from tests.contract.places import on_loop
+from tests.workstream_desk import BASE, SPEC, StandIn
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+FILE = "workstream: login\nproject: shop\ntasks:\n  - {name: a, run: make}\n"
+
+
+async def executed(here: ApiSite, player: Player, *, is_good: bool = True) -> str:
+    """The next task, done and validated; its id."""
+    lease = await player.take()
+    rules = lease["job_spec"].get("rules", [])
+    await player.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
+    id = str(lease["job_id"])
+    await here.service.applier.do(job.Validate(id=id, is_passed=is_good))
+    return id
+
+
+# -- what is refused
+
+
+@on_loop
+async def test_a_file_with_problems_starts_nothing_and_is_told_where(site: Opened) -> None:
+    """All of them, by line for a file and by path for an object."""
+    async with site() as here:
+        StandIn(here.service)
+        ada = await here.key("ada", "run")
+        text = "workstream: x\ntasks:\n  - {name: a, rum: make, needs: b}\n"
+        spec = {"workstream": "x", "tasks": [{"name": "a", "run": ""}], "bsae": "main"}
+
+        file = await ada.post("/workstreams", {"file": text, "name": "login.yml"})
+        plain = await ada.post("/workstreams", {"spec": spec})
+
+        assert (file.status, file.code) == (400, "bad_request")
+        assert "login.yml:3:15: the key 'rum', which a task does not have; did you mean 'run'?" in file.body["message"]
+        assert "login.yml:3:33: there is no task 'b'" in file.body["message"]
+        assert plain.body["message"] == (
+            "tasks[0].run: an empty text; expected a command for the shell; "
+            "bsae: the key 'bsae', which a workstream does not have; did you mean 'base'?"
+        )
+        assert (await ada.get("/workstreams")).body == {"workstreams": [], "next": None}
+
+
+@on_loop
+async def test_what_makes_no_sense_is_refused_before_anything_is_done(site: Opened) -> None:
+    """Both or neither, a branch that git does not allow, a project that there is not, a key that may only look."""
+    async with site() as here:
+        desk = StandIn(here.service)
+        ada, bob = await here.key("ada", "run"), await here.key("bob", "read")
+
+        for body, said in (
+            ({}, "neither of 'file' and 'spec' is given"),
+            ({"file": FILE, "spec": SPEC}, "both of 'file' and 'spec'"),
+            ({"file": FILE, "base": "a..b"}, "base: 'a..b' as a branch"),
+            ({"file": FILE, "base": "a b"}, "base: the text 'a b'"),
+        ):
+            reply = await ada.post("/workstreams", body)
+            assert (reply.code, said in reply.body["message"]) == ("bad_request", True), reply.body
+        assert (await ada.post("/workstreams", {"file": FILE, "project": "shpo"})).code == "not_found"
+        assert (await ada.post("/workstreams", {"file": 3})).code == "bad_message"
+        assert (await bob.post("/workstreams", {"file": FILE})).code == "missing_scope"
+        assert [name async for name, _ in desk.records.kept.each(TENANT)] == []
+
+
+@on_loop
+async def test_a_run_that_is_no_workstream_and_one_of_others_are_not_found(site: Opened) -> None:
+    """In the same words as one that never was."""
+    async with site() as here:
+        StandIn(here.service)
+        ada, them = await here.key("ada", "run"), await here.key("eve", "run", tenant="them")
+        plain = await ada.start(task("a"))
+        made = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
+
+        for caller, id in ((ada, plain), (them, made), (ada, "r404")):
+            for reply in (await caller.get(f"/workstreams/{id}"), await caller.post(f"/workstreams/{id}/cancel")):
+                assert (reply.status, reply.body["message"]) == (404, f"there is no workstream {id!r}")
+        assert (await them.get("/workstreams")).body["workstreams"] == []
+        assert (await ada.get(f"/workstreams/{made}")).body["state"] == "ready"
+
+
+@on_loop
+async def test_a_server_without_repositories_takes_none(site: Opened) -> None:
+    """And still answers what it knows."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        here.service._api._parts = msgspec.structs.replace(here.service._api._parts, workstreams=None)
+
+        assert (await ada.post("/workstreams", {"file": FILE})).code == "wrong_state"
+        assert (await ada.get("/merge-queues")).body == {"queues": []}
+
+
+# -- what is done
+
+
+@on_loop
+async def test_the_same_key_is_the_same_workstream(site: Opened) -> None:
+    """As for runs: a repeat changes nothing, another body under the key is refused."""
+    async with site() as here:
+        StandIn(here.service)
+        ada = await here.key("ada", "run")
+
+        first = await ada.post("/workstreams", {"spec": SPEC}, idempotency_key="k1")
+        again = await ada.post("/workstreams", {"spec": SPEC}, idempotency_key="k1")
+        other = await ada.post("/workstreams", {"file": FILE}, idempotency_key="k1")
+
+        assert (first.status, again.status, other.code) == (201, 200, "request_id_reused")
+        assert first.headers["location"] == f"/api/v1/workstreams/{first.body['id']}"
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.body["id"] == first.body["id"]
+        assert len((await ada.get("/workstreams")).body["workstreams"]) == 1
+
+
+@on_loop
+async def test_a_file_is_started_for_another_project_and_branch(site: Opened) -> None:
+    """What is said beside it is stronger."""
+    async with site() as here:
+        StandIn(here.service)
+        ada = await here.key("ada", "run")
+
+        made = await ada.post("/workstreams", {"file": FILE.replace("shop", "old"), "project": "shop", "base": "next"})
+
+        assert (made.body["project"], made.body["base"]) == ("shop", "next")
+
+
+@pytest.mark.proves("WST-WD1", "WST-WD4")
+@on_loop
+async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
+    """Its own state beside the run's, each task's beside its job's, and what follows from the tasks alone."""
+    async with site() as here:
+        desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
+        id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
+
+        ready = (await ada.get(f"/workstreams/{id}")).body
+        await executed(here, player)
+        await desk.join(TENANT, id, "schema", "c" * 40, place="w1:/workstreams/x")
+        await player.take()
+        found = (await ada.get(f"/workstreams/{id}")).body
+
+        assert (ready["state"], ready["run_state"], ready["derived_state"], ready["started_at"]) == (
+            "ready",
+            "QUEUED",
+            "ready",
+            None,
+        )
+        assert ready["stages"] == [["schema"], ["api", "notes"]]
+        assert (found["state"], found["run_state"], found["derived_state"]) == ("executing", "RUNNING", "executing")
+        assert found["counts"] == {"completed": 1, "queued": 1, "running": 1}
+        assert found["seconds"] >= 0
+        schema, api, notes = found["tasks"]
+        assert (schema["state"], schema["job_state"], schema["worker_id"]) == ("completed", "SUCCEEDED", "w1")
+        assert schema["added"] == {
+            "attempt_id": f"{id}/schema.1",
+            "is_changed": True,
+            "start": BASE,
+            "head": "c" * 40,
+            "tip": "c" * 40,
+        }
+        assert (found["tip"], found["base_commit"], found["branch"]) == ("c" * 40, BASE, f"ws/login-{id[1:7]}")
+        assert found["place"] == "w1:/workstreams/x"
+        assert (api["stage"], api["is_critical"], api["worktree"]) == (2, True, "shared")
+        assert (notes["stage"], notes["is_critical"], notes["worktree"]) == (2, False, "own")
+        assert {api["state"], notes["state"]} == {"queued", "running"}
+
+
+@on_loop
+async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
+    """The workstream fails with its critical task, at once, and says which rule it was."""
+    async with site() as here:
+        StandIn(here.service)
+        ada, player = await here.key("ada", "run"), await here.player()
+        spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
+        id = (await ada.post("/workstreams", {"spec": spec})).body["id"]
+
+        lease = await player.take()
+        wrong = {"rule": "make test", "is_passed": False, "found": "exit code 2", "wanted": "exit code 0"}
+        await player.finish(lease, verdicts=[wrong])
+        await here.until(ada, id, "FAILED")
+        found = (await ada.get(f"/workstreams/{id}")).body
+
+        assert (found["state"], found["derived_state"]) == ("failed", "failed")
+        [api] = found["tasks"]
+        assert (api["state"], api["reason"]) == ("failed", "VALIDATION_FAILED")
+        assert api["failed_rules"] == [{"rule": "make test", "found": "exit code 2", "wanted": "exit code 0"}]
+        assert "make test" in api["last_error"]["line"]
+        assert found["ended_at"] is not None
+
+
+@on_loop
+async def test_workstreams_are_found_by_state_project_and_person(site: Opened) -> None:
+    """Page by page, the newest first; ordinary runs are not among them."""
+    async with site() as here:
+        StandIn(here.service)
+        ada, bob = await here.key("ada", "run"), await here.key("bob", "run")
+        await ada.start(task("a"), project="shop")
+        ids = [(await ada.post("/workstreams", {"spec": SPEC})).body["id"] for _ in range(3)]
+        theirs = (await bob.post("/workstreams", {"spec": SPEC})).body["id"]
+        stopped = (await ada.post(f"/workstreams/{ids[0]}/cancel", {"reason": "wrong base"})).body
+
+        async def found(query: str) -> list[str]:
+            reply = await ada.get(f"/workstreams?{query}")
+            return [each["id"] for each in reply.body["workstreams"]]
+
+        assert (stopped["state"], stopped["reason"]) == ("cancelled", "wrong base")
+        assert await found("") == [theirs, *reversed(ids)]
+        assert await found("state=ready") == [theirs, ids[2], ids[1]]
+        assert await found("state=cancelled") == [ids[0]]
+        assert await found("state=cancelled&person=bob") == []
+        assert await found("person=bob&project=shop") == [theirs]
+        assert await found("project=other") == []
+        page = (await ada.get("/workstreams?limit=3")).body
+        assert await found(f"limit=3&cursor={page['next']}") == [ids[0]]
+        assert (await ada.get("/workstreams?state=RUNNING")).code == "bad_message"
+        again = await ada.post(f"/workstreams/{ids[0]}/cancel")
+        assert (again.status, again.body["state"]) == (200, "cancelled")
+
+
+@on_loop
+async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None:
+    """And each workstream its place in it."""
+    async with site() as here:
+        desk, ada = StandIn(here.service), await here.key("ada", "run")
+        one, two = [(await ada.post("/workstreams", {"spec": SPEC})).body["id"] for _ in range(2)]
+        entries = tuple(
+            EntryView(id=id, title="t", method="squash", head="c" * 40, at=1, batch=7, problem=f"p{id}")
+            for id in (one, two)
+        )
+        batch = BatchView(
+            number=7, method="squash", members=(one, two), doing="testing", start=BASE, commit="d" * 40, run_id="r9"
+        )
+        desk.waiting = [QueueView(project="shop", base="main", entries=entries, batches=(batch,), not_before=2)]
+
+        [queue] = (await ada.get("/merge-queues")).body["queues"]
+        found = (await ada.get(f"/workstreams/{two}")).body["merge"]
+
+        assert [(each["position"], each["id"]) for each in queue["entries"]] == [(1, one), (2, two)]
+        assert [(each["run_id"], each["base_commit"], each["is_good"]) for each in queue["batches"]] == [
+            ("r9", BASE, None)
+        ]
+        assert queue["not_before"].startswith("1970-01-01T00:00:00.000002")
+        assert (await ada.get("/merge-queues?project=other")).body == {"queues": []}
+        assert (found["method"], found["position"], found["ahead"]) == ("squash", 2, 1)
+        assert (found["doing"], found["run_id"], found["tested_with"]) == ("testing", "r9", [one])
+        assert (found["waits_for"], found["commit"]) == (f"p{two}", "")
+
+
+@on_loop
+async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) -> None:
+    """Nobody should wait for one."""
+    async with site() as here:
+        StandIn(here.service)
+        ada = await here.key("ada", "run")
+
+        assert (await ada.post("/workstreams", {"spec": {**SPEC, "merge": False}})).body["merge"]["method"] == "none"

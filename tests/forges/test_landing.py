@@ -1,0 +1,332 @@
+"""Landing through a forge: the base ends at exactly the tested commit, or where it was, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from deltaci.control.forges.heard import Asked as PullRequest
+from deltaci.control.forges.heard import Nothing, Pushed, pull_request, push
+from deltaci.control.forges.landing import ForgeLanding, source_of
+from deltaci.control.forges.outlet import Outlet
+from deltaci.control.forges.projects import ForgeProject
+from deltaci.control.git import GitFailed
+from deltaci.control.projects import Project
+from deltaci.control.workshop import Moved, Signature, Workshop
+from tests.contract.places import on_loop
+from tests.forges.merging import NAME, TOKEN, Asked, MergingForge
+from tests.repositories.test_mirrors import mirrors
+from tests.repositories.upstream import ZEROS, Upstream
+
+FORGES = ("github", "gitea", "gitlab")
+STEPS = {"github": 2, "gitea": 5, "gitlab": 8}  # So many requests a landing makes.
+
+
+class Pushing:
+    """A plain push."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+        """Push it."""
+        self.count += 1
+        await workshop.push(branch, commit, expected)
+
+
+class One:
+    """One project, as its forge knows it."""
+
+    def __init__(self, forge: ForgeProject | None) -> None:
+        self.forge = forge
+
+    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+        """That one."""
+        return self.forge
+
+
+class Site(NamedTuple):
+    """A repository, its forge, and a commit that was tested."""
+
+    upstream: Upstream
+    forge: MergingForge
+    project: Project
+    known: ForgeProject
+    workshop: Workshop
+    base: str
+    commit: str
+    pushing: Pushing
+
+    async def land(self, **changes: str) -> None:
+        """As a server does that has just been started."""
+        known = msgspec.structs.replace(self.known, **changes)
+        outlet = Outlet([self.forge.host], seconds=5.0)
+        landing = ForgeLanding(One(known), outlet, self.pushing, sleep=no_rest)
+        try:
+            await landing.land(self.project, self.workshop, "main", self.commit, self.base)
+        finally:
+            await outlet.close()
+
+    @property
+    def main(self) -> str:
+        """Where the base is."""
+        return self.forge.branches["main"]
+
+    def move_on(self) -> str:
+        """Somebody else pushes to the base."""
+        self.upstream.switch("main", self.base)
+        return self.upstream.push({"other": "1\n"}, "somebody else's")
+
+
+async def no_rest(_seconds: float) -> None:
+    """Forges that are played need none."""
+
+
+@asynccontextmanager
+async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
+    """A repository with a branch to merge, and the commit that does."""
+    upstream = Upstream(folder / "upstream")
+    upstream.switch("work")
+    head = upstream.push({"new": "1\n"}, "some work", branch="work")
+    project = Project(name="shop", tenant="t", url=upstream.url, forge=kind, api_token="TOKEN")
+    workshop = Workshop(mirrors(folder / "data").of(project))
+    base = await workshop.base("main")
+    await workshop.base("work")
+    commit = await workshop.merge(base, [head], "Merge some work", Signature("Delta CI", "ci@example.org", 10**15))
+    async with MergingForge(upstream.bare) as forge:
+        told = {
+            "tenant": "t",
+            "name": "shop",
+            "forge": kind,
+            "repository": NAME,
+            "api_url": forge.url,
+            "api_token": TOKEN,
+        }
+        known = msgspec.convert(told, ForgeProject)
+        yield Site(upstream, forge, project, known, workshop, base, commit, Pushing())
+
+
+@pytest.mark.parametrize("kind", FORGES)
+@on_loop
+async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_path: Path, kind: str) -> None:
+    """By the forge, and not by a push of ours."""
+    async with site(tmp_path, kind) as here:
+        await here.land()
+
+        assert here.main == here.commit
+        assert here.forge.left == []
+        assert sorted(here.forge.branches) == ["main", "work"]
+        assert here.pushing.count == 0
+        assert len(here.forge.asked) == STEPS[kind]
+
+
+@pytest.mark.parametrize("kind", FORGES)
+@on_loop
+async def test_a_base_that_moved_is_left_where_it_is(tmp_path: Path, kind: str) -> None:
+    """Before anything is asked: what was tested is not what would come of it."""
+    async with site(tmp_path, kind) as here:
+        found = here.move_on()
+
+        with pytest.raises(Moved) as moved:
+            await here.land()
+
+        assert moved.value.found == here.main == found
+        assert here.forge.left == []
+
+
+@pytest.mark.parametrize("kind", FORGES)
+@on_loop
+async def test_a_base_that_moves_in_the_last_moment_is_left_there_too(tmp_path: Path, kind: str) -> None:
+    """The forge finds that it is no fast-forward any more, and we look where it is."""
+    async with site(tmp_path, kind) as here:
+        moves: list[str] = []
+
+        def meanwhile(asked: Asked) -> None:
+            if not moves and ("sha" in asked.body or "head_commit_id" in asked.body):
+                moves.append(here.move_on())
+
+        here.forge.meanwhile = meanwhile
+        with pytest.raises(Moved) as moved:
+            await here.land()
+
+        assert moved.value.found == here.main == moves[0]
+        assert here.forge.left == []
+
+
+@pytest.mark.parametrize("kind", FORGES)
+@on_loop
+async def test_a_protected_branch_is_a_clear_no(tmp_path: Path, kind: str) -> None:
+    """It says what the forge said and what to do, and is not tried again by itself."""
+    async with site(tmp_path, kind) as here:
+        here.forge.protected = True
+
+        with pytest.raises(GitFailed) as failed:
+            await here.land()
+
+        assert not failed.value.is_passing
+        assert str(failed.value).startswith(f"{kind} does not move 'main': it answered 4")
+        assert "past its protection" in str(failed.value)
+        assert here.main == here.base
+        assert here.forge.left == []
+
+
+@pytest.mark.parametrize("kind", FORGES)
+@on_loop
+async def test_a_token_that_is_not_taken_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """And is named as the reason; the token itself is not told."""
+    async with site(tmp_path, kind) as here:
+        with pytest.raises(GitFailed) as failed:
+            await here.land(api_token="wrong-one")
+
+        assert not failed.value.is_passing
+        assert "401: " in str(failed.value)
+        assert "wrong-one" not in str(failed.value)
+        assert here.main == here.base
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
+@on_loop
+async def test_a_server_that_ends_at_any_step_is_followed_by_one_that_lands(
+    tmp_path: Path, kind: str, step: int, *, is_after: bool
+) -> None:
+    """Each request is the last one of a server once: not heard any more, or done without it hearing the answer."""
+    async with site(tmp_path, kind) as here:
+        here.forge.held, here.forge.is_after = step, is_after
+        first = asyncio.create_task(here.land())
+        await here.forge.is_held.wait()
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        assert here.main in (here.base, here.commit)
+
+        here.forge.held = None
+        await here.land()
+
+        assert here.main == here.commit
+        assert here.forge.left == []
+        assert here.pushing.count == 0
+
+
+@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
+@on_loop
+async def test_a_forge_in_trouble_is_asked_another_time(tmp_path: Path, kind: str, step: int) -> None:
+    """What it did though it said 502 counts; what it did not passes, and the next one lands."""
+    async with site(tmp_path, kind) as here:
+        here.forge.broken = {step: 502}
+
+        try:
+            await here.land()
+        except GitFailed as failed:
+            assert failed.is_passing  # noqa: PT017
+            assert here.main == here.base
+        here.forge.broken = {}
+        await here.land()
+
+        assert here.main == here.commit
+        assert here.forge.left == []
+
+
+@pytest.mark.parametrize("kind", ["gitea", "gitlab"])
+@on_loop
+async def test_a_forge_that_looks_for_too_long_is_asked_another_time(tmp_path: Path, kind: str) -> None:
+    """It is given some seconds, and what was begun is of use the next time."""
+    async with site(tmp_path, kind) as here:
+        here.forge.looking = 25
+
+        with pytest.raises(GitFailed, match="still looks at") as failed:
+            await here.land()
+        assert failed.value.is_passing
+        assert here.main == here.base
+        await here.land()
+
+        assert here.main == here.commit
+        assert len(here.forge.requests) == 1
+        assert here.forge.left == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("merge_method", "merge"), ("squash_option", "always")])
+@on_loop
+async def test_gitlab_is_not_asked_where_it_would_make_another_commit(tmp_path: Path, name: str, value: str) -> None:
+    """What nobody tested never gets to the base: it is pushed instead."""
+    async with site(tmp_path, "gitlab") as here:
+        here.forge.project[name] = value
+
+        await here.land()
+
+        assert here.main == here.commit
+        assert here.pushing.count == 1
+        assert here.forge.requests == {}
+
+
+@on_loop
+async def test_a_project_without_a_token_is_pushed_to(tmp_path: Path) -> None:
+    """There is nobody to ask."""
+    async with site(tmp_path, "github") as here:
+        await here.land(api_token="")
+
+        assert (here.main, here.pushing.count, here.forge.asked) == (here.commit, 1, [])
+
+
+@on_loop
+async def test_a_token_that_cannot_be_had_is_no_reason_to_push(tmp_path: Path) -> None:
+    """Who wants the forge to be asked is told what is wrong."""
+    async with site(tmp_path, "github") as here:
+        with pytest.raises(GitFailed, match="there is no secret 'TOKEN'"):
+            await here.land(api_token="", problem="there is no secret 'TOKEN'")
+
+        assert (here.main, here.pushing.count) == (here.base, 0)
+
+
+@on_loop
+async def test_a_forge_that_nobody_allowed_is_not_spoken_to(tmp_path: Path) -> None:
+    """A project cannot have the server talk to whatever it likes."""
+    async with site(tmp_path, "github") as here:
+        with pytest.raises(GitFailed, match="without TLS") as failed:
+            await here.land(api_url=here.forge.url.replace("127.0.0.1", "localhost"))
+
+        assert not failed.value.is_passing
+        assert (here.main, here.forge.asked) == (here.base, [])
+
+
+@on_loop
+async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
+    """Nobody listens there now."""
+    async with site(tmp_path, "github") as here:
+        outlet = Outlet(["127.0.0.1"], seconds=2.0)
+        gone = ForgeProject(
+            tenant="t", name="shop", forge="github", repository=NAME, api_url="http://127.0.0.1:1", api_token=TOKEN
+        )
+        landing = ForgeLanding(One(gone), outlet, here.pushing)
+
+        with pytest.raises(GitFailed) as failed:
+            await landing.land(here.project, here.workshop, "main", here.commit, here.base)
+        await outlet.close()
+
+        assert failed.value.is_passing
+        assert here.main == here.base
+
+
+def test_what_the_merge_queue_pushes_is_nobodys_change() -> None:
+    """Its branches are pushed and proposed for a moment: no pipeline runs for that. A fork's are not ours."""
+    name = source_of("main", "a" * 40)
+    pushed = Pushed(ref=f"refs/heads/{name}", before=ZEROS, after="a" * 40, commit="a" * 40)
+    asked = PullRequest(
+        action="opened",
+        number=1,
+        ref="refs/pull/1/head",
+        commit="a" * 40,
+        branch="main",
+        head=name,
+        is_fork=False,
+    )
+
+    assert isinstance(push(pushed), Nothing)
+    assert isinstance(pull_request(asked), Nothing)
+    assert not isinstance(pull_request(msgspec.structs.replace(asked, is_fork=True)), Nothing)

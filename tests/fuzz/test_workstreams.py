@@ -1,0 +1,36 @@
+"""Document 003 over histories without end: the quick version is in `tests/spec/test_workstreams_properties.py`."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+import msgspec
+from hypothesis import strategies as st
+
+from deltaci.core.verify import verify
+from tests.derivation import Derivation
+from tests.fleets import Fleet
+from tests.forgeries import Forgery, seen
+from tests.fuzz.profile import fuzzed
+from tests.invariants import Invariants
+
+FORGERIES: Final = 20  # Of one log.
+
+
+@fuzzed(20, randomness=st.randoms(use_true_random=False), steps=st.integers(0, 300))
+def test_workers_die_and_return(randomness: Random, steps: int) -> None:
+    """Every invariant and the derivation after every decision; at the end all is over, and the log is legal."""
+    history = Fleet(randomness, Derivation, Invariants).go(steps).calm()
+
+    assert not history.stuck()
+    history.lab.verified()
+
+
+@fuzzed(15, randomness=st.randoms(use_true_random=False), steps=st.integers(20, 120))
+def test_a_transition_is_forged(randomness: Random, steps: int) -> None:
+    """The validator sees it, whatever it is."""
+    lines = [msgspec.json.decode(line) for line in Fleet(randomness).go(steps).calm().lab.transitions()]
+    forgeries: list[Forgery] = list(seen(lines))
+    for forged in randomness.sample(forgeries, k=min(FORGERIES, len(forgeries))):
+        assert not verify([msgspec.json.encode(line) for line in forged.lines], "transitions").is_legal, forged.kind

@@ -1,0 +1,40 @@
+"""The fixtures of merges: a repository, workstreams that are done, and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.store.memory import wall_clock
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.places import Place
+from tests.merging.site import Site, Streams, opened
+from tests.repositories.upstream import Upstream
+
+Opened = Callable[..., AbstractAsyncContextManager[Site]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Where the servers keep everything."""
+    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "ci.db"), clock=place.now), origin=wall_clock)
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Streams:
+    """A repository, and who works on it."""
+    return Streams(Upstream(tmp_path / "upstream"), tmp_path / "bundles")
+
+
+@pytest.fixture
+def site(place: Place, streams: Streams, tmp_path: Path) -> Opened:
+    """Opens a server."""
+
+    def open(folder: str = "server", **options: Any) -> AbstractAsyncContextManager[Site]:
+        return opened(place, streams, tmp_path / folder, **options)
+
+    return open

@@ -1,0 +1,244 @@
+"""A merge queue with all that it needs: a real repository, a real store, and somebody who plays the runners."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from deltaci.control.addresses import Rules
+from deltaci.control.git import Git
+from deltaci.control.merging.line import Limits
+from deltaci.control.merging.queue import MergeQueue
+from deltaci.control.merging.records import Entry, Outcome, QueueView
+from deltaci.control.mirrors import Mirror, Mirrors
+from deltaci.control.projects import Project, Projects
+from deltaci.control.workshop import Workshop
+from deltaci.core import attempt
+from deltaci.core.events import worker_actor
+from deltaci.core.failures import Facts
+from deltaci.core.ids import lease_ref
+from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.store.port import Store
+from tests.contract.places import Place
+from tests.repositories.upstream import Upstream, git
+
+LOCAL: Final = Rules(frozenset({"file"}))
+TENANT: Final = "acme"
+PROJECT: Final = "shop"
+MAX_ROUNDS: Final = 200
+GOOD: Final = {"run": "absent BAD"}
+
+
+class Streams:
+    """Workstreams that are done: a commit each, in a bundle that the repository knows nothing of."""
+
+    def __init__(self, upstream: Upstream, folder: Path) -> None:
+        self.upstream = upstream
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def made(self, id: str, *changes: dict[str, str | None], at: str = "", **fields: Any) -> Entry:
+        """One with these commits, on the base as it is now, or on this commit."""
+        start = at or git(self.upstream.bare, "rev-parse", "main")
+        git(self.upstream.tree, "fetch", "-q", "origin", "main")
+        self.upstream.switch(f"ws-{id}", start)
+        head = start
+        for number, files in enumerate(changes):
+            head = self.upstream.commit(files, f"{id}, part {number + 1}")
+        if head != start:
+            git(self.upstream.tree, "bundle", "create", "-q", str(self.file(id)), f"ws-{id}", f"^{start}")
+        known = {"tenant": TENANT, "project": PROJECT, "base": "main", "method": "merge", "rules": [GOOD]}
+        return Entry(**{**known, "id": id, "head": head, "base_commit": start, "title": f"Work of {id}", **fields})
+
+    def file(self, id: str) -> Path:
+        """Its bundle."""
+        return self.folder / f"{id}.bundle"
+
+    async def ensure(self, mirror: Mirror, entry: Entry) -> None:
+        """Have its head in the mirror."""
+        if await mirror.has(entry.head):
+            return
+        await mirror.need(entry.base_commit, "refs/heads/main")
+        if entry.head != entry.base_commit:
+            await Workshop(mirror).take(self.file(entry.id), entry.head, entry.base_commit)
+
+
+class Tester:
+    """Does what runners would: takes what waits, looks at the commit, and says what it found."""
+
+    def __init__(self, applier: Applier, folder: Path, name: str = "runner") -> None:
+        self.applier = applier
+        self.folder = folder  # the mirror
+        self.name = name
+        self.troubles: list[Facts] = []  # How the next ones end, whatever they test.
+        self.good: set[str] = set()  # Commits whose rules hold.
+        self.tested: list[str] = []
+
+    async def claim(self, limit: int = 100, labels: tuple[str, ...] = ()) -> list[Claimed]:
+        """Take what waits."""
+        asked = Claim(
+            tenant=TENANT,
+            worker_id=self.name,
+            labels=labels,
+            limit=limit,
+            ttl_seconds=120,
+            accept_seconds=30,
+            starts=True,
+        )
+        return await self.applier.claim(asked)
+
+    async def work(self) -> int:
+        """Test all that waits; how much that was."""
+        taken = await self.claim()
+        for each in taken:
+            await self.end(each, self.troubles.pop(0) if self.troubles else await asyncio.to_thread(self.look, each))
+        return len(taken)
+
+    def look(self, claimed: Claimed) -> Facts | None:
+        """What is wrong with the commit; None: nothing."""
+        spec = claimed.attempt.spec
+        tree, rules = spec["tree"], spec["rules"]
+        commit = tree["commit"]
+        self.tested.append(commit)
+        for rule in rules:
+            kind, *words = rule["run"].split()
+            found = [word for word in words if self.has(commit, word)]
+            if found and (kind == "absent" or len(found) == len(words)):
+                return Facts(exit_code=1, message=f"rule {rule['run']!r} failed: found {', '.join(found)}")
+        self.good.add(commit)
+        return None
+
+    def has(self, commit: str, word: str) -> bool:
+        """Whether the word is in a file of this commit."""
+        words = ["git", "--git-dir", str(self.folder), "grep", "-q", "-w", "-e", word, commit, "--"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode == 0
+
+    async def end(self, claimed: Claimed, facts: Facts | None) -> None:
+        """Say how it went."""
+        await self.applier.do(
+            attempt.Complete(
+                id=claimed.attempt.id,
+                actor=worker_actor(self.name),
+                lease=lease_ref(claimed.lease_id),
+                is_success=facts is None,
+                exit_code=0 if facts is None else facts.exit_code,
+                facts=facts or Facts(),
+            )
+        )
+
+
+class Site:
+    """One server."""
+
+    def __init__(
+        self,
+        store: Store,
+        applier: Applier,
+        mirrors: Mirrors,
+        streams: Streams,
+        *,
+        owner: str = "one",
+        limits: Limits | None = None,
+        landing: Any = None,
+    ) -> None:
+        self.store = store
+        self.applier = applier
+        self.streams = streams
+        self.upstream = streams.upstream
+        self.projects = Projects(store)
+        self.project = Project(name=PROJECT, tenant=TENANT, url=self.upstream.url, default_branch="main")
+        self.mirror = mirrors.of(self.project)
+        self.workshop = Workshop(self.mirror)
+        self.unwanted: set[str] = set()
+        self.told: dict[str, Outcome] = {}
+        self.tester = Tester(applier, self.mirror.folder)
+        self.queue = MergeQueue(
+            store, applier, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
+        )
+        self.queue.tell(self.hear)
+
+    async def ensure(self, entry: Entry) -> None:
+        """Have a head in the mirror."""
+        await self.streams.ensure(self.mirror, entry)
+
+    async def is_wanted(self, entry: Entry) -> bool:
+        """Whether nobody changed their mind."""
+        return entry.id not in self.unwanted
+
+    async def hear(self, outcome: Outcome) -> None:
+        """How it went; told again, it must be the same."""
+        assert self.told.setdefault(outcome.id, outcome) == outcome
+
+    async def enter(self, *entries: Entry) -> None:
+        """All of them, in order."""
+        for each in entries:
+            await self.queue.enter(each)
+
+    async def calm(self) -> None:
+        """Until the queue can do nothing by itself."""
+        await self.queue.sweep()
+        await self.queue.hands.idle()
+
+    async def settle(self) -> None:
+        """Until nobody can do anything: neither the queue nor the runners."""
+        for _ in range(MAX_ROUNDS):
+            await self.calm()
+            if not await self.tester.work():
+                return
+        raise AssertionError("it does not end")
+
+    async def view(self) -> QueueView:
+        """The only line."""
+        [found] = await self.queue.queues(TENANT)
+        return found
+
+    # -- what came of it
+
+    @property
+    def tip(self) -> str:
+        """Where the base is."""
+        return git(self.upstream.bare, "rev-parse", "main")
+
+    def files(self) -> set[str]:
+        """What is in the base, beside what was there from the start."""
+        return set(git(self.upstream.bare, "ls-tree", "-r", "--name-only", "main").split()) - {".deltaci.yml", "README"}
+
+    def places(self) -> list[str]:
+        """The commits that the base was at, the oldest first."""
+        found = git(self.upstream.bare, "rev-list", "--reverse", "--first-parent", f"{self.upstream.first}..main")
+        return found.split()
+
+    def merged(self) -> set[str]:
+        """Who was told that it was merged."""
+        return {id for id, each in self.told.items() if each.is_merged}
+
+
+@asynccontextmanager
+async def opened(
+    place: Place,
+    streams: Streams,
+    folder: Path,
+    *,
+    wrap: Callable[[Store], Store] = lambda store: store,
+    git: Git | None = None,
+    starts: bool = True,
+    **options: Any,
+) -> AsyncIterator[Site]:
+    """A server at work."""
+    async with place.server(wrap) as server:
+        mirrors = Mirrors(folder, LOCAL, lambda *_: "", git)
+        site = Site(server.store, server.applier, mirrors, streams, **options)
+        if await site.projects.find(TENANT, PROJECT) is None:
+            await site.projects.put(site.project)
+        if starts:
+            site.queue.start()
+        try:
+            yield site
+        finally:
+            await site.queue.stop()

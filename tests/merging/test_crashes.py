@@ -1,0 +1,57 @@
+"""A server that is killed at any step of a merge, and started again: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent.parent
+MAX_SECONDS: Final = 500
+PARTS: Final = 2  # So that they can be played side by side.
+
+
+def played(folder: Path, story: str, first: int) -> list[dict[str, Any]]:
+    """What the driver says of every kill."""
+    words = [sys.executable, "-m", "tests.merging.driver", str(folder), story, str(first), str(PARTS)]
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=dict(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=MAX_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("first", range(1, PARTS + 1))
+@pytest.mark.parametrize(("story", "merged"), [("moving", {"one"}), ("bad", {"one"})])
+def test_killed_at_any_step_it_ends_the_same(
+    tmp_path: Path, story: str, merged: set[str], first: int, record_property: Callable[[str, object], None]
+) -> None:
+    """The base is where it was before, or after, and never in between; history, trees and outcomes are the same."""
+    *killed, whole = played(tmp_path, story, first)
+
+    assert not whole["is_killed"]
+    assert len(killed) > 20
+    assert {id for id, told in whole["told"].items() if told[0]} == merged
+    assert whole["fsck"] == ""
+    trees = {line.split(" ")[0] for line in whole["history"]}
+    for each in killed:
+        said = f"killed at step {each['at']}"
+        assert each["is_killed"], said
+        assert each["between"] in trees, f"{said}: the base is at something in between"
+        for name in ("history", "told", "refs", "fsck"):
+            assert each[name] == whole[name], f"{said}: another {name}"
+    record_property(
+        "figure", f"merge queue, {story} {first}/{PARTS}: killed at {len(killed)} steps, the same end each time"
+    )

@@ -1,0 +1,162 @@
+"""Workstream files: what good ones say, and where broken ones are broken; the same through the API's plain values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from ruamel.yaml import YAML
+
+from deltaci.pipeline import schema
+from deltaci.pipeline.reader import read as read_pipeline
+from deltaci.pipeline.workstreams import draw
+from deltaci.pipeline.workstreams.model import Merge, Workstream
+from deltaci.pipeline.workstreams.reading import is_workstream, read, read_plain
+from tests.pipeline.broken import Broken
+from tests.pipeline.broken_workstreams import ALL, GOOD, task, top
+
+ROOT = Path(__file__).parents[2]
+
+
+def plain(text: str) -> Any:
+    """A file as an editor sees it."""
+    return YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize("broken", ALL, ids=[broken.name for broken in ALL])
+def test_a_broken_file_is_refused_where_it_is_broken(broken: Broken) -> None:
+    """One problem, at its very column."""
+    found = read(broken.text)
+
+    assert found.workstream is None
+    problem = found.problems[0]
+    assert (problem.line, problem.column) == (broken.line, broken.column), str(problem)
+    assert not [part for part in broken.said if part not in str(problem)], str(problem)
+    assert len(found.problems) == 1, [str(each) for each in found.problems]
+
+
+def test_the_table_is_long_enough() -> None:
+    """And every row has a name of its own."""
+    assert len({broken.name for broken in ALL}) == len(ALL) >= 40
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """In the order of the file."""
+    text = task("retry: 0\nneeds: [nobody]\nworktree: mine") + "bsae: main\n"
+
+    found = read(text, "login.yml").problems
+
+    assert [(each.line, each.column) for each in found] == [(5, 12), (6, 13), (7, 15), (8, 1)]
+    assert str(found[3]) == "login.yml:8:1: the key 'bsae', which a workstream does not have; did you mean 'base'?"
+
+
+def test_a_good_file_is_read() -> None:
+    """Texts stand for lists, objects and rules where that is plain."""
+    stream = read(GOOD).workstream
+
+    assert stream is not None
+    assert [each.name for each in stream.tasks] == ["schema", "api", "notes"]
+    assert stream.tasks[1].run == ("make api", "make docs")
+    assert stream.tasks[1].retry is not None
+    assert stream.tasks[1].retry.max_attempts == 3
+    assert [rule.run for rule in stream.tasks[1].post_execution] == ["make test", None]
+    assert stream.validation[0].run == "make check"
+    assert stream.merge == Merge(method="squash")
+    assert read(top("merge: false\n")).workstream == msgspec.structs.replace(
+        read(top("")).workstream or stream, merge=False
+    )
+
+
+def test_a_workstream_survives_being_kept() -> None:
+    """What is stored is plain values of the model."""
+    for text in (GOOD, top("merge: false\n")):
+        stream = read(text).workstream
+        assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(stream)), Workstream) == stream
+
+
+def test_plain_values_say_the_same() -> None:
+    """Whoever sends JSON gets the same workstream as whoever wrote YAML."""
+    assert read_plain(plain(GOOD)) == (read(GOOD).workstream, ())
+
+
+def test_a_problem_of_plain_values_names_its_path() -> None:
+    """Every problem; there are no lines to name."""
+    spec = {
+        "workstream": "x",
+        "tasks": [{"name": "a", "run": "make", "needs": ["b"]}, {"name": "a", "run": 3}, {"name": "c", "run": "x"}],
+        "merge": {"methd": "squash"},
+        "env": {"N": 10**40},
+    }
+
+    found, problems = read_plain(spec)
+
+    assert found is None
+    assert problems == (
+        "tasks[1].name: the name 'a' a second time; another task has it",
+        "tasks[1].run: the number 3; expected a command for the shell; put it in quotes: '3'",
+        "merge.methd: the key 'methd', which 'merge' does not have; did you mean 'method'?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "spec: a list instead of keys"),
+        (None, "spec: nothing"),
+        ({"workstream": "x", "tasks": [[[[[[]]]]]]}, "tasks[0]: a list"),
+        ({"workstream": "x" * 600_000}, "workstream: more than 524,288 characters"),
+        ({"workstream": "x", "tasks": [0] * 60_000}, "tasks[49995]: more than 50,000 values"),
+    ],
+)
+def test_plain_values_of_any_kind_are_refused_with_words(value: object, said: str) -> None:
+    """Nothing that a program can send does more than that."""
+    found, problems = read_plain(value)
+
+    assert found is None
+    assert problems[0].startswith(said)
+
+
+def test_what_is_too_deep_is_not_followed() -> None:
+    """However deep it is."""
+    value: object = "x"
+    for _ in range(500):
+        value = {"env": [value]}
+
+    found, [problem] = read_plain(value)
+
+    assert found is None
+    assert "more than 24 levels" in problem
+
+
+def test_files_are_told_apart() -> None:
+    """By their keys, even when they are broken; what has jobs is a pipeline."""
+    for text in (GOOD, "tasks: [\n", '{"workstream": 1}', "# about\nworkstream: x\n"):
+        assert is_workstream(text.encode())
+    for text in ("", "jobs: {}\n", "tasks: 1\njobs: {}\n", "name: workstream\n", "env:\n  workstream: x\n"):
+        assert not is_workstream(text.encode())
+    [problem] = [each for each in read_pipeline(GOOD).problems if "'workstream'" in each.found]
+    assert "deltaci ws create" in problem.expected
+
+
+def test_the_page_and_the_schema_are_the_model() -> None:
+    """`make fix` writes them anew."""
+    page = (ROOT / "docs" / "workstreams.md").read_text("utf-8")
+
+    assert page == draw.page(page)
+    assert (ROOT / "docs" / "workstream.schema.json").read_text("utf-8") == schema.text(draw.document())
+
+
+def test_editors_find_what_a_schema_can_find() -> None:
+    """And have nothing against what is good."""
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    validator = jsonschema_rs.validator_for(draw.document())
+
+    assert validator.is_valid(plain(GOOD))
+    assert validator.is_valid(plain(top("merge: false\n")))
+    assert not [
+        each.name
+        for each in ALL
+        if each.is_for_schema and isinstance(each.text, str) and validator.is_valid(plain(each.text))
+    ]

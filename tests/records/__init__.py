@@ -1,0 +1,1 @@
+"""What is written down: transitions as they happen, the files of workstreams, their archive."""

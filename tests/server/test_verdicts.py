@@ -1,0 +1,104 @@
+"""What a runner says of a job's rules, from its message to the job: a rule fails the job, and so does silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deltaci.core import attempt, job
+from deltaci.core.attempt import Attempt
+from deltaci.core.job import Job
+from deltaci.server.verdicts import verdict_of
+from deltaci.wire.messages import Complete, JobSpec, Rule, Verdict
+from deltaci.wire.verdicts import MAX_DETAILS_CHARS
+from tests.contract.places import on_loop
+from tests.contract.test_runs import planned
+from tests.lab import task
+from tests.server.site import OpenSite
+
+RULES = [{"run": "make check"}, {"files": ["dist/*"]}]
+GOOD = {"rule": "make check", "is_passed": True}
+BAD = {"rule": "coverage", "is_passed": False, "found": "71.4", "wanted": "at least 80"}
+COVERAGE = "rule coverage: found 71.4, wanted at least 80"
+SILENCE = "its rules: found the runner's word for {} of 2, wanted it for each; update the runner"
+
+
+@pytest.mark.proves("WST-TG8", "WST-TG9", "WST-TA3", "WST-TA9")
+@pytest.mark.parametrize(
+    ("said", "state", "details"),
+    [
+        ({"verdicts": [GOOD, GOOD]}, job.SUCCEEDED, ""),
+        ({"verdicts": [GOOD, BAD]}, job.FAILED, COVERAGE),
+        ({"verdicts": [BAD, BAD]}, job.FAILED, f"{COVERAGE}; {COVERAGE}"),
+        ({}, job.FAILED, SILENCE.format(0)),
+        ({"verdicts": []}, job.FAILED, SILENCE.format(0)),
+        ({"verdicts": [GOOD]}, job.FAILED, SILENCE.format(1)),
+        ({"is_skipped": True}, job.FAILED, SILENCE.format(0)),
+    ],
+)
+@on_loop
+async def test_a_job_is_valid_as_its_runner_shows_it(
+    site: OpenSite, said: dict[str, Any], state: str, details: str
+) -> None:
+    """The execution is a success either way; a runner that is silent, or knows no rules, has shown nothing."""
+    async with site() as here:
+        runner = await here.runner()
+        await planned(here.server, task("build", work={"steps": ["make"], "rules": RULES}, max_attempts=3))
+        held = await runner.take()
+
+        reply = await held.say("Complete", **said)
+
+        built, ended = await here.server.find("r1/build", Job), await here.server.find("r1/build.1", Attempt)
+        assert reply.body["accepted"] is True
+        assert (ended.state, built.state, built.attempts) == (attempt.SUCCEEDED, state, 1)
+        assert ended.verdict == attempt.Verdict(is_passed=not details, details=details)
+        assert ended.report.get("verdicts") == (said.get("verdicts") or None)
+        if details:
+            assert built.last_error is not None
+            assert (built.last_error.code, built.last_error.line) == ("VALIDATION_FAILED", details)
+
+
+@on_loop
+async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite) -> None:
+    """There is no job whose validation could fail; and the answer that was lost is given again."""
+    async with site() as here:
+        runner = await here.runner()
+        await here.server.enqueue("q1", spec={"steps": ["make"], "rules": RULES})
+        held = await runner.take()
+
+        replies = [await held.say("Complete", verdicts=[GOOD, BAD]) for _ in range(2)]
+
+        ended = await here.server.find("q1", Attempt)
+        assert [reply.body["accepted"] for reply in replies] == [True, True]
+        assert (ended.state, ended.error and ended.error.line) == (attempt.FAILED, COVERAGE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said", "wanted"),
+    [
+        (JobSpec(), {}, None),
+        (JobSpec(rules=[Rule(within=["src/**"]), Rule(mergeable=True)]), {}, None),
+        (JobSpec(rules=[Rule(run="a")], condition="false"), {"is_skipped": True}, None),
+        (JobSpec(rules=[Rule(run="a"), Rule(mergeable=True)]), {"verdicts": [Verdict(**GOOD)]}, True),  # type: ignore[arg-type]
+        (JobSpec(), {"verdicts": [Verdict(**BAD)]}, False),  # type: ignore[arg-type]
+        (JobSpec(rules=[Rule(run="a")], condition="false"), {}, False),
+    ],
+)
+def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted: bool | None) -> None:
+    """The server's own rules, and those of a job that was left out, are not the runner's to show."""
+    found = verdict_of(Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, **said), spec)
+
+    assert (None if found is None else found.is_passed) is wanted
+
+
+def test_what_a_verdict_says_is_one_line_and_not_too_long() -> None:
+    """A runner that lies may not write a page, or into a terminal."""
+    each = Verdict(rule="a\x1b[31m\nb" * 100, is_passed=False, found="c" * 2000, wanted="")
+    said = Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, verdicts=[each] * 100)
+
+    found = verdict_of(said, JobSpec())
+
+    assert found is not None
+    assert len(found.details) <= MAX_DETAILS_CHARS
+    assert found.details.isprintable()

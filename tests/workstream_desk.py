@@ -1,0 +1,93 @@
+"""Somebody who starts workstreams, for cases that are about what people ask and see: no repository is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from deltaci.control.merging.records import QueueView
+from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.core.decide import StartRun
+from deltaci.core.errors import Refused
+from deltaci.core.plan import plan_hash
+from deltaci.core.run import Origin, Run
+from deltaci.pipeline.workstreams import model
+from deltaci.pipeline.workstreams.compile import planned
+from deltaci.server.service import Service
+from deltaci.wire import messages as wire
+
+BASE = "b" * 40
+SPEC: dict[str, Any] = {
+    "workstream": "login",
+    "title": "Log in with a key",
+    "project": "shop",
+    "base": "main",
+    "tasks": [
+        {"name": "schema", "run": "make schema"},
+        {"name": "api", "run": "make api", "needs": "schema", "post_execution": "make test"},
+        {"name": "notes", "run": "make notes", "needs": ["schema"], "critical": False, "worktree": "own"},
+    ],
+    "merge": "squash",
+}
+
+
+class StandIn:
+    """Plans at once, and validates nothing by itself. Its runs are none that the server's own would take up."""
+
+    def __init__(self, service: Service) -> None:
+        self.records = Workstreams(service.store)
+        self.waiting: list[QueueView] = []
+        self._service = service
+        service._api._parts = msgspec.structs.replace(service._api._parts, workstreams=self)
+
+    async def create(
+        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, asked: str = ""
+    ) -> Workstream:
+        """A run with a document beside it; the document is first."""
+        if stream.project != "shop":
+            raise Refused("not_found", f"there is no project {stream.project!r}; deltaci project list shows them")
+        made = Workstream(
+            id=id,
+            tenant=tenant,
+            name=stream.workstream,
+            project=stream.project,
+            base=stream.base or "main",
+            spec=msgspec.to_builtins(stream),
+            created_by=by,
+            base_commit=BASE,
+            branch=f"ws/{stream.workstream}-{id[1:7]}",
+        )
+        await self.records.kept.add(tenant, id, made)
+        source = wire.Source(url="https://127.0.0.1/shop.git", commit=BASE)
+        specs = planned(stream, id=id, source=source, branch=made.branch)
+        origin = Origin(
+            project=made.project, branch=made.base, commit=BASE, title=stream.title, workstream=stream.workstream
+        )
+        record = Run(
+            id=id,
+            run_id=id,
+            tenant=tenant,
+            started_by=by,
+            asked=asked,
+            is_fail_fast=stream.fail_fast,
+            origin=origin,
+        )
+        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast)
+        await self._service.applier.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
+        return made
+
+    async def queues(self, tenant: str) -> Sequence[QueueView]:
+        """What the case says."""
+        return self.waiting
+
+    async def join(self, tenant: str, id: str, task: str, tip: str, **fields: str) -> None:
+        """As if a task had brought something."""
+
+        def change(before: Workstream | None) -> Workstream | None:
+            assert before is not None
+            joined = Joined(task=task, attempt_id=f"{id}/{task}.1", bundle="b", start=before.tip, head=tip, tip=tip)
+            return msgspec.structs.replace(before, joined=(*before.joined, joined), **fields)
+
+        await self.records.kept.edit(tenant, id, change)
