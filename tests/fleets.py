@@ -14,6 +14,7 @@ from typing import Final
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
+from deltaci.core.ids import life_id, worker_name
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
@@ -59,7 +60,7 @@ class Fleet(History):
         del chosen[self.new_queue_job]
         return chosen | {
             self.fleet: 9,
-            self.arrive: 1,
+            self.arrive: 2,
             self.stop_one: 2,
             self.linger: 1,
             self.new_run: 2,
@@ -79,9 +80,15 @@ class Fleet(History):
         )
 
     def arrive(self) -> None:
-        """One more worker registers."""
-        self.born += 1
-        self.lab.register(f"w{self.born}", places=self.draw.randint(1, 3), labels=self.draw.choice(LABELS))
+        """One more worker registers, or one that went comes back in a new life."""
+        gone = [each.id for each in self._all(Worker) if worker.went_by_itself(each)]
+        if gone and self.draw.random() < 0.5:
+            name = worker_name(self.draw.choice(gone))
+            id = life_id(name, 1 + sum(worker_name(each.id) == name for each in self._all(Worker)))
+        else:
+            self.born += 1
+            id = f"w{self.born}"
+        self.lab.register(id, places=self.draw.randint(1, 3), labels=self.draw.choice(LABELS))
 
     def fleet(self) -> None:
         """Something happens to a worker that can happen to it as it is now, or almost."""

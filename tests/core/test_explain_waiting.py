@@ -171,6 +171,74 @@ def test_what_each_of_the_workers_keeps_is_said() -> None:
     assert "2 of the 3 workers that fit (w2 and w3) will leave and take no new work, and the rest stopped" in leaving
 
 
+def test_a_drained_worker_is_named_with_who_can_let_it_go_and_how() -> None:
+    """It is there, it is idle, and nothing happens: nobody would guess why."""
+    lab = Lab().plan(task("train", queue_key="gpu"))
+    lab.register("w1", labels=("gpu",))
+    lab.register("w2", labels=("linux",))
+    lab.after(60).do(worker.Drain(id="w1", actor="user:ada", reason="new disk"))
+
+    told = only(why(lab.after(60), lab.job("train")), "workers_held")
+
+    assert told.text == (
+        "Job train waits for a worker with the label gpu: worker w1 fits, but is drained since 2026-01-04 08:01:00 UTC:"
+        " “new disk”. `deltaci workers resume w1` lets it take work again."
+    )
+    assert told.about == "w1"
+
+
+def test_a_quarantined_worker_is_named_with_what_it_did() -> None:
+    """Whoever lets it go again should know why it was stopped."""
+    lab = Lab().plan(*(task(name) for name in "abcde"), is_fail_fast=False)
+    for id in ("w1", "w2", "w3", "w4", "w5"):
+        lab.register(id)
+    lab.claim(lab.attempt("e"), by="w5")
+    lab.do(worker.MissHealthChecks(id="w5"))
+    for name in "abc":
+        lab.fail(lab.after(10).claim(lab.attempt(name), by="w1"))
+    for id in ("w2", "w3", "w4"):
+        lab.do(worker.Quarantine(id=id, reason="slow disk"))
+
+    told = only(why(lab, lab.job("d")), "workers_held").text
+
+    assert (
+        "worker w1 fits, but is quarantined since 2026-01-04 08:00:30 UTC: 3 times in a row it lost a job, or" in told
+    )
+    assert "worker w2 fits, but is quarantined since 2026-01-04 08:00:30 UTC: “slow disk”; " in told
+    assert "; 1 more is held, too, and the rest stopped answering or will leave. " in told
+
+
+def test_a_busy_worker_may_still_come_free_where_the_others_are_held() -> None:
+    """Then there is nothing to do but wait, or to let them go."""
+    lab = Lab().plan(task("a"), task("b"))
+    lab.register("w1")
+    lab.register("w2")
+    lab.claim(lab.attempt("a"), by="w1")
+    lab.do(worker.Drain(id="w2", reason="old"))
+
+    told = only(why(lab, lab.job("b")), "workers_busy").text
+
+    assert "and the rest stopped answering, is held or will leave" in told
+
+
+def test_who_lost_a_job_leaves_it_to_another_one_that_is_free() -> None:
+    """A free worker that does not take what waits looks like a mistake."""
+    lab = Lab().plan(task("build"))
+    lab.register("w1")
+    lab.register("w2")
+    lab.claim(lab.attempt("build"), by="w1")
+    lab.after(30).do(attempt.RevokeUnaccepted(id="r1/build.1"))
+
+    told = only(why(lab, lab.job("build")), "waiting_for_worker").text
+    lab.do(worker.Drain(id="w2", reason="old"))
+    alone = only(why(lab, lab.job("build")), "waiting_for_worker").text
+
+    assert told == (
+        "Job build waits for its turn: w2 has a free place and may take it; w1 lost it before and leaves it to others."
+    )
+    assert alone == "Job build waits for its turn: w1 has a free place and may take it."
+
+
 def test_with_a_free_worker_it_is_a_matter_of_turns() -> None:
     """It will go on by itself; how many are before it is said where it is known."""
     lab = Lab().plan(task("build"))

@@ -107,14 +107,26 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
     model.Input: frozenset({"type", "options"}),
     model.Retry: frozenset({"max-delay-seconds", "delay-seconds"}),
     model.Step: frozenset({"id", "run", "uses", "with", "shell", "working-directory"}),
-    model.Rule: frozenset({"junit", "files", "min-tests", "run"}),
+    model.Rule: frozenset(
+        {"junit", "files", "contains", "min-tests", "run", "number", "result", "within", "mergeable"}
+    ),
+    model.NumberRule: frozenset({"at", "max"}),
     model.Matrix: frozenset({"exclude"}),
     model.Pipeline: frozenset({"jobs", "on"}),
     model.Job: frozenset({"project"}),
     model.On: frozenset({"push"}),
 }
-RULES: Final = parts(model.Rule, run=TEXTS["a command for the shell"]) | parts(
-    model.Rule, junit=TEXTS["a path in the workspace"], min_tests=st.integers(1, 9)
+IN_REPORTS: Final = parts(
+    model.NumberRule,
+    at=st.sampled_from(("totals.percent_covered", "./@line-rate", 'a["b.c"][0]')),
+    max=st.floats(10**14, 10**15),
+)
+RULES: Final = (
+    parts(model.Rule, run=TEXTS["a command for the shell"])
+    | parts(model.Rule, result=TEXTS["a command for the shell"])
+    | parts(model.Rule, junit=TEXTS["a path in the workspace"], min_tests=st.integers(1, 9))
+    | parts(model.Rule, files=st.tuples(TEXTS["a path in the workspace"]), contains=st.just("^a.{0,9}b"))
+    | parts(model.Rule, number=IN_REPORTS)
 )
 STEPS: Final = parts(
     model.Step,

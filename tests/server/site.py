@@ -18,6 +18,8 @@ import pytest
 
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.memory import MemoryBlobs
+from deltaci.control.fleet import Fleet
+from deltaci.control.lives import Lives
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.server.control import ControlHub
@@ -69,20 +71,22 @@ class Reply(NamedTuple):
 class Site:
     """One server over a place. Every reply that it gives is looked at."""
 
-    def __init__(self, place: Place, server: Server, folder: Path) -> None:
+    def __init__(self, place: Place, server: Server, folder: Path, fleet: Fleet | None = None) -> None:
         self.place = place
         self.server = server
         self.logs = Logs(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
-        registry = Registry(server.applier, self.signer)
+        self.lives = Lives(server.store)
+        registry = Registry(server.applier, self.signer, lives=self.lives)
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
         self.follower.tell(self.control.hear)
         self.blobs = MemoryBlobs()
         self.sealed = Secrets(self.blobs, KEY)
-        protocol = Protocol(server.store, server.applier)
+        self.protocol = protocol = Protocol(server.store, server.applier, fleet=fleet)
         self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
-        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads)
+        hearing = fleet.hearing if fleet is not None else None
+        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, hearing=hearing)
         self.secrets: set[str] = set()
 
     async def listen(self) -> None:

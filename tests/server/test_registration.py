@@ -155,14 +155,17 @@ async def test_coming_in_again_is_safe_to_repeat_too(site: OpenSite) -> None:
 
 @on_loop
 async def test_nobody_comes_in_again_who_never_was_here_or_is_gone(site: OpenSite) -> None:
-    """A typo must not make a runner, and a name that is over is over."""
+    """A typo must not make a runner, and what was sent away stays away for all that was made before."""
     async with site() as here:
         await here.runner("w1")
+        here.place.after(5)
+        early = again(here)
+        here.place.after(5)
         await here.server.do(worker.Shutdown(id="w1"))
         here.place.after(5)
 
         assert "is not registered" in await kept_out(here, again(here, "w2"))
-        assert "was shut down" in await kept_out(here, again(here))
+        assert "was shut down" in await kept_out(here, early)
         await here.runner("w3")
         here.place.after(5)
         assert "is not registered" in await kept_out(here, again(here, "w3", "another"))

@@ -28,7 +28,7 @@ from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
-from deltaci.engine.line import Gone
+from deltaci.engine.line import Gone, Rivals
 from deltaci.engine.loops import ended
 from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
 
@@ -40,8 +40,6 @@ RETRY_SECONDS: Final = 1.0
 QUIET: Final = frozenset({"task_assigned", "task_completed"})
 
 LOGGER: Final = logging.getLogger(__name__)
-
-Rivals = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels, and whose they are, in the same order.
 
 
 class Fleet:
@@ -164,7 +162,7 @@ class Fleet:
             found = await self._store.find(id)
             if isinstance(found, Worker):
                 self._learn(found)
-                return found if found.tenant == tenant else None
+                return self._seen(tenant, id)  # Which may be newer by now.
             if len(self._absent) >= MAX_REMEMBERED:
                 self._absent.clear()
             self._absent.add(id)

@@ -40,7 +40,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 def silence(record: Worker, heard_at: int, since: int, now: int) -> int:
     """For how long it was not heard, as far as anybody can tell. `since` is from when on we could have heard it."""
-    return now - max(heard_at, since, record.created_at)
+    born = record.created_at if record.created_at <= now else 0  # A clock that went back knows of no later time.
+    return now - max(heard_at, since, born)
 
 
 def order(record: Worker, heard_at: int, since: int, now: int, limits: Limits) -> Command | None:

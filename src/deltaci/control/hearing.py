@@ -85,6 +85,8 @@ class Hearing:
         for known, limit in ((self._own, self._limits.silent), (self._at, self._limits.gone)):
             for key in [key for key, at in known.items() if at <= now - limit]:
                 del known[key]
+            for key in [key for key, at in known.items() if at > now]:
+                known[key] = now  # The clock went back.
 
     async def _write(self) -> None:
         together: dict[tuple[int, str], list[str]] = {}
@@ -114,10 +116,10 @@ class Hearing:
                 continue
             read[each.name] = each.version
             if self._read.get(each.name) != each.version:
-                self._learn(each.body)
+                self._learn(each.body, now)
         self._read = read
 
-    def _learn(self, body: bytes) -> None:
+    def _learn(self, body: bytes, now: int) -> None:
         try:
             told = _decode(body)
         except msgspec.DecodeError:
@@ -125,4 +127,4 @@ class Hearing:
         for each in told:
             for name in each.names:
                 key = (each.tenant, name)
-                self._at[key] = max(each.at, self._at.get(key, 0))
+                self._at[key] = max(min(each.at, now), self._at.get(key, 0))

@@ -20,6 +20,7 @@ DRAINED: Final = "DRAINED"
 QUARANTINED: Final = "QUARANTINED"
 
 MAX_TROUBLES: Final = 3  # So many in a row, and it is no longer trusted.
+MAX_REASON: Final = 500  # Characters of a reason that is made from another.
 REPEATED_TROUBLES: Final = "REPEATED_TROUBLES"  # The reason of the quarantine that follows from that, and of no other.
 
 
@@ -375,3 +376,18 @@ def is_silent(record: Worker) -> bool:
 def takes_work(record: Worker) -> bool:
     """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
     return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason
+
+
+def is_distrusted(record: Worker) -> bool:
+    """Whether it is held back because of what happened, and not because somebody wants it so."""
+    return record.hold == QUARANTINED
+
+
+def held_again(record: Worker, id: str) -> Command | None:
+    """The order by which the next life of a worker, which was just born, is held back as the last one was; or none."""
+    reason, born = record.hold_reason, 2  # The revision that a worker is born with.
+    if record.hold == DRAINED:
+        return Drain(id=id, reason=reason, expected_rev=born)
+    if record.hold == QUARANTINED:
+        return Quarantine(id=id, reason=f"since its last life: {reason}"[:MAX_REASON], expected_rev=born)
+    return None

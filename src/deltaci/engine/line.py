@@ -24,6 +24,8 @@ MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at
 SPREAD: Final = 2
 
 Gone = Callable[[], Coroutine[Any, Any, None]]
+Rivals = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels, and whose they are, in the same order.
+RivalsOf = Callable[[str], Rivals]  # Of a tenant: who may be given work; see `Claim`.
 Limit = Callable[[str], Awaitable[int]]  # How many live leases a tenant may have; 0: as many as it likes.
 
 
@@ -123,10 +125,13 @@ class _Place:
 class Line:
     """All the lines of one process."""
 
-    def __init__(self, applier: Applier, wakers: Wakers, limit: Limit | None = None) -> None:
+    def __init__(
+        self, applier: Applier, wakers: Wakers, limit: Limit | None = None, rivals: RivalsOf | None = None
+    ) -> None:
         self._applier = applier
         self._wakers = wakers
         self._limit = limit
+        self._rivals = rivals
         self._lines: OrderedDict[tuple[str, tuple[str, ...]], _Line] = OrderedDict()
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -193,9 +198,15 @@ class Line:
             turn = kept
 
     async def _find(self, claim: Claim) -> Found:
-        """One look, by what the tenant may have at this moment: who waits for long must not go by what was once."""
+        """One look, by what is so at this moment: who waits for long must not go by what was once.
+
+        That is what the tenant may have, and who else there is to take what this one lost.
+        """
         if self._limit is not None and (limit := await self._limit(claim.tenant)) != claim.tenant_limit:
             claim = msgspec.structs.replace(claim, tenant_limit=limit)
+        if self._rivals is not None:
+            labels, ids = self._rivals(claim.tenant)
+            claim = msgspec.structs.replace(claim, rivals=labels, rival_ids=ids)
         return await self._applier.look(claim)
 
     def _enter(self, name: tuple[str, tuple[str, ...]]) -> _Line:

@@ -40,7 +40,6 @@ def check(root: Node, problems: Problems) -> None:
         _check_steps(job, problems.add)
         check_with(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
-        _check_rules(child(job, "validate"), problems.add)
         check_retry(child(job, "retry"), problems.add)
     check_needs({key.written: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
     on = child(root, "on")
@@ -154,16 +153,6 @@ def _check_matrix(matrix: Node | None, problems: Problems) -> None:
                 near = nearest(key.written, axes)
                 wanted = f"expected {listed([*axes][:MAX_SHOWN_JOBS])}"
                 problems.add(key.at, f"{shown(key.written)}, which is no axis of this matrix", wanted, near)
-
-
-def _check_rules(rules: Node | None, add: Add) -> None:
-    for rule in items(rules):
-        kinds = [name for name in ("run", "files", "junit") if entry(rule, name)]
-        if rule.kind == OBJECT and len(kinds) != 1:
-            told = f"a rule with {listed(kinds, 'and')}" if kinds else "a rule that demands nothing"
-            add(rule.at, told, "expected exactly one of: run, files, junit")
-        if (extra := entry(rule, "min-tests")) and "junit" not in kinds:
-            add(extra[0].at, "'min-tests' without 'junit'", "expected a test report to count in")
 
 
 def check_retry(retry: Node | None, add: Add) -> None:

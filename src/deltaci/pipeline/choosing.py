@@ -18,6 +18,7 @@ from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.plan import LeftOut
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.projects import Project
+from deltaci.pipeline.rules import texts_of
 from deltaci.pipeline.selection import ALWAYS, Choice, Job, select
 
 CONDITION: Final = "condition"
@@ -266,7 +267,7 @@ def _texts(job: model.Job) -> Iterable[str]:
     for cache in job.caches:
         yield from (cache.key, *cache.paths)
     for rule in job.validate:
-        yield from (rule.run or "", rule.junit or "", *(rule.files or ()))
+        yield from texts_of(rule)
 
 
 def _id_of(name: str, jobs: Mapping[str, model.Job]) -> str:

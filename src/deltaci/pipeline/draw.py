@@ -43,6 +43,7 @@ HOMES: Final[Homes] = {
     model.Artifact: "`jobs.<id>.artifacts[]`",
     model.Cache: "`jobs.<id>.caches[]`",
     model.Rule: "`jobs.<id>.validate[]`",
+    model.NumberRule: "`jobs.<id>.validate[].number`",
     model.Approval: "`jobs.<id>.approval`",
     model.Limits: "`jobs.<id>.limits`",
 }

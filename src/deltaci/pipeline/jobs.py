@@ -21,6 +21,7 @@ from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path
+from deltaci.pipeline.rules import texts_of, wire_rules
 from deltaci.wire import messages as wire
 
 UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -78,7 +79,7 @@ class _Work:
         condition = self._condition(self._member.condition, job.if_, ("if",))
         steps = list(self._steps())
         services, artifacts, caches = list(self._services()), list(self._artifacts()), list(self._caches())
-        rules = list(self._rules())
+        rules = self._rules()
         self._look_at(("env",), env.values())
         self._look_at(("outputs",), job.outputs.values())
         has_checkout = any(step.uses == "checkout" for step in steps)
@@ -230,17 +231,10 @@ class _Work:
                 ],
             )
 
-    def _rules(self) -> Iterator[wire.Rule]:
+    def _rules(self) -> list[wire.Rule]:
         for position, rule in enumerate(self._job.validate):
-            at = ("validate", position)
-            self._look_at(at, (rule.run or "", rule.junit or "", *(rule.files or ())))
-            yield wire.Rule(
-                name=self._text(*at, "name", rule.name),
-                run=rule.run or "",
-                files=list(rule.files or ()),
-                junit=rule.junit or "",
-                min_tests=rule.min_tests or 0,
-            )
+            self._look_at(("validate", position), texts_of(rule))
+        return wire_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))
 
     def _optional_secrets(self) -> list[str]:
         """Those that are only mentioned, where that is enough: as on GitHub, one that is not there is empty."""

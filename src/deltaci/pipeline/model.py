@@ -4,16 +4,17 @@ The reader, the schema for editors and the tables of docs/pipelines.md are all m
 written: expressions stay texts, and `Found.place` of the reader says where each stands. Beside msgspec's own limits,
 `extra` of a `Meta` says what a key may be: `one` (one item may stand for a list), `expressions` (`${{ … }}` is
 evaluated there), `condition` (all of it is an expression), `what` (what is expected, in words). Names and other words
-are in `words.py`.
+are in `words.py`, the rules of `validate` in `rule_keys.py`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-import msgspec
 from msgspec import Meta, field
 
+from deltaci.pipeline.parts import MAX_ITEMS, MAX_TEXT, Command, Line, Part, Path, Patterns, Text, Title, Value
+from deltaci.pipeline.rule_keys import NumberRule, Rule
 from deltaci.pipeline.words import (
     MAX_LINE,
     Cron,
@@ -21,7 +22,6 @@ from deltaci.pipeline.words import (
     Folder,
     JobId,
     Label,
-    Pattern,
     RefPattern,
     Role,
     SecretName,
@@ -31,10 +31,10 @@ from deltaci.pipeline.words import (
     text,
 )
 
+__all__ = ["MAX_ITEMS", "MAX_TEXT", "Command", "Line", "NumberRule", "Part", "Path", "Rule", "Text", "Title", "Value"]
+
 MAX_JOBS: Final = 1000
 MAX_STEPS: Final = 1000
-MAX_ITEMS: Final = 100
-MAX_TEXT: Final = 100_000
 MAX_EXPRESSION: Final = 20_000  # A little less than one expression may have.
 MAX_MINUTES: Final = 60 * 24 * 365
 MAX_SECONDS: Final = 60 * MAX_MINUTES
@@ -42,23 +42,16 @@ MAX_SECONDS: Final = 60 * MAX_MINUTES
 EXPRESSION: Final = r"^\s*\$\{\{[\s\S]*\}\}\s*$(?!\n)"
 
 
-Line = Annotated[str, text("a text", r"[^\x00-\x1f\x7f]*", shortest=0)]
-Title = Annotated[str, text("a text on one line", r"[^\x00-\x1f\x7f]*", shortest=0, expressions=True)]
-Text = Annotated[str, text("a text", longest=MAX_TEXT, shortest=0, expressions=True)]
-Value = Annotated[str, text("a text that is not empty", longest=MAX_LINE, expressions=True)]
-Command = Annotated[str, text("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=MAX_TEXT, expressions=True)]
 Condition = Annotated[str, text("an expression", r"[\s\S]*\S[\s\S]*", longest=MAX_LINE * 4, condition=True)]
 Expression = Annotated[
     str, Meta(pattern=EXPRESSION, max_length=MAX_EXPRESSION, extra={"what": "an expression ${{ … }}"})
 ]
-Path = Annotated[str, text("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
 Scalar = str | int | float | bool
 Nested = Annotated[Any, Meta(extra={"what": "a list or an object"})]  # as it is written: nothing in it is evaluated
 MatrixValue = Annotated[Scalar, Meta(extra={"expressions": True})] | Nested
 Truth = bool | Expression
 Minutes = Annotated[int, Meta(ge=1, le=MAX_MINUTES)] | Annotated[float, Meta(gt=0, le=MAX_MINUTES)] | Expression
 Env = Annotated[dict[EnvName, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
-Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
 RefPatterns = Annotated[tuple[RefPattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
 Row = Annotated[dict[Word, MatrixValue], Meta(min_length=1, max_length=MAX_ITEMS)]
 
@@ -66,17 +59,6 @@ FailureClass = Literal["INFRA", "TOOLING", "FLAKY"]  # `USER` is the author's ow
 With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
 BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"]
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nothing but the keys that are named."""
-
-    noun: ClassVar[str] = ""  # what a message calls it, where `shapes.NOUNS` does not say
-    short: ClassVar[str] = ""  # the key that a bare text stands for
-    by_name: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
-    may_be_empty: ClassVar[bool] = False  # whether nothing at all stands for it
-    rest: ClassVar[str] = ""  # the key that takes all keys that are not named
-    one_of: ClassVar[tuple[str, ...]] = ()  # keys of which there must be exactly one
 
 
 # -- when it runs
@@ -360,23 +342,6 @@ class Approval(Part, frozen=True, kw_only=True):
         Annotated[str, text("a duration, e.g. '30m', '12h' or '7d'", "[1-9][0-9]{0,4}[smhd]")] | None,
         says("how long it waits until it fails; absent: for ever"),
     ] = None
-
-
-class Rule(Part, frozen=True, kw_only=True):
-    """Something that must hold after the steps, or the job fails. A text stands for the command."""
-
-    short: ClassVar[str] = "run"
-
-    name: Annotated[Title, says("what people call it")] = ""
-    run: Annotated[Command | None, says("a command that must exit with 0")] = None
-    files: Annotated[
-        Annotated[tuple[Path, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})] | None,
-        says("files that must exist"),
-    ] = None
-    junit: Annotated[Path | None, says("test reports in which no test may have failed")] = None
-    min_tests: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000_000)] | None, says("with `junit`: how many tests there must be at least")
-    ] = field(name="min-tests", default=None)
 
 
 class Limits(Part, frozen=True, kw_only=True):

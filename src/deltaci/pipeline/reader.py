@@ -8,8 +8,9 @@ from typing import Any, Final
 from msgspec import Struct, inspect
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline import checks, model, references
+from deltaci.pipeline import checks, model, references, rules
 from deltaci.pipeline.found import Expression, Found, Path
+from deltaci.pipeline.nodes import child, pairs
 from deltaci.pipeline.problems import Place, Problems, listed, shown
 from deltaci.pipeline.shapes import PIPELINE_WORDS, Option, Shape, Words, expected, meaning, named, options, shape
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node, NotYaml, decoded, read_yaml
@@ -50,6 +51,8 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> Found:
     reader = _Reader(problems)
     pipeline = reader.value(root, model.Pipeline, (), root.at)
     checks.check(root, problems)
+    for _, job in pairs(child(root, "jobs")):
+        rules.check(child(job, "validate"), text, problems, is_stream=False)
     references.check_patterns(root, text, problems)
     references.check_expressions(root, reader.expressions, text, problems)
     is_good = isinstance(pipeline, model.Pipeline) and not problems.is_bad

@@ -243,14 +243,15 @@ def check_patterns(root: Node, source: str, problems: Problems) -> None:
     on = child(root, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
-            _check_patterns(child(event, name), source, problems, is_branch=True)
+            check_list(child(event, name), source, problems, is_branch=True)
         for name in ("paths", "paths-ignore"):
-            _check_patterns(child(event, name), source, problems, is_branch=False)
+            check_list(child(event, name), source, problems, is_branch=False)
     for _, job in pairs(child(root, "jobs")):
-        _check_patterns(child(job, "paths"), source, problems, is_branch=False)
+        check_list(child(job, "paths"), source, problems, is_branch=False)
 
 
-def _check_patterns(node: Node | None, source: str, problems: Problems, *, is_branch: bool) -> None:
+def check_list(node: Node | None, source: str, problems: Problems, *, is_branch: bool) -> None:
+    """One list of patterns, with the very sign that is wrong."""
     texts = [each for each in items(node) if each.kind == TEXT and each.value]
     if problems.is_full or len(texts) != len(items(node)) or len(texts) > MAX_ITEMS:
         return  # Their number and kinds are the model's.

@@ -37,6 +37,7 @@ NOUNS: Final[dict[type, str]] = {
     model.Cache: "a cache",
     model.Approval: "an approval",
     model.Rule: "a rule of 'validate'",
+    model.NumberRule: "'number'",
     model.Limits: "'limits'",
     model.Job: "a job",
 }

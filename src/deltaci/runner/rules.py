@@ -26,6 +26,7 @@ from deltaci.runner.result import Ended
 from deltaci.runner.sections import VALIDATE
 from deltaci.runner.steps import Steps
 from deltaci.wire.messages import ArtifactRule, NumberRule, Rule, Verdict
+from deltaci.wire.verdicts import told
 
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
 MAX_LINE_BYTES: Final = 64 * 1024  # What is longer is more than one line.
@@ -200,13 +201,6 @@ class Rules:
     def _content(self, found: Found) -> bytes:
         with open_found(self._stage.layout.workspace, found) as file:
             return file.read(found.bytes)
-
-
-def told(verdict: Verdict) -> str:
-    """A verdict as one line."""
-    if verdict.is_passed:
-        return f"rule {verdict.rule}: holds"
-    return f"rule {verdict.rule}: found {verdict.found}, wanted {verdict.wanted}"
 
 
 def wanted_of(rule: NumberRule) -> str:

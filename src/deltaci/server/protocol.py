@@ -95,7 +95,7 @@ class Protocol:
         self._rules = rules
         self._flaky = flaky
         self._fleet = fleet
-        self._line = Line(applier, store.wakers, limit)
+        self._line = Line(applier, store.wakers, limit, fleet.rivals if fleet is not None else None)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""

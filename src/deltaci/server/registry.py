@@ -12,8 +12,9 @@ from typing import Final, Protocol
 from deltaci.control.lives import Life, Lives
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
+from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
-from deltaci.core.worker import Offer, Worker
+from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
 from deltaci.engine.applier import Applier
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Claims, Signer
 from deltaci.server.protocol import Runner
@@ -115,7 +116,8 @@ class Registry:
         if life.is_over and life.may_return:
             before = life.worker
             assert before is not None
-            await self._bear(who, life.next_id, _offered(asked, before), or_existing=True, token_at=before.token_at)
+            offered = _offered(asked, before)
+            await self._bear(who, life.next_id, offered, or_existing=True, token_at=before.token_at, before=before)
             await self._began(who, life)
             life = await self._life(who)
         elif not is_known and life.worker is None:
@@ -136,7 +138,8 @@ class Registry:
                 await self._offer(who, id, asked, token_at=made_at, request_id=request_id)
                 is_new = False
             else:
-                is_new = await self._bear(who, id, asked, token_at=made_at, request_id=request_id)
+                before = _forgiven(life.worker) if is_back else None
+                is_new = await self._bear(who, id, asked, token_at=made_at, request_id=request_id, before=before)
         except Refused as refused:
             if refused.code == "bad_request":
                 raise Refused(
@@ -172,8 +175,9 @@ class Registry:
         or_existing: bool = False,
         token_at: int = 0,
         request_id: str = "",
+        before: Worker | None = None,
     ) -> bool:
-        """Make its record; whether it was made just now."""
+        """Make its record; whether it was made just now. What holds its last life back holds back this one, too."""
         record = Worker(
             id=id,
             tenant=who.tenant,
@@ -182,7 +186,13 @@ class Registry:
             token_at=token_at,
         )
         birth = Birth(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
-        return bool((await self._applier.do(birth)).events)
+        orders: list[Command] = [birth]
+        if before is not None and (held := held_again(before, id)) is not None:
+            orders.append(held)
+        born = (await self._applier.do_all(orders))[0]  # One batch, and so one transaction.
+        if isinstance(born, Refused):
+            raise born
+        return bool(born.events)
 
     async def _offer(
         self, who: Runner, id: str, asked: Registration | Renewal | None, *, token_at: int = 0, request_id: str = ""
@@ -212,6 +222,11 @@ class Registry:
     def _credential(self, who: Runner, id: str) -> Registered:
         token = self._signer.sign("run", who.id, who.tenant, self._seconds)
         return Registered(runner_id=id, credential=token, expires_in_seconds=self._seconds, tenant=who.tenant)
+
+
+def _forgiven(before: Worker | None) -> Worker | None:
+    """Who comes with a new token was set up anew, and is trusted anew. What somebody decided stays decided."""
+    return before if before is not None and not is_distrusted(before) else None
 
 
 def _offered(asked: Registration | Renewal | None, before: Worker | None) -> Registration:

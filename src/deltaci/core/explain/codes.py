@@ -12,6 +12,7 @@ WAITS: Final[Mapping[str, str]] = {
     "no_fitting_worker": "no worker has all the labels; `about` is the nearest one",
     "workers_unresponsive": "every worker that fits stopped answering",
     "workers_leaving": "every worker that fits is about to leave",
+    "workers_held": "every worker that fits is drained or quarantined; `about` is the first of them",
     "workers_busy": "every worker that fits has all of its places taken",
     "waiting_for_worker": "a worker may take it at any moment",
     "waiting_for_acceptance": "a worker was given it and has not said yet that it takes it",

@@ -8,24 +8,30 @@ from typing import Final
 from deltaci.core import worker
 from deltaci.core.explain.answer import Clause
 from deltaci.core.explain.story import Story
-from deltaci.core.explain.words import MAX_LISTED, listed, shown
+from deltaci.core.explain.words import MAX_LISTED, listed, moment, saying, shown
 from deltaci.core.worker import Worker, required_labels
 
 NO_WORKER: Final = "no_worker"
 NO_FITTING_WORKER: Final = "no_fitting_worker"
 UNRESPONSIVE: Final = "workers_unresponsive"
 LEAVING: Final = "workers_leaving"
+HELD: Final = "workers_held"
 BUSY: Final = "workers_busy"
 TURN: Final = "waiting_for_worker"
 
-TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING})  # It will not pass by itself.
+TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING, HELD})  # It will not pass by itself.
 
 
-def why_not_taken(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
-    """What the workers of the tenant say to an attempt that needs these labels. Found once for each set of labels."""
+def why_not_taken(story: Story, queue_key: str, *, is_plain: bool, avoid: Sequence[str] = ()) -> Clause:
+    """What the workers of the tenant say to an attempt that needs these labels. Found once for each set of labels.
+
+    `avoid` are those that lost it: where another one is free, they leave it to that one.
+    """
     known = story.by_worker.get(queue_key)
     if known is None:
         known = story.by_worker[queue_key] = _found(story, queue_key, is_plain=is_plain)
+    if avoid and known.code == TURN:
+        return _left(story, queue_key, avoid) or known
     return known
 
 
@@ -42,19 +48,63 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
     if not fitting:
         return _lacking(alive, required, wanted)
     working = [each for each in fitting if each.state != worker.UNRESPONSIVE]
-    taking = [each for each in working if not each.shutdown_reason]
+    held = [each for each in working if each.hold and not each.shutdown_reason]
+    taking = [each for each in working if not each.hold and not each.shutdown_reason]
     if not working:
         text = f"waits for {wanted}: {_part(fitting, fitting)} stopped answering"
         return Clause(UNRESPONSIVE, text, fitting[0].id, None, "Look after what is silent, or start another worker.")
+    if not taking and held:
+        return _held(held, len(fitting), wanted)
     if not taking:
         rest = ", and the rest stopped answering" if len(working) < len(fitting) else ""
         text = f"waits for {wanted}: {_part(working, fitting)} will leave and take no new work{rest}"
         return Clause(LEAVING, text, working[0].id, None, _advice(required))
-    free = [each for each in taking if len(each.tasks) < each.max_concurrent_tasks]
+    free = [each for each in taking if _has_room(each)]
     if not free:
-        return _busy(taking, len(fitting), wanted)
+        return _busy(taking, len(fitting), wanted, is_held=bool(held))
     text = f"waits for its turn: {listed([each.id for each in free])} {_has(free)} a free place and may take it"
     return Clause(TURN, text, free[0].id)
+
+
+def _has_room(of: Worker) -> bool:
+    is_there = of.state != worker.UNRESPONSIVE and not of.hold and not of.shutdown_reason
+    return is_there and len(of.tasks) < of.max_concurrent_tasks
+
+
+def _left(story: Story, queue_key: str, avoid: Sequence[str]) -> Clause | None:
+    """It is somebody's turn, but not that of a worker that lost it, while one is free that did not."""
+    required = required_labels(queue_key)
+    free = [each.id for each, labels in story.workers if required <= labels and _has_room(each)]
+    losers = [id for id in free if id in avoid]
+    others = [id for id in free if id not in avoid]
+    if not losers or not others:
+        return None
+    has = "has" if len(others) == 1 else "have"
+    verb = "leaves" if len(losers) == 1 else "leave"
+    text = f"waits for its turn: {listed(others)} {has} a free place and may take it;"
+    return Clause(TURN, f"{text} {listed(losers)} lost it before and {verb} it to others", others[0])
+
+
+def _held(held: Sequence[Worker], fitting: int, wanted: str) -> Clause:
+    """Those that fit are there and would work, if they were let."""
+    some = "; ".join(f"worker {shown(each.id)} fits, but {why_held(each)}" for each in held[:MAX_LISTED])
+    if len(held) > MAX_LISTED:
+        more = len(held) - MAX_LISTED
+        some += f"; {more} more {'is' if more == 1 else 'are'} held, too"
+    rest = "" if len(held) == fitting else ", and the rest stopped answering or will leave"
+    advice = f"`deltaci workers resume {shown(held[0].id)}` lets it take work again."
+    return Clause(HELD, f"waits for {wanted}: {some}{rest}", held[0].id, None, advice)
+
+
+def why_held(of: Worker) -> str:
+    """Why a worker takes no new work although it is there, and since when."""
+    since = f"since {moment(of.held_at)}"
+    if of.hold == worker.DRAINED:
+        return f"is drained {since}{saying(of.hold_reason)}"
+    if of.hold_reason == worker.REPEATED_TROUBLES:
+        times = worker.MAX_TROUBLES
+        return f"is quarantined {since}: {times} times in a row it lost a job, or failed it by its own infrastructure"
+    return f"is quarantined {since}{saying(of.hold_reason)}"
 
 
 def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wanted: str) -> Clause:
@@ -70,13 +120,14 @@ def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wante
     return Clause(NO_FITTING_WORKER, f"waits for {wanted}: {said}", nearest.id, None, _advice(required))
 
 
-def _busy(taking: Sequence[Worker], fitting: int, wanted: str) -> Clause:
+def _busy(taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool) -> Clause:
     doing = [f"{shown(each.id)} with {listed(each.tasks, 2)}" for each in taking[:MAX_LISTED]]
     if len(taking) > MAX_LISTED:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
     who = _all(len(taking)) if len(taking) == fitting else f"{len(taking)} of the {fitting} that fit"
     verb = "is" if len(taking) in (1, fitting) else "are"
-    rest = "" if len(taking) == fitting else ", and the rest stopped answering or will leave"
+    idle = "stopped answering, is held or will leave" if is_held else "stopped answering or will leave"
+    rest = "" if len(taking) == fitting else f", and the rest {idle}"
     text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
     return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")
 

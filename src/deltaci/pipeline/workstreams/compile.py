@@ -9,6 +9,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.worker import queue_key
 from deltaci.pipeline import jobs, model
 from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstreams.model import Task, Workstream
 from deltaci.wire import messages as wire
 
@@ -40,11 +41,6 @@ def levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...],
     return tuple(found)
 
 
-def rules(given: Sequence[model.Rule]) -> list[wire.Rule]:
-    """What must hold, as a runner or the merge queue is told it."""
-    return [_rule(each) for each in given]
-
-
 def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     is_own = task.worktree == "own"
     env = {name: as_text(value) for name, value in {**stream.env, **task.env}.items()}
@@ -60,7 +56,7 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
             limits=jobs.limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
-            rules=rules(task.post_execution),
+            rules=wire_rules(task.post_execution),
             needs=list(task.needs),
             tree=wire.Tree(
                 stream=id,
@@ -100,13 +96,3 @@ def _retries(retry: model.Retry | None) -> dict[str, Any]:
         "jitter": retry.jitter,
         "retry_on": tuple(retry.on),
     }
-
-
-def _rule(rule: model.Rule) -> wire.Rule:
-    return wire.Rule(
-        name=rule.name,
-        run=rule.run or "",
-        files=list(rule.files or ()),
-        junit=rule.junit or "",
-        min_tests=rule.min_tests or 0,
-    )

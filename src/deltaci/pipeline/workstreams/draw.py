@@ -14,6 +14,7 @@ from typing import Any, Final
 from deltaci.core.draw import write_or_compare
 from deltaci.pipeline import model, schema
 from deltaci.pipeline.draw import Homes, tables
+from deltaci.pipeline.rule_keys import NumberRule
 from deltaci.pipeline.shapes import reachable
 from deltaci.pipeline.workstreams.model import Merge, Task, Workstream
 
@@ -23,6 +24,7 @@ HOMES: Final[Homes] = {
     Workstream: "The file",
     Task: "`tasks[]`",
     model.Rule: "`tasks[].post_execution[]` and `validation[]`",
+    NumberRule: "`number` of a rule",
     Merge: "`merge`",
     model.Retry: "`tasks[].retry`",
     model.Limits: "`tasks[].limits`",
@@ -41,8 +43,8 @@ def page(text: str) -> str:
 def _lines() -> Iterator[str]:
     yield "## All keys\n"
     yield "In **bold**: keys that must be there.\n"
-    others = {cls: f"`{cls.__name__.lower()}`" for cls in reachable(Workstream) if cls not in HOMES}
-    yield from tables({**HOMES, **others}, are_evaluated=False)
+    assert set(HOMES) == set(reachable(Workstream))
+    yield from tables(HOMES, are_evaluated=False)
 
 
 def document() -> dict[str, Any]:

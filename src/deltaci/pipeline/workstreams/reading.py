@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline import checks, references
+from deltaci.pipeline import checks, rules
 from deltaci.pipeline.found import Path
 from deltaci.pipeline.nodes import child, items
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
@@ -130,8 +130,8 @@ def _workstream(root: Node, text: str, problems: Problems) -> Workstream | None:
     _check_names(tasks, problems)
     for task in tasks:
         checks.check_retry(child(task, "retry"), problems.add)
-        _check_rules(child(task, "post_execution"), text, problems)
-    _check_rules(child(root, "validation"), text, problems)
+        rules.check(child(task, "post_execution"), text, problems, is_stream=True)
+    rules.check(child(root, "validation"), text, problems, is_stream=True)
     _check_base(child(root, "base"), problems)
     return part.value if isinstance(part.value, Workstream) and not problems.is_bad else None
 
@@ -153,12 +153,6 @@ def _check_names(tasks: list[Node], problems: Problems) -> None:
         needs[name.value] = [each for each in items(child(task, "needs")) if each.kind == TEXT]
     if len(seen) == len(tasks):  # Whoever has no name, or a wrong one, may be the one that is needed.
         checks.check_needs(needs, problems, "task")
-
-
-def _check_rules(rules: Node | None, text: str, problems: Problems) -> None:
-    checks._check_rules(rules, problems.add)
-    for rule in items(rules):
-        references._check_patterns(child(rule, "within"), text, problems, is_branch=False)
 
 
 def branch(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,8 @@ from deltaci.wire.work import Tree
 
 MAX_ROUNDS: Final = 10  # What ignores something may be removed itself; then that is looked at again.
 MAX_LISTED_BYTES: Final = 512 * 1024**2
+ATTRIBUTES: Final = ".gitattributes"
+SUBMODULE: Final = "160000"
 NAME: Final = "Delta CI"
 EMAIL: Final = "deltaci@localhost"
 # No conversion of any kind, whatever the tree says: only what is the same byte by byte counts as the same.
@@ -43,6 +45,9 @@ async def make_exact(repository: Repository, spot: Spot, tip: str) -> None:
     async def run(*words: str) -> str:
         return await git(*words, folder=spot.path, timeout_seconds=LOCAL_SECONDS, env=env, most_bytes=MAX_LISTED_BYTES)
 
+    listed = [entry.partition("\t") for entry in (await run("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")]
+    modes = {path: mode[:6] for mode, _, path in listed if path}
+    await asyncio.to_thread(_remove_between, spot.path, modes, ATTRIBUTES)
     if index.exists():
         await _recognize(repository, run, tip)
     await run("read-tree", "--reset", "-u", tip)
@@ -51,13 +56,11 @@ async def make_exact(repository: Repository, spot: Spot, tip: str) -> None:
             break
     else:
         raise GitFailed("there is no end of what is to be removed")
-    entries = [entry.partition("\t") for entry in (await run("ls-files", "--stage", "-z")).split("\0") if entry]
     if wrong := await run("diff-files", "--name-only"):
         # Folders that became links to themselves elsewhere, e.g.; git does not look at those.
         raise GitFailed(f"{wrong.splitlines()[0]!r} is not what it was made")
-    paths = [path for _, _, path in entries]
-    links = [path for mode, _, path in entries if mode.startswith("160000 ")]
-    await asyncio.to_thread(_scour, spot.path, paths, links)
+    await asyncio.to_thread(_remove_between, spot.path, modes, ".git")
+    await asyncio.to_thread(_empty, spot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
 
 
 async def _recognize(repository: Repository, run: Run, tip: str) -> None:
@@ -67,7 +70,7 @@ async def _recognize(repository: Repository, run: Run, tip: str) -> None:
     attributes = repository.path / "info" / "attributes"
     attributes.parent.mkdir(exist_ok=True)
     await run("read-tree", "--reset", tip)
-    if await run("ls-files", "--", ":(glob)**/.gitattributes"):
+    if await run("ls-files", "--", f":(glob)**/{ATTRIBUTES}"):
         return  # What is in a file may be something else than what is committed.
     attributes.write_text(_RAW)
     try:
@@ -86,21 +89,29 @@ def _prepare(repository: Repository, spot: Spot) -> None:
         remove(top, ".git")
 
 
-def _scour(tree: Path, paths: list[str], links: list[str]) -> None:
-    """Remove what git does not look at: repositories between the files, and what is in the places of submodules."""
+def _remove_between(tree: Path, tracked: Collection[str], name: str) -> None:
+    """Remove what has this name between the files that are tracked, and is not tracked itself.
+
+    Repositories, which git does not look at; and what says how files are written, which git would heed if it is there.
+    """
     folders = {""}
-    for path in paths:
+    for path in tracked:
         above = path.rpartition("/")[0]
         while above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
     with opened(tree) as top:
         for folder in folders:
-            inner = f"{folder}/.git" if folder else ".git"
-            if os.path.lexists(tree / inner):
-                with parent(top, inner) as (there, name):
-                    remove(there, name)
-        for path in links:
+            inner = f"{folder}/{name}" if folder else name
+            if inner not in tracked and os.path.lexists(tree / inner):
+                with suppress(NotADirectoryError, FileNotFoundError), parent(top, inner) as (there, last):
+                    remove(there, last)  # Behind a link it is not: git replaces that by a folder.
+
+
+def _empty(tree: Path, paths: Iterable[str]) -> None:
+    """Empty the places of submodules, which git does not look into."""
+    with opened(tree) as top:
+        for path in paths:
             with parent(top, path) as (there, name):
                 remove(there, name)
                 os.mkdir(name, 0o755, dir_fd=there)

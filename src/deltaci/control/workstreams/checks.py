@@ -1,0 +1,50 @@
+"""The rules that the server looks at, because it has the commits: what was changed, and whether it can be merged.
+
+Nothing is fetched or compared here: whoever asks knows which paths differ from the base, and which are in conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from deltaci.pipeline.paths import BadPattern, path_filter
+from deltaci.wire.messages import Rule, Verdict
+
+MAX_SHOWN: Final = 5
+MAX_PATH_CHARS: Final = 80
+WITHIN: Final = "within"
+MERGEABLE: Final = "mergeable"
+
+
+def outside(paths_changed: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The paths that none of the patterns means, sorted, each once; raises BadPattern.
+
+    A file that was moved has changed under both of its names.
+    """
+    meant = path_filter(patterns)
+    return sorted({path for path in paths_changed if not meant.matches(path)})
+
+
+def within(rule: Rule, paths_changed: Iterable[str]) -> Verdict:
+    """Whether nothing was changed but what the rule allows."""
+    wanted = f"changes of nothing but {_listed(rule.within)}"
+    try:
+        strays = outside(paths_changed, rule.within)
+    except BadPattern as bad:
+        return Verdict(rule=rule.name or WITHIN, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
+    found = f"changes of {_listed(strays)}" if strays else ""
+    return Verdict(rule=rule.name or WITHIN, is_passed=not strays, found=found, wanted=wanted)
+
+
+def mergeable(rule: Rule, base: str, conflicts: Sequence[str]) -> Verdict:
+    """Whether the base, a branch by its name, can be merged as it is now; `conflicts` are the paths where it cannot."""
+    wanted = f"none with {base}, as it is now; merge it, and solve them"
+    found = f"conflicts in {_listed(conflicts)}" if conflicts else ""
+    return Verdict(rule=rule.name or MERGEABLE, is_passed=not conflicts, found=found, wanted=wanted)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    shown = [text if len(text) <= MAX_PATH_CHARS else f"{text[:MAX_PATH_CHARS]}…" for text in texts[:MAX_SHOWN]]
+    more = f" and {len(texts) - MAX_SHOWN} more" if len(texts) > MAX_SHOWN else ""
+    return ", ".join(shown) + more

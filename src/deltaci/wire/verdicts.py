@@ -1,0 +1,26 @@
+"""Verdicts about rules, in words: the same ones in a job's log, in its error and wherever people look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from deltaci.wire.texts import plain
+from deltaci.wire.work import Verdict
+
+MAX_TOLD_CHARS: Final = 500  # Of each text of a verdict.
+MAX_DETAILS_CHARS: Final = 2000
+
+
+def told(verdict: Verdict) -> str:
+    """One verdict as one line."""
+    name = plain(verdict.rule, MAX_TOLD_CHARS)
+    if verdict.is_passed:
+        return f"rule {name}: holds"
+    found, wanted = plain(verdict.found, MAX_TOLD_CHARS), plain(verdict.wanted, MAX_TOLD_CHARS)
+    return f"rule {name}: found {found or 'nothing'}, wanted {wanted or 'it to hold'}"
+
+
+def details(verdicts: Iterable[Verdict]) -> str:
+    """All that do not hold, for the error of a job; empty if all hold."""
+    return "; ".join(told(each) for each in verdicts if not each.is_passed)[:MAX_DETAILS_CHARS]

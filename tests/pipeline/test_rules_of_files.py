@@ -1,0 +1,112 @@
+"""Rules as files have them: what a runner or the server is told, and what is wrong with them in files of both kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.pipeline.nodes import child
+from deltaci.pipeline.problems import Problems
+from deltaci.pipeline.reader import read_part
+from deltaci.pipeline.rule_keys import KINDS, NumberRule, Rule
+from deltaci.pipeline.rules import OF_STREAMS, check, texts_of, wire_rules
+from deltaci.pipeline.workstreams.model import Rules
+from deltaci.pipeline.yaml import read_yaml
+from deltaci.wire import messages as wire
+from tests.pipeline.planned import work
+
+ONE_OF_EACH = (
+    ({"run": "make"}, {"run": "make"}),
+    ({"name": "n", "result": "x"}, {"name": "n", "result": "x"}),
+    ({"files": ("a", "b"), "contains": "c"}, {"files": ["a", "b"], "contains": "c"}),
+    ({"junit": "r.xml", "min_tests": 3}, {"junit": "r.xml", "min_tests": 3}),
+    (
+        {"number": NumberRule(report="c.json", at="a.b", min=1.5)},
+        {"number": wire.NumberRule(report="c.json", at="a.b", min=1.5)},
+    ),
+    ({"within": ("src/**",)}, {"within": ["src/**"]}),
+    ({"mergeable": True}, {"mergeable": True}),
+)
+
+
+def test_every_kind_is_told_as_it_is_written() -> None:
+    """One function for pipelines and workstreams: what is forgotten here is forgotten by nobody else."""
+    told = wire_rules([Rule(**written) for written, _ in ONE_OF_EACH])
+
+    assert told == [wire.Rule(**wanted) for _, wanted in ONE_OF_EACH]
+    assert {kind for kind in KINDS for written, _ in ONE_OF_EACH if kind in written} == set(KINDS)
+    assert {each.is_servers for each in told if each.within or each.mergeable} == {True}
+    assert not any(each.is_servers for each in told if not each.within and not each.mergeable)
+    assert set(wire.Rule.__struct_fields__) == {"name", "contains", "min_tests", *KINDS}
+
+
+def test_a_name_is_filled_in_and_what_the_runner_evaluates_is_mentioned() -> None:
+    """A runner gets the contexts that its rules ask for, and a title that is final."""
+    text = """
+jobs:
+  test:
+    strategy: {matrix: {mode: [fast]}}
+    steps: [make]
+    validate:
+      - {name: '${{ matrix.mode }} coverage', number: {report: '${{ matrix.mode }}.json', at: a, min: 1}}
+      - {result: 'judge ${{ github.run_id }}'}
+"""
+    made = work(text, "test (fast)")
+
+    assert [rule.get("name", "") for rule in made["rules"]] == ["fast coverage", ""]
+    assert made["rules"][0]["number"]["report"] == "${{ matrix.mode }}.json"
+    assert made["contexts"]["matrix"] == {"mode": "fast"}
+    assert "run_id" in made["contexts"]["github"]
+
+
+def test_all_that_is_evaluated_is_looked_at() -> None:
+    """What a rule mentions may be a secret or a need that the job must have."""
+    number = NumberRule(report="e", at="${{ no }}", min=0)
+
+    assert set(texts_of(Rule(run="a", result="b", junit="c", files=("d",), number=number))) == set("abcde")
+    assert not any(texts_of(Rule(within=("a",), mergeable=True, name="n", contains="c")))
+
+
+def said(text: str, *, is_stream: bool) -> list[str]:
+    """The problems of a list of rules, without the file's name."""
+    problems = Problems("f")
+    rules = child(read_yaml(text, problems), "rules")
+    assert rules is not None
+    read_part(rules, Rules, ("rules",), problems)
+    check(rules, text, problems, is_stream=is_stream)
+    return [str(each).removeprefix("f:") for each in problems.in_order()]
+
+
+@pytest.mark.parametrize("name", OF_STREAMS)
+def test_rules_about_commits_are_for_workstreams(name: str) -> None:
+    """A pipeline runs on the commit that it was started with: there is nothing to compare or to merge."""
+    text = f"rules: [{{{name}: {'true' if name == 'mergeable' else '[src/**]'}}}]"
+
+    assert not said(text, is_stream=True)
+    [problem] = said(text, is_stream=False)
+    assert problem.startswith(f"1:10: '{name}' in a pipeline; only a workstream has commits of its own; leave it out")
+
+
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ("[{}]", "1:9: a rule that demands nothing; expected exactly one of: " + ", ".join(KINDS)),
+        ("[{within: a, mergeable: true}]", "1:9: a rule with within and mergeable; expected exactly one of"),
+        ("[{mergeable: false}]", "1:21: 'mergeable: false', which demands nothing"),
+        ("[{within: [a, 'b/**/[']}]", "1:28: '[' without ']' in the pattern 'b/**/['"),
+        ("[{within: ['!a']}]", "1:20: only patterns with '!' in the pattern '!a'"),
+        ("[{within: []}]", "1:18: an empty list"),
+        ("[{number: {report: a, at: 'b[', max: 2}}]", "1:36: '[' in 'b['"),
+        ("[{files: a, contains: 'b('}]", "1:32: '(' without ')' in 'b('; write '\\('"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_told_where_it_is(rules: str, problem: str) -> None:
+    found = said(f"rules: {rules}", is_stream=True)
+
+    assert len(found) == 1
+    assert problem in found[0]
+
+
+def test_a_text_is_a_command() -> None:
+    """In both kinds of files the same short form."""
+    assert not said("rules: make check", is_stream=True)
+    assert not said("rules: [make check, {files: a}]", is_stream=False)

@@ -1,0 +1,362 @@
+"""Trees that are made exactly a commit, whatever was left in them, and without anything of it being executed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deltaci.runner.checkout import remote_of
+from deltaci.runner.git import GitFailed
+from deltaci.runner.mirrors import path_of
+from deltaci.runner.trees.exact import identity, make_exact, make_git_dir
+from deltaci.runner.trees.repository import Repository
+from deltaci.runner.trees.spots import About, Spot, safe_name
+from deltaci.wire.work import Source, Tree
+from tests.contract.places import on_loop
+from tests.repositories.upstream import Upstream, git
+from tests.trees.test_home import bundle
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    """A repository that ignores what is built."""
+    return Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", "src/c/d": "1\n", ".gitignore": "build/\n"})
+
+
+class Ground:
+    """One stream's folder, and its tree."""
+
+    def __init__(self, folder: Path, upstream: Upstream, name: str = "tree") -> None:
+        self.folder = folder / "workstreams" / "s"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.mirrors = folder / "mirrors"
+        self.upstream = upstream
+        self.source = Source(url=upstream.url, commit=upstream.first, ref="refs/heads/main", depth=1)
+        self.remote = remote_of(upstream.url, ("file",))
+        self.spot = Spot(self.folder, name, About("s", False))
+        self.repository = Repository(self.spot.repository)
+
+    async def base(self, commit: str = "", depth: int = 1) -> None:
+        """Have a commit of the repository."""
+        await self.repository.make()
+        source = Source(url=self.source.url, commit=commit or self.source.commit, ref="refs/heads/main", depth=depth)
+        await self.repository.bring_base(self.mirrors, self.remote, source, lambda _: None)
+
+    async def at(self, commit: str) -> Path:
+        """Make the tree this commit, as a job finds it."""
+        await make_exact(self.repository, self.spot, commit)
+        shutil.rmtree(self.spot.git_dir, ignore_errors=True)
+        tree = Tree(stream="s", source=self.source, branch="ws/x", author="Ada <ada@example.org>")
+        await asyncio.to_thread(make_git_dir, self.repository, self.spot, tree, self.source.commit, commit)
+        return self.spot.path
+
+    def files(self) -> dict[str, str]:
+        """Everything in the tree but its `.git`, links as what they say."""
+        found: dict[str, str] = {}
+        for path in sorted(self.spot.path.rglob("*")):
+            name = path.relative_to(self.spot.path).as_posix()
+            if path.is_symlink():
+                found[name] = f"-> {os.readlink(path)}"
+            elif path.is_file() and name != ".git":
+                found[name] = path.read_text()
+        return found
+
+
+CLEAN = {".deltaci.yml", ".gitignore", "README", "a", "src/b", "src/c/d"}
+
+
+@on_loop
+async def test_a_fresh_tree_is_a_work_tree_of_its_branch(tmp_path: Path, upstream: Upstream) -> None:
+    """Whoever works in it finds a branch, its upstream's, an author, and nothing to commit."""
+    ground = Ground(tmp_path, upstream)
+    await ground.base()
+    tree = await ground.at(upstream.first)
+
+    assert set(ground.files()) == CLEAN
+    assert git(tree, "status", "--porcelain", "--branch") == "## ws/x"
+    assert git(tree, "rev-parse", "HEAD", "origin/main").split() == [upstream.first, upstream.first]
+    assert git(tree, "config", "user.email") == "ada@example.org"
+    git(tree, "fsck", "--strict")
+    (tree / "a").write_text("2\n")
+    git(tree, "commit", "-qam", "two")
+    assert git(tree, "log", "--format=%s", "-1") == "two"
+    objects = [each for each in (ground.spot.git_dir / "objects").rglob("*") if each.is_file()]
+    assert len(objects) == 4, objects  # Three of its own, and where the others are.
+
+
+@on_loop
+async def test_build_outputs_and_what_is_as_it_should_be_are_not_touched(tmp_path: Path, upstream: Upstream) -> None:
+    """A file that the job before changed to what it is to be keeps its time, and so does every other."""
+    ground = Ground(tmp_path, upstream)
+    await ground.base()
+    tree = await ground.at(upstream.first)
+    (tree / "a").write_text("2\n")
+    (tree / "build").mkdir()
+    (tree / "build" / "out").write_text("warm")
+    times = {name: (tree / name).stat().st_mtime_ns for name in (*CLEAN, "build/out")}
+    head = upstream.commit({"a": "2\n"})
+    await ground.repository.take(bundle(upstream, head, upstream.first), head)
+
+    await ground.at(head)
+
+    assert {name: (tree / name).stat().st_mtime_ns for name in times} == times
+    assert git(tree, "status", "--porcelain") == ""
+
+
+def _link_elsewhere(tree: Path, _: Path) -> None:
+    (tree / "src").rename(tree / "build")
+    (tree / "src").symlink_to("build")
+
+
+def _same_time(tree: Path, _: Path) -> None:
+    before = (tree / "a").stat()
+    (tree / "a").write_text("X\n")
+    os.utime(tree / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _other_ends(tree: Path, _: Path) -> None:
+    (tree / ".gitattributes").write_text("* text eol=crlf\n")
+    (tree / "a").write_bytes(b"1\r\n")
+    (tree / ".gitignore").write_text("*\n")
+    (tree / "src" / ".gitattributes").symlink_to("../.gitattributes")
+    (tree / "src" / "b").write_bytes(b"1\r\n")
+
+
+def _ignored_by_what_goes(tree: Path, _: Path) -> None:
+    (tree / "src" / ".gitignore").write_text("deep\n")
+    (tree / "src" / "deep").mkdir()
+    (tree / "src" / "deep" / ".gitignore").write_text("x\n")
+    (tree / "src" / "deep" / "x").write_text("x")
+    (tree / ".gitignore").write_text("*\n")
+
+
+def _repositories_between(tree: Path, outside: Path) -> None:
+    git(tree / "src", "init", "-q")
+    (tree / "src" / "c" / ".git").symlink_to(outside)
+    git(tree, "init", "-q", "other")
+    (tree / "other" / "x").write_text("x")
+
+
+def _kinds(tree: Path, outside: Path) -> None:
+    (tree / "a").unlink()
+    (tree / "a").mkdir()
+    (tree / "a" / "x").write_text("x")
+    shutil.rmtree(tree / "src" / "c")
+    (tree / "src" / "c").symlink_to(outside)
+    (tree / "README").unlink()
+    (tree / "README").symlink_to(outside / "secret")
+    os.mkfifo(tree / "fifo")
+    (tree / "src" / "b").chmod(0o755)
+
+
+def _git_is_a_link(tree: Path, outside: Path) -> None:
+    (tree / ".git").unlink()
+    (tree / ".git").symlink_to(outside)
+    (tree / "new").symlink_to(outside)
+
+
+def _git_is_a_folder(tree: Path, _: Path) -> None:
+    (tree / ".git").unlink()
+    git(tree, "init", "-q")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "all mine")
+
+
+def _nothing_left(tree: Path, _: Path) -> None:
+    for each in tree.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        *(_same_time, _other_ends, _ignored_by_what_goes, _repositories_between, _kinds),
+        *(_git_is_a_link, _git_is_a_folder, _nothing_left),
+    ],
+)
+@on_loop
+async def test_nothing_that_a_job_left_is_in_the_next_tree(
+    tmp_path: Path, upstream: Upstream, left: Callable[[Path, Path], None]
+) -> None:
+    """Not in what is tracked, nor beside it; and nothing outside is changed."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("mine")
+    ground = Ground(tmp_path, upstream)
+    await ground.base()
+    tree = await ground.at(upstream.first)
+    before = ground.files()
+    left(tree, outside)
+
+    await ground.at(upstream.first)
+
+    assert ground.files() == before
+    assert git(tree, "status", "--porcelain", "--branch") == "## ws/x"
+    assert [each for each in tree.rglob(".git") if each.parent != tree] == []
+    assert not os.access(tree / "src" / "b", os.X_OK) or os.stat(tree / "src" / "b").st_mode & 0o111 == 0
+    assert {each.name: each.read_text() for each in outside.iterdir()} == {"secret": "mine"}
+
+
+@on_loop
+async def test_a_tree_that_cannot_be_told_is_not_used(tmp_path: Path, upstream: Upstream) -> None:
+    """A folder that became a link to itself elsewhere looks the same to git: then the whole tree is made anew."""
+    ground = Ground(tmp_path, upstream)
+    await ground.base()
+    tree = await ground.at(upstream.first)
+    _link_elsewhere(tree, tmp_path)
+
+    with pytest.raises(GitFailed, match="is not what it was made"):
+        await ground.at(upstream.first)
+
+
+@on_loop
+async def test_places_of_submodules_are_empty(tmp_path: Path, upstream: Upstream) -> None:
+    """Git looks into none of them, so a job could leave anything there."""
+    git(upstream.tree, "update-index", "--add", "--cacheinfo", f"160000,{upstream.first},libs/sub")
+    git(upstream.tree, "commit", "-qm", "a submodule")
+    git(upstream.tree, "push", "-q", "origin", "HEAD:main")
+    head = git(upstream.tree, "rev-parse", "HEAD")
+    ground = Ground(tmp_path, upstream)
+    await ground.base(head)
+    tree = await ground.at(head)
+    (tree / "libs" / "sub" / "planted").write_text("x")
+    git(tree / "libs" / "sub", "init", "-q")
+
+    await ground.at(head)
+
+    assert list((tree / "libs" / "sub").iterdir()) == []
+    (tree / "libs" / "sub").rmdir()
+    (tree / "libs" / "sub").symlink_to(tmp_path)
+    await ground.at(head)
+    assert (tree / "libs" / "sub").is_dir()
+    assert not (tree / "libs" / "sub").is_symlink()
+
+
+@on_loop
+async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstream: Upstream) -> None:
+    """Hooks, filters, file monitors, aliases, what is included: none of it is read when the tree is made anew."""
+    ground = Ground(tmp_path, upstream)
+    await ground.base()
+    tree = await ground.at(upstream.first)
+    proof = tmp_path / "executed"
+    evil = tmp_path / "evil.sh"
+    evil.write_text(f'#!/bin/sh\necho "$0 $*" >> {proof}\ncat\n')
+    evil.chmod(0o755)
+    made = ground.spot.git_dir
+    (made / "hooks").mkdir()
+    for name in ("post-checkout", "post-index-change", "reference-transaction", "pre-commit"):
+        shutil.copy(evil, made / "hooks" / name)
+    (tmp_path / "more").write_text(f"[core]\n\tfsmonitor = {evil}\n\tpager = {evil}\n")
+    with (made / "config").open("a") as config:
+        config.write(
+            f"[core]\n\tfsmonitor = {evil}\n\thooksPath = {made / 'hooks'}\n\tsshCommand = {evil}\n"
+            f'[filter "evil"]\n\tclean = {evil}\n\tsmudge = {evil}\n\tprocess = {evil}\n\trequired = true\n'
+            f'[diff "evil"]\n\ttextconv = {evil}\n\tcommand = {evil}\n[include]\n\tpath = {tmp_path / "more"}\n'
+            f"[alias]\n\tclean = !{evil}\n\tread-tree = !{evil}\n[extensions]\n\tworktreeConfig = true\n"
+        )
+    shutil.copy(made / "config", made / "config.worktree")
+    (tree / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    (made / "info").mkdir()
+    (made / "info" / "attributes").write_text("* filter=evil diff=evil\n")
+    (made / "objects" / "info" / "alternates").write_text(f"{tmp_path}\n")
+    (tree / "a").write_text("2\n")
+    (tree / "new").write_text("x")
+    head = upstream.commit({"a": "3\n", ".gitattributes": "* filter=evil diff=evil\n"})
+    await ground.repository.take(bundle(upstream, head, upstream.first), head)
+
+    await ground.at(head)
+
+    assert not proof.exists(), proof.read_text()
+    assert (tree / "a").read_text() == "3\n"
+    assert "evil" not in (made / "config").read_text()
+    assert sorted(each.name for each in made.iterdir()) == ["HEAD", "config", "index", "objects", "refs", "shallow"]
+
+
+@on_loop
+async def test_a_mirror_that_is_thrown_away_takes_nothing_along(tmp_path: Path, upstream: Upstream) -> None:
+    """Its objects have a second name; one on another file system would be copied."""
+    ground = Ground(tmp_path, upstream)
+    await ground.base(depth=0)
+    mirror = path_of(ground.mirrors, ground.remote)
+    packs = [each for each in mirror.rglob("*") if each.is_file() and "objects" in each.parts]
+    assert packs
+    assert all(each.stat().st_nlink == 2 for each in packs)
+    shutil.rmtree(mirror)
+
+    tree = await ground.at(upstream.first)
+
+    git(ground.repository.path, "fsck", "--strict")
+    assert set(ground.files()) == CLEAN
+    assert git(tree, "log", "--format=%H") == upstream.first
+
+
+@on_loop
+async def test_what_was_cut_off_is_done_again(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is had when all of it is; a lock of a git that was killed hinders nobody; no second names are copied."""
+    ground = Ground(tmp_path, upstream)
+    await ground.repository.make()
+    await ground.base()
+    shutil.rmtree(ground.repository.path / "refs" / "deltaci")
+    for each in (ground.repository.path / "objects").rglob("*"):
+        if each.is_file():
+            each.unlink()
+    assert not ground.repository.has(upstream.first)
+    (ground.repository.path / "trees" / "tree.index.lock").write_text("")
+    (ground.repository.path / "shallow.lock").write_text("")
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no second names here")
+
+    monkeypatch.setattr(os, "link", refused)
+    await ground.base()
+
+    await ground.at(upstream.first)
+    assert set(ground.files()) == CLEAN
+    assert not (ground.repository.path / "shallow.lock").exists()
+
+
+@on_loop
+async def test_another_commit_only_touches_what_differs(tmp_path: Path, upstream: Upstream) -> None:
+    """Of many files, those that are the same keep their times: tests of merges go from commit to commit."""
+    many = {f"lib/{number % 20}/{number}": f"{number}\n" for number in range(500)}
+    one = upstream.push({**many, "x": "1\n"})
+    two = upstream.push({"x": "2\n", "lib/3/3": "other\n", "lib/4/4": None})
+    ground = Ground(tmp_path, upstream, "test-1")
+    await ground.base(one, depth=0)
+    await ground.base(two, depth=0)
+    tree = await ground.at(one)
+    times = {name: (tree / name).stat().st_ctime_ns for name in many}
+
+    await ground.at(two)
+
+    now = {name: (tree / name).stat().st_ctime_ns for name in many if (tree / name).exists()}
+    assert {name for name in many if now.get(name) != times[name]} == {"lib/3/3", "lib/4/4"}
+    await ground.at(one)
+    assert (tree / "lib/4/4").read_text() == "4\n"
+    assert git(tree, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("author", ["", "Ada", "<a@b>", "Ada <>", "\n<\n>"])
+def test_whoever_is_nobody_is_us(author: str) -> None:
+    """A commit needs a name and an address."""
+    assert identity(author) == ("Delta CI", "deltaci@localhost")
+    assert identity("Ada L. <ada@example.org>") == ("Ada L.", "ada@example.org")
+    assert identity('A"\\d\n <a@b>') == ('A"\\d', "a@b")
+
+
+@pytest.mark.parametrize("text", ["..", ".", "", "a/b", ".hidden", "_x", "a b", "x.git", "é", "a" * 101, "-x", "a\n"])
+def test_no_name_of_a_stream_leads_elsewhere(text: str) -> None:
+    """One that could is replaced by another, each by its own."""
+    found = safe_name(text)
+
+    assert found.startswith("_")
+    assert "/" not in found
+    assert found != safe_name(f"{text}x")
+    assert safe_name("run_456-a.b") == "run_456-a.b"

@@ -1,0 +1,61 @@
+"""The server's own rules: what was changed beyond what was allowed, and what cannot be merged."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaci.control.workstreams import checks
+from deltaci.pipeline.paths import BadPattern
+from deltaci.wire.messages import Rule, Verdict
+from deltaci.wire.verdicts import details
+
+
+@pytest.mark.parametrize(
+    ("paths", "patterns", "strays"),
+    [
+        ((), ("src/**",), []),
+        (("src/a.py", "src/b/c.py"), ("src/**",), []),
+        (("src/a.py", "lib/b.py", "a.py"), ("src",), ["a.py", "lib/b.py"]),
+        (("src/a.py", "src/secret/b.py"), ("src/**", "!src/secret/**"), ["src/secret/b.py"]),
+        (("b", "b", "a"), ("c",), ["a", "b"]),
+        (("docs/ü.md", "docs/a b.md"), ("docs/*.md",), []),
+        (("SRC/a.py",), ("src/**",), ["SRC/a.py"]),
+        (("anything",), ("**",), []),
+    ],
+)
+def test_paths_outside_of_patterns(paths: tuple[str, ...], patterns: tuple[str, ...], strays: list[str]) -> None:
+    """The same patterns as everywhere: the last one that matches decides."""
+    assert checks.outside(paths, patterns) == strays
+
+
+def test_a_pattern_that_is_none_matches_nothing_by_accident() -> None:
+    """Files are checked when they are read; what comes another way must not pass by a mistake."""
+    with pytest.raises(BadPattern):
+        checks.outside(["a"], ["a["])
+
+    verdict = checks.within(Rule(within=["a["]), ["a"])
+    assert (verdict.is_passed, "a pattern with '['" in verdict.found) == (False, True)
+
+
+def test_a_change_outside_is_named_and_so_is_what_was_wanted() -> None:
+    rule = Rule(name="scope", within=["src/**", "docs/**"])
+
+    good, bad = checks.within(rule, ["src/a"]), checks.within(rule, [*(f"lib/{n}" for n in range(9)), "src/a"])
+
+    assert good.is_passed
+    assert bad == Verdict(
+        rule="scope",
+        is_passed=False,
+        found="changes of lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
+        wanted="changes of nothing but src/**, docs/**",
+    )
+
+
+def test_a_conflict_is_named_and_so_is_what_to_do() -> None:
+    rule = Rule(mergeable=True)
+
+    good, bad = checks.mergeable(rule, "main", []), checks.mergeable(rule, "main", ["a.py", "b" * 100])
+
+    assert (good.is_passed, details([good])) == (True, "")
+    wanted = "wanted none with main, as it is now; merge it, and solve them"
+    assert details([good, bad]) == f"rule mergeable: found conflicts in a.py, {'b' * 80}…, {wanted}"
