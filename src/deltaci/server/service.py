@@ -19,16 +19,21 @@ from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
 from deltaci.control.flaky import FlakyTests
 from deltaci.control.fleet import Fleet
+from deltaci.control.forges.landing import ForgeLanding
 from deltaci.control.forges.opened import OpenedProjects
 from deltaci.control.forges.outlet import Outlet
 from deltaci.control.forges.reports import Reports
 from deltaci.control.health import Limits
 from deltaci.control.lives import Lives
+from deltaci.control.merging.landing import Landing, Pushing
 from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
 from deltaci.control.transitions import LiveTransitions
+from deltaci.control.workstreams.desk import Desk
+from deltaci.control.workstreams.records import Workstreams
+from deltaci.control.workstreams.streams import Streams
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
@@ -38,7 +43,7 @@ from deltaci.engine.timers import Timers
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Keys
 from deltaci.server.api.calls import Parts
-from deltaci.server.api.streams import Streams
+from deltaci.server.api.streams import Streams as EventStreams
 from deltaci.server.api.tenants import Tenants
 from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
@@ -145,7 +150,7 @@ class Service:
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
-        self.streams = Streams(store)
+        self.streams = EventStreams(store)
         self._follower.tell(self.streams.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
         self._follower.tell(self.repositories.hear)
@@ -155,11 +160,13 @@ class Service:
         )
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
-        forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
+        outlet = Outlet(allowed_forges)
+        forges = Forges(projects, outlet, Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._follower.tell(self.flaky.hear)
         self.transitions = self._recording(folder) if has_transitions else None
+        self.workstreams = self._lines_of_work(folder, ForgeLanding(projects, outlet, Pushing()))
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
 
@@ -168,6 +175,22 @@ class Service:
         transitions = LiveTransitions(self.store, folder)
         self._follower.tell(transitions.hear)
         return transitions
+
+    def _lines_of_work(self, folder: Path, landing: Landing) -> Streams:
+        """Workstreams, and the queue in which they are merged."""
+        desk = Desk(
+            store=self.store,
+            applier=self.applier,
+            projects=self.repositories.projects,
+            mirrors=self.repositories.mirrors,
+            blobs=self.blobs,
+            logs=self.logs,
+            folder=folder,
+            records=Workstreams(self.store),
+        )
+        streams = Streams(desk, self.repositories.owner, landing)
+        self._follower.tell(streams.hear)
+        return streams
 
     def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
         """What people and programs talk to."""
@@ -188,6 +211,7 @@ class Service:
                 repositories=self.repositories,
                 fleet=self.fleet,
                 lives=self.lives,
+                workstreams=self.workstreams,
             )
         )
 
@@ -204,6 +228,7 @@ class Service:
         if self.transitions is not None:
             self.transitions.start()
         self.repositories.start()
+        self.workstreams.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -214,6 +239,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self.workstreams.stop()
         await self.repositories.stop()
         await self.reporter.stop()
         await self.flaky.stop()
