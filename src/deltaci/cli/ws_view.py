@@ -9,7 +9,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from deltaci.cli.run_view import REASONS
 from deltaci.cli.shown import Rows, ago, facts, safe, span
+from deltaci.client.outcomes import is_completed
 from deltaci.core.events import JOB, RUN
 from deltaci.core.views.view import LEFT_OUT, SAME
 from deltaci.core.views.workstreams import TASK_VIEW, WORKSTREAM_VIEW
@@ -118,8 +120,12 @@ def _merge(found: wire.Workstream) -> str:
         return f"{merge.method}: {found.base} has it as {short(merge.commit)}"
     if merge.problem or merge.failed_rules:
         return "; ".join([*([merge.problem] if merge.problem else []), *_rules(merge.failed_rules)])
+    if merge.method == NONE and not merge.position:
+        return f"none; its branch {found.branch} is kept" if found.branch else NONE
+    if found.ended_at is not None:
+        return f"{merge.method}: there was nothing to merge" if is_completed(found) else f"{merge.method}: not merged"
     if not merge.position:
-        return merge.method if merge.method != NONE else f"none; its branch {found.branch} is kept".replace("  ", " ")
+        return merge.method
     together = f" together with {', '.join(merge.tested_with)}" if merge.tested_with else ""
     by = f" by {merge.run_id}" if merge.run_id else ""
     told = f"{merge.doing}{by}{together}" if merge.doing else "waits to be tested"
@@ -143,10 +149,10 @@ def note(task: wire.WorkstreamTask, every: Iterable[wire.WorkstreamTask]) -> str
     """What somebody who looks at the task would ask next: why it failed, or what it waits for."""
     if task.completed_at is not None:
         error = task.last_error
-        told = "; ".join(_rules(task.failed_rules)) or (
-            (error.message or error.line or error.code) if error is not None else task.reason
-        )
-        return told + (" (not critical)" if told and not task.is_critical else "")
+        if error is None:
+            return REASONS.get(task.reason, task.reason)
+        told = "; ".join(_rules(task.failed_rules)) or error.message or error.line or error.code
+        return told if task.is_critical else f"{told} (not critical)"
     if task.next_run_at is not None:
         return f"tried again {ago(task.next_run_at)}" + (f": {task.last_error.code}" if task.last_error else "")
     if task.waits_for:

@@ -6,6 +6,7 @@ document's. Both vocabularies are shown; neither is stored twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -48,7 +49,7 @@ async def create_workstream(call: Call) -> Made:
     repeat = Repeat(call, "workstream", asked)
     if (known := await repeat.known()) is not None:
         return await _made(call, known.id, is_repeat=True)
-    stream = _read(asked)
+    stream = await asyncio.to_thread(_read, asked)  # A large file takes seconds, and others wait for none of them.
     await call.parts.tenants.check_queue(call.who.tenant)
     try:
         made = await _desk(call).create(
