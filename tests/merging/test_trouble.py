@@ -203,6 +203,7 @@ async def test_who_does_not_hear_is_told_again(site: Opened, streams: Streams, m
         await here.settle()
         assert set(heard) == {"w", "v"}
         assert len(await here.store.documents(queues.KIND, EVERYBODY)) == 1
+        assert not await here.queue.leave(TENANT, "shop", "main", "w")  # It is merged, only not told yet.
         deaf[0] = False
         await here.calm()
 

@@ -115,11 +115,11 @@ class MergeQueue:
         self.hands.give(name)
 
     async def leave(self, tenant: str, project: str, base: str, id: str) -> bool:
-        """Not to be merged any more. Whether it is out of the line now; False: it is about to land."""
+        """Not to be merged any more. Whether that holds; False: it is too late, and the outcome will be told."""
         name = _name_of(tenant, project, base)
         line = await self._lines.edit(EVERYBODY, name, lambda line: line and lines.without(line, [id]))
         self.hands.give(name)
-        return line is None or all(each.entry.id != id for each in line.places)
+        return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
