@@ -22,7 +22,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.run import Run, is_over
+from deltaci.core.run import Run, is_let_go, is_over
 from deltaci.core.views.steps import run_status, step_attempts
 from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstreams import model, reading
@@ -127,7 +127,13 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     now = await call.parts.store.now()
-    found = [wire.WorkstreamLine(**_line(each, now)) for each in page.records if isinstance(each, Run)]
+    lines = [_line(each, now) for each in page.records if isinstance(each, Run)]
+    kept = records.Workstreams(call.parts.store)
+    for each in lines:
+        if not each["base"]:  # The repository's default branch, which only its planning has found out.
+            record = await kept.find(call.who.tenant, each["id"])
+            each["base"] = record.base if record is not None else ""
+    found = [wire.WorkstreamLine(**each) for each in lines]
     return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
 
 
@@ -195,7 +201,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place=record.place,
+        place="" if is_let_go(family.run) else record.place,
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
