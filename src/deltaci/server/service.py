@@ -159,11 +159,15 @@ class Service:
         self.reporter = Reporter(store, self.applier, forges)
         self._follower.tell(self.reporter.hear)
         self._follower.tell(self.flaky.hear)
-        self.transitions = LiveTransitions(store, folder) if has_transitions else None
-        if self.transitions is not None:
-            self._follower.tell(self.transitions.hear)
+        self.transitions = self._recording(folder) if has_transitions else None
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
+
+    def _recording(self, folder: Path) -> LiveTransitions:
+        """What writes down every transition."""
+        transitions = LiveTransitions(self.store, folder)
+        self._follower.tell(transitions.hear)
+        return transitions
 
     def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
         """What people and programs talk to."""

@@ -7,19 +7,10 @@ from typing import Final
 
 import msgspec
 
-from deltaci.control.merging.line import (
-    SPECULATIVE,
-    Batch,
-    Found,
-    Line,
-    Tested,
-    outcome_of,
-    queue_digest,
-    run_of,
-    tests_of,
-)
+from deltaci.control.merging.line import Batch, Found, Line, Tested, outcome_of, queue_digest, run_of, tests_of
 from deltaci.control.merging.records import NONE
 from deltaci.control.projects import Project
+from deltaci.control.workshop import HEADS
 from deltaci.core import job
 from deltaci.core.decide import StartRun, job_id
 from deltaci.core.failures import FLAKY, RETRYABLE, USER, Failure
@@ -63,8 +54,6 @@ def order(line: Line, batch: Batch, project: Project) -> StartRun:
 def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     stream = f"{STREAM}{queue_digest(line.tenant, line.project, line.base)}"
     entry = line.entries(batch)[tested.last]
-    # Trees are used again, warm, one job at a time; batches side by side have each their own.
-    own = f"{batch.number % SPECULATIVE}-{tested.last}"
     work = Work(
         name=_name(tested),
         steps=[],
@@ -74,11 +63,12 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
             source=Source(
                 url=project.url,
                 commit=entry.base_commit if batch.method == NONE else batch.base,
+                ref=f"{HEADS}{line.base}",
+                depth=0,  # Heads stand on older commits of the base, too.
                 credential=project.credential,
             ),
             branch=line.base,
             commit=tested.commit,
-            own=own,
             keeps=False,
         ),
     )
@@ -87,7 +77,6 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
         max_attempts=MAX_ATTEMPTS,
         retry_on=RETRYABLE,
         queue_key=queue_key(entry.labels),
-        group=f"{stream}:{own}",
         work=msgspec.to_builtins(work),
     )
 

@@ -67,22 +67,25 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
 
 
 def _has_room(of: Worker) -> bool:
-    is_there = of.state != worker.UNRESPONSIVE and not of.hold and not of.shutdown_reason
-    return is_there and len(of.tasks) < of.max_concurrent_tasks
+    return len(of.tasks) < of.max_concurrent_tasks
 
 
 def _left(story: Story, queue_key: str, avoid: Sequence[str]) -> Clause | None:
-    """It is somebody's turn, but not that of a worker that lost it, while one is free that did not."""
+    """Somebody is free, but lost it before, and leaves it to one that did not: who may be busy."""
     required = required_labels(queue_key)
-    free = [each.id for each, labels in story.workers if required <= labels and _has_room(each)]
-    losers = [id for id in free if id in avoid]
-    others = [id for id in free if id not in avoid]
+    taking = [each for each, labels in story.workers if required <= labels and worker.takes_work(each)]
+    losers = [each.id for each in taking if each.id in avoid and _has_room(each)]
+    others = [each for each in taking if each.id not in avoid]
     if not losers or not others:
         return None
-    has = "has" if len(others) == 1 else "have"
-    verb = "leaves" if len(losers) == 1 else "leave"
-    text = f"waits for its turn: {listed(others)} {has} a free place and may take it;"
-    return Clause(TURN, f"{text} {listed(losers)} lost it before and {verb} it to others", others[0])
+    lost = f"{listed(losers)} lost it before and {'leaves' if len(losers) == 1 else 'leave'} it to others"
+    free = [each for each in others if _has_room(each)]
+    if not free:
+        wanted = f"a worker{_with(sorted(required))}"
+        busy = _busy(others, len(others), wanted, is_held=False)
+        return Clause(BUSY, f"{busy.text}; {lost}", others[0].id, None, busy.advice)
+    text = f"waits for its turn: {listed([each.id for each in free])} {_has(free)} a free place and may take it"
+    return Clause(TURN, f"{text}; {lost}", free[0].id)
 
 
 def _held(held: Sequence[Worker], fitting: int, wanted: str) -> Clause:

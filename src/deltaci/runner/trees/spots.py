@@ -160,6 +160,10 @@ class Worktrees:
     def _make(self, spot: Spot) -> None:
         self._root()
         _folder(spot.stream)
+        if self.is_alone(spot):
+            for name in os.listdir(spot.stream):
+                if name.startswith("."):  # Half made by a runner that was killed.
+                    remove_all(spot.stream, name)
         draft = spot.stream / f".{ABOUT}-{secrets.token_hex(4)}"
         draft.write_bytes(msgspec.json.encode(spot.about))
         os.replace(draft, spot.stream / ABOUT)
