@@ -134,9 +134,10 @@ def _merge(found: wire.Workstream) -> str:
 
 
 def _added(task: wire.WorkstreamTask) -> str:
-    if task.added is None:
-        return ""
-    return f"+{short(task.added.tip)}" if task.added.is_changed else "nothing"
+    if task.added is not None and task.added.is_changed:
+        return f"+{short(task.added.tip)}"
+    is_good = task.completed_at is not None and task.last_error is None and not task.reason
+    return "nothing" if is_good else ""
 
 
 def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:

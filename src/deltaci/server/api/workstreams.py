@@ -283,19 +283,19 @@ def _added(joined: records.Joined | None) -> wire.Added | None:
 
 def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
     places = [
-        (position, entry, next((each for each in queue.batches if each.number == entry.batch), None))
+        (position, (entry, next((each for each in queue.batches if each.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, entry, batch = places[0] if places else (0, None, None)
+    position, (entry, batch, queue) = places[0] if places else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
-        waits_for=next((each.problem for each in (entry, batch) if each is not None and each.problem), ""),
+        waits_for=next((each.problem for each in (entry, batch, queue) if each is not None and each.problem), ""),
         tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
