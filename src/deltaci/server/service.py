@@ -135,20 +135,15 @@ class Service:
         )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
-        self._follower.tell(self.control.hear)
-        self._follower.tell(self.fleet.hear)
         self._dispatcher = Dispatcher(store, nats) if nats is not None else None
         if self._dispatcher is not None:
-            self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
         secrets = Secrets(self.blobs, key)
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
         self.streams = Streams(store)
-        self._follower.tell(self.streams.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
-        self._follower.tell(self.repositories.hear)
         trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
         self._runners = RunnerApp(
             self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
@@ -157,13 +152,17 @@ class Service:
         self._hooks = Hooks(store, projects, self.repositories.changes)
         forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
-        self._follower.tell(self.reporter.hear)
-        self._follower.tell(self.flaky.hear)
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
-        if self.transitions is not None:
-            self._follower.tell(self.transitions.hear)
+        self._tell_all()
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
+
+    def _tell_all(self) -> None:
+        """Whoever wants to know what happens is told, in this order."""
+        parts = (self.control, self.fleet, self._dispatcher, self.streams, self.repositories, self.reporter, self.flaky)
+        for each in (*parts, self.transitions):
+            if each is not None:
+                self._follower.tell(each.hear)
 
     def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
         """What people and programs talk to."""
