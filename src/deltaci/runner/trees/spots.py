@@ -25,7 +25,7 @@ from deltaci.runner.executors.cell import CellFailed, Shown
 from deltaci.runner.folders import opened
 from deltaci.runner.placing import remove
 from deltaci.wire.messages import MAX_STREAMS
-from deltaci.wire.work import Tree
+from deltaci.wire.work import Name, Tree
 
 FOLDER: Final = "workstreams"
 REPOSITORY: Final = "repository.git"
@@ -48,7 +48,7 @@ AskOver = Callable[[list[str]], Awaitable[list[str]]]
 class About(msgspec.Struct, frozen=True):
     """What a stream's folder is for. A line of merges is no run: nobody says when it is over."""
 
-    id: str
+    id: Name
     is_line: bool
 
 
