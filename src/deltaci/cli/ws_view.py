@@ -66,14 +66,14 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
     head = facts(
         (
             ("workstream", f"{found.name}  ({found.id})"),
-            ("title", found.title),
+            ("title", found.title if found.title != found.name else ""),
             ("state", stated(found.state) + Text(f"  (run: {safe(found.run_state)})", style="dim")),
             ("by its tasks", "" if is_plain else found.derived_state),
             ("reason", found.reason),
             ("project", found.project),
             ("base", f"{found.base}{begins}" if found.base else ""),
             ("branch", found.branch and f"{found.branch}, now {short(found.tip)}"),
-            ("tree", found.place),
+            ("tree", ", ".join(_trees(found))),
             ("started by", found.created_by),
             ("created", f"{ago(found.created_at)} ({found.created_at.astimezone():%Y-%m-%d %H:%M:%S})"),
             ("took", span(found.seconds) if found.seconds is not None else ""),
@@ -101,6 +101,12 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
     return Group(head, Text(), rows.table())
 
 
+def _trees(found: wire.Workstream) -> list[str]:
+    """Where to look: at the trees of what failed, else at the last one."""
+    failed = [task.place for task in found.tasks if task.last_error is not None and task.place]
+    return list(dict.fromkeys(failed)) or ([found.place] if found.place else [])
+
+
 def outcome_told(found: wire.Workstream) -> RenderableType:
     """How it ended, and what kept it from being completed."""
     took = f" in {span(found.seconds)}" if found.seconds is not None else ""
@@ -109,6 +115,8 @@ def outcome_told(found: wire.Workstream) -> RenderableType:
     for task in found.tasks:
         if task.last_error is not None:
             lines.append(Text(f"  {safe(task.name)}: {safe(note(task, found.tasks), 2000)}"))
+    if trees := _trees(found):
+        lines.append(Text(f"  tree: {safe(', '.join(trees), 2000)}"))
     if merge := _merge(found):
         lines.append(Text(f"  merge: {safe(merge, 2000)}"))
     return Group(*lines)

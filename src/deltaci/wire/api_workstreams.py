@@ -103,6 +103,7 @@ class WorkstreamTask(Shown, frozen=True, kw_only=True):
     seconds: Annotated[float | None, says("how long it took, or has taken so far")]
     last_error: Failure | None
     failed_rules: Annotated[list[FailedRule], says("what did not hold after its last attempt")]
+    place: Annotated[str, says("where the tree is in which it ran last, as its runner said; empty: it is not there")]
     added: Annotated[Added | None, says("what it added to the branch; absent: nothing yet")]
 
 

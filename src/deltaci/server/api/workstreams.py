@@ -190,9 +190,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
     stages = graph(stream)
     level = {name: number for number, names in enumerate(stages, 1) for name in names}
     joined = {each.task: each for each in record.joined}
-    tasks = [
-        _task(task, level[task.name], known, family.tries, joined.get(task.name), record, now) for task in stream.tasks
-    ]
+    tasks = [_task(task, level[task.name], known, family, joined.get(task.name), record, now) for task in stream.tasks]
     states = [(task_state(each), each.spec.is_required) for each in family.jobs]
     line = _line(family.run, now)
     return wire.Workstream(
@@ -201,7 +199,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place="" if is_let_go(family.run) else record.place,
+        place="" if is_let_go(family.run) else record.place or next((each.place for each in tasks if each.place), ""),
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
@@ -213,7 +211,7 @@ def _task(
     task: model.Task,
     stage: int,
     known: Mapping[str, Job],
-    tries: Mapping[str, list[Attempt]],
+    family: Family,
     joined: records.Joined | None,
     stream: records.Workstream,
     now: int,
@@ -231,7 +229,7 @@ def _task(
     if found is None:  # It is not planned yet.
         most = task.retry.max_attempts if task.retry is not None else 1
         return wire.WorkstreamTask(**told, **_NOT_PLANNED, max_attempts=most)
-    last = tries.get(found.id, [])[-1:]
+    last = family.tries.get(found.id, [])[-1:]
     held = last[0].lease or last[0].ended_lease if last else None
     return wire.WorkstreamTask(
         **told,
@@ -246,21 +244,27 @@ def _task(
         completed_at=maybe(found.completed_at),
         seconds=_seconds(found.started_at, found.completed_at, now),
         last_error=failure(found.last_error),
-        failed_rules=_rules([*_reported(last), *stream.verdicts.get(task.name, ())]),
+        failed_rules=_rules([*_verdicts(last), *stream.verdicts.get(task.name, ())]),
+        place="" if is_let_go(family.run) else str(_report(last).get("place", "")),
     )
 
 
 _NOT_PLANNED: Final[dict[str, Any]] = {
     **{"state": "", "job_state": "", "reason": "", "attempts": 0, "next_run_at": None, "worker_id": ""},
     **{"started_at": None, "completed_at": None, "seconds": None, "last_error": None, "failed_rules": []},
+    "place": "",
 }
 
 
-def _reported(last: Sequence[Attempt]) -> list[Verdict]:
-    """What its runner found when it looked at the rules."""
+def _report(last: Sequence[Attempt]) -> dict[str, Any]:
+    """What the runner of its last attempt said of it."""
     report = last[0].report if last else None
-    found = report.get("verdicts") if isinstance(report, dict) else None
-    return msgspec.convert(found, list[Verdict]) if found else []
+    return report if isinstance(report, dict) else {}
+
+
+def _verdicts(last: Sequence[Attempt]) -> list[Verdict]:
+    """What its runner found when it looked at the rules."""
+    return msgspec.convert(_report(last).get("verdicts") or [], list[Verdict])
 
 
 def _rules(verdicts: Iterable[Verdict]) -> list[wire.FailedRule]:
