@@ -254,6 +254,11 @@ async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None
         assert (found["doing"], found["run_id"], found["tested_with"]) == ("testing", "r9", [one])
         assert (found["waits_for"], found["commit"]) == (f"p{two}", "")
 
+        plain = msgspec.structs.replace(entries[0], problem="", batch=0)
+        desk.waiting = [QueueView(project="shop", base="main", entries=(plain,), problem="no way in")]
+        alone = (await ada.get(f"/workstreams/{one}")).body["merge"]
+        assert (alone["position"], alone["doing"], alone["waits_for"]) == (1, "", "no way in")
+
 
 @on_loop
 async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) -> None:

@@ -15,6 +15,7 @@ from deltaci.blobs import open_blobs
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.control.addresses import ALLOWABLE, Rules
+from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -61,6 +62,13 @@ ClientCaOption = Annotated[
     typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
 ]
 
+HealthOption = Annotated[
+    int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")
+]
+MaxSilentOption = Annotated[
+    int, typer.Option(min=1, max=7 * 86400, help="Seconds after which a runner that is silent is gone.")
+]
+
 
 @app.command("server")
 def server_command(
@@ -72,6 +80,8 @@ def server_command(
     lease_ttl: Annotated[
         int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
     ] = lease.TTL_SECONDS,
+    health_seconds: HealthOption = HEALTH_SECONDS,
+    max_silent_seconds: MaxSilentOption = MAX_SILENT_SECONDS,
     failure_rules: FailureRulesOption = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
@@ -117,6 +127,7 @@ def server_command(
             failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
             rules=_rules(allow_repositories or []),
             has_transitions=not no_transitions,
+            health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:

@@ -128,7 +128,7 @@ class Workstream(WorkstreamLine, frozen=True, kw_only=True):
     base_commit: Annotated[str, says("where its branch began")]
     branch: Annotated[str, says("its own branch")]
     tip: Annotated[str, says("where its branch is")]
-    place: Annotated[str, says("where its worktree is, as the last runner said")]
+    place: Annotated[str, says("where its worktree is, as the last runner said; empty: it has none, or not any more")]
     stages: Annotated[list[list[str]], says("the tasks by levels: what a task needs is in an earlier one")]
     tasks: Annotated[list[WorkstreamTask], says("in the order of the file")]
     counts: Annotated[dict[str, int], says("how many tasks are in each state")]

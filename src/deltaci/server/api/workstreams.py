@@ -22,7 +22,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.run import Run, is_over
+from deltaci.core.run import Run, is_let_go, is_over
 from deltaci.core.views.steps import run_status, step_attempts
 from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstreams import model, reading
@@ -127,7 +127,13 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     now = await call.parts.store.now()
-    found = [wire.WorkstreamLine(**_line(each, now)) for each in page.records if isinstance(each, Run)]
+    lines = [_line(each, now) for each in page.records if isinstance(each, Run)]
+    kept = records.Workstreams(call.parts.store)
+    for each in lines:
+        if not each["base"]:  # The repository's default branch, which only its planning has found out.
+            record = await kept.find(call.who.tenant, each["id"])
+            each["base"] = record.base if record is not None else ""
+    found = [wire.WorkstreamLine(**each) for each in lines]
     return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
 
 
@@ -195,7 +201,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place=record.place,
+        place="" if is_let_go(family.run) else record.place,
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
@@ -277,19 +283,19 @@ def _added(joined: records.Joined | None) -> wire.Added | None:
 
 def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
     places = [
-        (position, entry, next((each for each in queue.batches if each.number == entry.batch), None))
+        (position, (entry, next((each for each in queue.batches if each.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, entry, batch = places[0] if places else (0, None, None)
+    position, (entry, batch, queue) = places[0] if places else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
-        waits_for=next((each.problem for each in (entry, batch) if each is not None and each.problem), ""),
+        waits_for=next((each.problem for each in (entry, batch, queue) if each is not None and each.problem), ""),
         tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
