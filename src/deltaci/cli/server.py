@@ -62,6 +62,9 @@ ClientCaOption = Annotated[
     typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
 ]
 
+LeaseTtlOption = Annotated[
+    int, typer.Option(min=2, max=86400, help="Seconds after which a lease without a heartbeat is lost.")
+]
 HealthOption = Annotated[
     int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")
 ]
@@ -77,9 +80,7 @@ def server_command(
     blobs: BlobsOption = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
-    lease_ttl: Annotated[
-        int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
-    ] = lease.TTL_SECONDS,
+    lease_ttl: LeaseTtlOption = lease.TTL_SECONDS,
     health_seconds: HealthOption = HEALTH_SECONDS,
     max_silent_seconds: MaxSilentOption = MAX_SILENT_SECONDS,
     failure_rules: FailureRulesOption = None,
