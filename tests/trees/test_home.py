@@ -295,28 +295,6 @@ async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path
         await joined(here, blobs, stream, "two", sent(blobs, upstream, "two", two, upstream.first), two)
 
 
-@on_loop
-async def test_a_commit_that_a_server_made_is_kept_for_the_others(tmp_path: Path, upstream: Upstream) -> None:
-    """A candidate of the merge queue, e.g., until nobody needs it."""
-    blobs, here, there = MemoryBlobs(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
-    await here.mirror.need(upstream.first)
-    head = upstream.commit({"a": "2\n"})
-    await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
-
-    for _ in range(2):
-        await home.keep_commit(here, blobs, "t", "shop", upstream.first, head)
-    await home.keep_commit(here, blobs, "t", "shop", upstream.first, upstream.first)
-    assert len(blobs.list("commits/")) == 1
-    await home.have_commit(there, blobs, "t", "shop", upstream.first, head, "main")
-    await home.have_commit(there, blobs, "t", "shop", upstream.first, upstream.first)
-    await home.forget_commit(blobs, "t", "shop", head)
-
-    assert await there.mirror.has(head)
-    assert not blobs.list("commits/")
-    with pytest.raises(GitFailed, match="not kept any more"):
-        await home.have_commit(shop(tmp_path / "third", upstream), blobs, "t", "shop", upstream.first, head)
-
-
 def test_what_an_attempt_sent_is_only_its_own() -> None:
     """A runner refers to artifacts by their names; another attempt's is not this one's."""
     own = {"type": "tree", "uri": "artifact:a.1/1/tree"}

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.workstreams import home
 from deltaci.control.workstreams.records import Joined
 from deltaci.core import run
 from deltaci.core.decide import Plan
@@ -113,7 +112,7 @@ async def test_a_job_has_no_other_tree_than_its_own(site: Open, upstream: Upstre
 
 @on_loop
 async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstream: Upstream) -> None:
-    """Of the project that the run is about; kept among the blobs, any server has it. One that nobody has is told."""
+    """Of the project that the run is about. One that nobody has, or tests, is told."""
     async with site() as here:
         await here.project(upstream.url)
         stand = Stand(here, upstream, "merges")
@@ -121,8 +120,6 @@ async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstr
         await workshop.mirror.need(upstream.first)
         head = upstream.commit({"a": "2\n"})
         await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
-        await home.keep_commit(workshop, stand.blobs, TENANT, PROJECT, upstream.first, head)
-        await workshop.mirror.drop()
         do = here.service.applier.do
         await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))

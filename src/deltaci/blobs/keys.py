@@ -4,7 +4,6 @@
     caches/TENANT/trusted/KEY               what trusted runs bring along
     caches/TENANT/of-SCOPE/KEY              what the runs of another scope do
     recent/TENANT/SCOPE/KEY!TIME            when a cache was kept, to find the newest by the beginning of its key
-    commits/TENANT/PROJECT/COMMIT           a bundle of what only we have of a commit's history
     secrets/TENANT/NAME                     sealed, for all jobs of the tenant
     scoped-secrets/TENANT/PROJECT/NAME/any  sealed, for those of a project
     scoped-secrets/TENANT/PROJECT/NAME/of-BRANCH    and for those on branches that fit a pattern
@@ -133,11 +132,6 @@ def read_all(blobs: Blobs, key: str, part_bytes: int = PART_BYTES) -> Iterator[b
     while part := blobs.get(key, at, part_bytes):
         yield part
         at += len(part)
-
-
-def commit_key(tenant: str, project: str, commit: str) -> str:
-    """Where the bundle of a commit is that a server made."""
-    return f"commits/{safe_name(tenant)}/{safe_name(project)}/{safe_name(commit)}"
 
 
 # -- caches and secrets

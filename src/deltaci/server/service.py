@@ -149,10 +149,6 @@ class Service:
         self._disk = Disk("api")
         self.streams = EventStreams(store)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
-        trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
-        self._runners = RunnerApp(
-            self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
-        )
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
         outlet = Outlet(allowed_forges)
@@ -160,6 +156,11 @@ class Service:
         self.reporter = Reporter(store, self.applier, forges)
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
         self.workstreams = self._lines_of_work(folder, ForgeLanding(projects, outlet, Pushing()))
+        bring = self.workstreams.merging.bring
+        trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk, bring)
+        self._runners = RunnerApp(
+            self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
+        )
         self._tell_all()
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -42,6 +42,9 @@ SUFFIX: Final = ".bundle"
 UNFINISHED_SECONDS: Final = 3600.0
 
 
+Bring = Callable[[str, str, str], Awaitable[bool]]  # Of a tenant's line of merges a commit: have it here, if it can be.
+
+
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tree begins, and where its commits are."""
 
@@ -60,7 +63,14 @@ class Trees:
     """Answers runners about trees."""
 
     def __init__(
-        self, protocol: Protocol, store: Store, repositories: Repositories, blobs: Blobs, folder: Path, disk: Disk
+        self,
+        protocol: Protocol,
+        store: Store,
+        repositories: Repositories,
+        blobs: Blobs,
+        folder: Path,
+        disk: Disk,
+        bring: Bring,
     ) -> None:
         self._protocol = protocol
         self._streams = Workstreams(store)
@@ -69,6 +79,7 @@ class Trees:
         self._blobs = blobs
         self._folder = folder.absolute() / FOLDER
         self._disk = disk
+        self._bring = bring
 
     async def answer(self, held: Attempt, name: str) -> TreeStart | Streamed:
         """One request to one of `NAMES`, under the lease of this attempt."""
@@ -111,8 +122,9 @@ class Trees:
         """One commit, of the project that the run is about."""
         project, base = (await self._protocol.origin(held)).project, tree.source.commit
         workshop = await self._workshop(held.tenant, project)
-        branch = tree.source.ref.removeprefix("refs/heads/")
-        await home.have_commit(workshop, self._blobs, held.tenant, project, base, tree.commit, branch)
+        await workshop.mirror.need(base, tree.source.ref)
+        if not await workshop.mirror.has(tree.commit) and not await self._bring(held.tenant, tree.stream, tree.commit):
+            raise GitFailed(f"nobody tests the commit {tree.commit} any more")
         return _Start(workshop=workshop, base=base, tip=tree.commit)
 
     async def _workshop(self, tenant: str, project: str) -> Workshop:

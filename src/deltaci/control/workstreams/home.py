@@ -91,35 +91,6 @@ async def restored(workshop: Workshop, stream: Workstream, blobs: Blobs) -> None
         tip = each.tip
 
 
-# -- commits that servers made
-
-
-async def keep_commit(workshop: Workshop, blobs: Blobs, tenant: str, project: str, base: str, commit: str) -> None:
-    """Keep among the blobs what a commit has that the base has not, for servers without it. Safe to repeat."""
-    key = keys.commit_key(tenant, project, commit)
-    if base == commit or await asyncio.to_thread(blobs.stat, key) is not None:
-        return
-    async with _file(workshop) as file:
-        await workshop.bundle(commit, [base], file)
-        await asyncio.to_thread(_put, blobs, key, file)
-
-
-async def have_commit(
-    workshop: Workshop, blobs: Blobs, tenant: str, project: str, base: str, commit: str, branch: str = ""
-) -> None:
-    """Have such a commit in the mirror; `GitFailed` when nobody kept it."""
-    if await workshop.mirror.has(commit):
-        return
-    await workshop.mirror.need(base, *((f"{HEADS}{branch}",) if branch else ()))
-    if base != commit:
-        await _brought(workshop, blobs, keys.commit_key(tenant, project, commit), commit, base)
-
-
-async def forget_commit(blobs: Blobs, tenant: str, project: str, commit: str) -> None:
-    """Keep it no longer."""
-    await asyncio.to_thread(blobs.delete, keys.commit_key(tenant, project, commit))
-
-
 # -- files
 
 
@@ -159,8 +130,3 @@ def _copy(blobs: Blobs, key: str, file: Path) -> None:
         raise GitFailed(f"the bundle cannot be unpacked now: {error.strerror or error}", is_passing=True) from error
     except Refused as refused:  # It is gone, or was never a name of one.
         raise GitFailed(f"the bundle with these commits cannot be read: {refused.message}") from None
-
-
-def _put(blobs: Blobs, key: str, file: Path) -> None:
-    with file.open("rb") as source:
-        blobs.put_if_absent(key, source)

@@ -37,11 +37,15 @@ class Joining:
 
     async def join(self, stream: Workstream, task: Job) -> Workstream:
         """Validate a task that was executed. Asked again after a crash it says the same."""
+        attempt = await self._desk.store.find(task.attempt_id)
+        if not isinstance(attempt, Attempt):
+            raise GitFailed(f"attempt {task.attempt_id} cannot be read")
+        place = str((attempt.report or {}).get("place") or "")
         details = ""
         try:
-            stream = await self._joined(stream, task)
+            stream = await self._joined(stream, task, attempt, place)
         except Broken as broken:
-            await self.note(stream, task.spec.name, broken)
+            await self.note(stream, task.spec.name, broken, place)
             details = str(broken)
         except GitFailed as error:
             if error.is_passing:
@@ -55,22 +59,20 @@ class Joining:
                 raise
         return stream
 
-    async def note(self, stream: Workstream, task: str, broken: Broken) -> None:
-        """Keep what did not hold of a task, or of the whole."""
+    async def note(self, stream: Workstream, task: str, broken: Broken, place: str = "") -> None:
+        """Keep what did not hold of a task, or of the whole; and where its tree is, for people."""
 
         def noted(known: Workstream | None) -> Workstream | None:
-            return known and replace(known, verdicts={**known.verdicts, task: (broken.verdict,)})
+            if known is None:
+                return None
+            return replace(known, verdicts={**known.verdicts, task: (broken.verdict,)}, place=place or known.place)
 
         await self._desk.records.kept.edit(stream.tenant, stream.id, noted)
 
-    async def _joined(self, stream: Workstream, task: Job) -> Workstream:
-        attempt = await self._desk.store.find(task.attempt_id)
-        if not isinstance(attempt, Attempt):
-            raise GitFailed(f"attempt {task.attempt_id} is not there")
+    async def _joined(self, stream: Workstream, task: Job, attempt: Attempt, place: str) -> Workstream:
         if any(each.attempt_id == attempt.id for each in stream.joined):
             return stream
         head, bundle = home.sent(attempt)
-        place = str((attempt.report or {}).get("place") or "")
         workshop = await self._desk.workshop(stream)
         added: Joined | None = None
         if head and head != stream.tip:

@@ -39,6 +39,7 @@ from deltaci.core.timers import is_over
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstreams import model
+from deltaci.pipeline.workstreams.compile import labels
 from deltaci.store.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"
@@ -244,6 +245,7 @@ class Streams:
             message=merge.message if isinstance(merge, model.Merge) else "",
             author=spec.author or "",
             rules=[msgspec.to_builtins(each) for each in wire_rules(spec.validation)],
+            labels=tuple(labels(spec)),
         )
 
     async def ensure(self, entry: Entry) -> None:
@@ -266,9 +268,17 @@ class Streams:
                 return None
             return replace(known, merged_as=outcome.commit, problem="" if outcome.is_merged else outcome.details)
 
-        await self.desk.records.kept.edit(outcome.tenant, outcome.id, told)
+        stream = await self.desk.records.kept.edit(outcome.tenant, outcome.id, told)
+        if stream is not None and outcome.is_merged and not outcome.commit:
+            await self._publish(stream)
         await self._validate(outcome.id, outcome.details, is_passed=outcome.is_merged)
         self._give(outcome.tenant, outcome.id)
+
+    async def _publish(self, stream: Workstream) -> None:
+        """One that is not to be merged is good: its branch is there for people from now on."""
+        workshop = await self.desk.workshop(stream)
+        await home.restored(workshop, stream, self.desk.blobs)
+        await workshop.push(stream.branch, stream.tip, "")
 
     async def _validate(self, id: str, details: str, *, is_passed: bool) -> None:
         try:
