@@ -148,6 +148,7 @@ async def _served(folder: Path) -> AsyncIterator[Service]:
 
 async def _measure(folder: Path, large: Large, size: int) -> Merged:
     async with _served(folder) as service:
+        await service.workstreams.stop()  # These heads are nobody's workstreams; our own queue takes them.
         project = Project(name=PROJECT, tenant=TENANT, url=large.upstream.url, default_branch="main")
         await service.repositories.projects.put(project)
         mirror = service.repositories.mirrors.of(project)

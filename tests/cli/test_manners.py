@@ -26,6 +26,7 @@ ASKING = (
     *(("runs",), ("show", "r"), ("logs", "r/a"), ("explain", "r"), ("cancel", "r"), ("approve", "r"), ("rerun", "r")),
     *(("submit", "-t", "t"), ("artifacts", "list", "r"), ("outputs", "r"), ("events", "export"), ("events", "follow")),
     *(("template", "list"), ("key", "list"), ("workers",), ("whoami",), ("tenant",)),
+    *(("ws", "list"), ("ws", "show", "r"), ("ws", "cancel", "r"), ("ws", "queue")),
 )
 
 

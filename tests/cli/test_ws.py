@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import subprocess
 from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,10 +18,14 @@ import pytest
 from deltaci.control.merging.records import BatchView, EntryView, QueueView
 from deltaci.core import job
 from tests.cli.desk import Desk
-from tests.client.hosted import WAIT_SECONDS, Player
+from tests.cli.test_completion import completed, shims
+from tests.cli.test_manners import terminal
+from tests.client.hosted import WAIT_SECONDS, Player, gate, plan
 from tests.workstream_desk import BASE, StandIn
 
 T = TypeVar("T")
+
+__all__ = ["shims"]
 
 FILE = """\
 workstream: login
@@ -149,6 +158,7 @@ def test_waiting_ends_with_the_outcome_and_its_reason(streams: Streams) -> None:
     assert "workstream                    executing → failed" in told
     assert "login ✗ failed" in told
     assert "  api: rule make test: found exit code 2, wanted exit code 0" in told
+    assert "  merge: merge: not merged" in told
     assert desk.json("ws", "show", id)["state"] == "failed"
 
 
@@ -175,9 +185,11 @@ def test_workstreams_are_listed_and_stopped(streams: Streams) -> None:
     id = streams.create()
 
     told = desk.text("ws", "cancel", id, "--reason", "wrong base")
+    seen = desk.text("ws", "show", id)
     listed = desk.text("ws", "list", "--state", "cancelled", "--project", "shop")
 
     assert f"{id} is now ■ cancelled" in told
+    assert "the run was cancelled" in seen
     [line] = [each for each in listed.splitlines() if id in each]
     assert line.split()[:4] == [id, "login", "■", "cancelled"]
     assert "wrong base" in line
@@ -225,3 +237,35 @@ def test_nothing_in_a_workstream_speaks_to_the_terminal(streams: Streams) -> Non
 
     assert "\u202e" not in shown
     assert "[bold]x[/bold]" in shown
+
+
+def test_ids_are_completed(streams: Streams, shims: Path) -> None:
+    """Of workstreams, not of other runs."""
+    desk = streams.desk
+    other, id = desk.submit(plan=plan(gate("ok"))), streams.create()
+
+    offered = completed(desk.folder, shims, "deltaci", "ws", "show", "r")
+    desk.text("ws", "cancel", id)
+    desk.text("cancel", other)
+
+    assert id in offered
+    assert other not in offered
+
+
+def test_on_a_terminal_it_lives_and_nothing_is_wider(streams: Streams) -> None:
+    """Until it is over; the exit code tells how it ended."""
+    desk = streams.desk
+    id = streams.create()
+    desk.text("ws", "cancel", id, "--reason", "a reason that is much longer than the terminal is wide, or nearly so")
+    for words, code in ((("ws", "show", id, "--watch"), 1), (("ws", "list"), 0)):
+        with terminal(80) as (ours, theirs):
+            process = desk.program(*words, stdout=theirs, stderr=subprocess.STDOUT, env={"TERM": "xterm-256color"})
+            os.close(theirs)
+            seen = b""
+            with suppress(OSError):  # The other end is closed.
+                while part := os.read(ours, 65536):
+                    seen += part
+            assert process.wait(WAIT_SECONDS) == code
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+        assert "cancelled" in text
+        assert all(len(line) <= 80 for line in text.splitlines())

@@ -223,19 +223,22 @@ def test_a_busy_worker_may_still_come_free_where_the_others_are_held() -> None:
 
 def test_who_lost_a_job_leaves_it_to_another_one_that_is_free() -> None:
     """A free worker that does not take what waits looks like a mistake."""
-    lab = Lab().plan(task("build"))
+    lab = Lab().plan(task("build"), task("other"))
     lab.register("w1")
     lab.register("w2")
     lab.claim(lab.attempt("build"), by="w1")
     lab.after(30).do(attempt.RevokeUnaccepted(id="r1/build.1"))
 
     told = only(why(lab, lab.job("build")), "waiting_for_worker").text
+    lab.claim(lab.attempt("other"), by="w2")
+    busy = only(why(lab, lab.job("build")), "workers_busy").text
     lab.do(worker.Drain(id="w2", reason="old"))
     alone = only(why(lab, lab.job("build")), "waiting_for_worker").text
 
     assert told == (
         "Job build waits for its turn: w2 has a free place and may take it; w1 lost it before and leaves it to others."
     )
+    assert "is busy (w2 with r1/other.1); w1 lost it before and leaves it to others" in busy
     assert alone == "Job build waits for its turn: w1 has a free place and may take it."
 
 

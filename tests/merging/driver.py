@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.control.git import Git, Way
+from deltaci.control.git import Git
 from deltaci.control.merging.records import Entry, Outcome
 from deltaci.control.mirrors import Mirrors
 from deltaci.control.projects import Project
@@ -67,22 +67,14 @@ class KilledGit(Git):
         super().__init__()
         self._killer = killer
 
-    async def _ended(
-        self,
-        args: Sequence[str],
-        folder: Path | None,
-        way: Way | None,
-        seconds: float,
-        limit: int,
-        input: bytes = b"",
-    ) -> tuple[int, bytes, bytes]:
+    async def _ended(self, args: Sequence[str], *more: Any, **options: Any) -> tuple[int, bytes, bytes]:
         if args[0] == "push":
-            doing = asyncio.ensure_future(super()._ended(args, folder, way, seconds, limit, input))
+            doing = asyncio.ensure_future(super()._ended(args, *more, **options))
             await asyncio.wait([doing], timeout=0.002)
             self._killer.step("git push, begun")
             found = await doing
         else:
-            found = await super()._ended(args, folder, way, seconds, limit, input)
+            found = await super()._ended(args, *more, **options)
         if has_reads or args[0] not in READS:
             self._killer.step(f"git {args[0]}")
         return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from deltaci.pipeline import schema
@@ -160,3 +163,74 @@ def test_editors_find_what_a_schema_can_find() -> None:
         for each in ALL
         if each.is_for_schema and isinstance(each.text, str) and validator.is_valid(plain(each.text))
     ]
+
+
+def test_every_file_on_the_page_is_good() -> None:
+    """Whoever copies one must not be refused."""
+    files = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workstreams.md").read_text("utf-8"), re.DOTALL)
+
+    assert len(files) >= 4
+    for text in files:
+        assert not [str(each) for each in read(text).problems], text
+
+
+PIECES = st.sampled_from(
+    [
+        *("workstream: x\n", "tasks:\n", "  - name: a\n", "    run: b\n", "    needs: ", "a", "merge: ", "false\n"),
+        *(
+            "validation: ",
+            "within: ",
+            "[",
+            "]",
+            "{",
+            "}",
+            ", ",
+            ": ",
+            "- ",
+            "&a ",
+            "*a",
+            "<<: ",
+            "\n",
+            "  ",
+            "${{ x }}",
+        ),
+        *("number: ", "min: 1", "!!str ", "'", '"', "|\n", "3.10", "\x00", "\u2028", "é", "\ufeff"),
+    ]
+)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["a", "make", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["workstream", "tasks", "name", "run", "needs", "merge", "post_execution", "number", "zz", ""]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@example(["tasks: [{name: ", "a", ", run: b}]\nworkstream: x\nmerge: ", "false\n"])
+@given(st.lists(PIECES, max_size=30))
+def test_whatever_a_file_has_in_it_a_workstream_or_problems_come_out(pieces: list[str]) -> None:
+    """At places that are there, and nothing else."""
+    text = "".join(pieces)
+    found = read(text)
+
+    assert (found.workstream is None) == any(not problem.is_warning for problem in found.problems)
+    lines = text.removeprefix("\ufeff").split("\n")
+    assert all(1 <= problem.line <= len(lines) for problem in found.problems)
+
+
+@settings(max_examples=150)
+@given(PLAIN)
+def test_whatever_a_program_sends_a_workstream_or_problems_come_out(value: object) -> None:
+    """Each with words."""
+    found, problems = read_plain(value)
+
+    assert (found is None) == bool(problems)
+    assert all(": " in problem and problem.isprintable() for problem in problems)

@@ -312,3 +312,17 @@ async def test_every_server_writes_it_unless_it_is_told_not_to(tmp_path: Path, *
     assert (tmp_path / FILE).exists() == has_transitions
     if has_transitions:
         assert (tmp_path / FILE).read_bytes() == whole(await log_of(store))
+
+
+@within(30)
+async def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+    """From the events that are there: the snapshot alone is nothing to go on from."""
+    store = MemoryStore()
+    async with writing(store, tmp_path):
+        await commit(store, one_run())
+    (tmp_path / FILE).rename(tmp_path / "elsewhere")
+
+    async with writing(store, tmp_path):
+        await commit(store, many(60)[len(one_run()) :])
+
+    assert (tmp_path / FILE).read_bytes() == whole(await log_of(store))

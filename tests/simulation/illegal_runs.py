@@ -276,3 +276,41 @@ def another_request_under_its_id(log: Log) -> None:
 def something_is_left(log: Log) -> None:
     log.work()
     log.checker.check_end()
+
+
+BROKEN = {"is_passed": False, "details": "rule a: found 1, wanted 0"}
+
+
+@breaks("verdict")
+def a_broken_rule_that_is_ignored(log: Log) -> None:
+    log.work()
+    log.finish(verdict=BROKEN)
+    log.say("job", "r/a", "VALIDATING", "execution_completed", attempt_index=1)
+    log.say("job", "r/a", "SUCCEEDED", "validation_passed")
+
+
+@breaks("verdict")
+def a_broken_rule_that_is_told_otherwise(log: Log) -> None:
+    log.work()
+    log.finish(verdict=BROKEN)
+    log.say("job", "r/a", "VALIDATING", "execution_completed", attempt_index=1)
+    log.say("job", "r/a", "FAILED", "validation_failed", details="another")
+
+
+@breaks("verdict")
+def a_broken_rule_that_waits_for_somebody(log: Log) -> None:
+    log.worker()
+    log.plan({"name": "a", "has_validation": True})
+    log.claim()
+    log.start()
+    log.finish(verdict=BROKEN)
+    log.say("job", "r/a", "VALIDATING", "execution_completed", attempt_index=1)
+    log.settle()
+
+
+@breaks("verdict")
+def rules_that_held_and_fail_nevertheless(log: Log) -> None:
+    log.work()
+    log.finish(verdict={"is_passed": True})
+    log.say("job", "r/a", "VALIDATING", "execution_completed", attempt_index=1)
+    log.say("job", "r/a", "FAILED", "validation_failed")

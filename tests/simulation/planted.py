@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from deltaci.sim.mix import drawn
 from deltaci.sim.world import World
-from tests.simulation import planted_bonds, planted_core, planted_leases, planted_runner, planted_shell, planted_trust
+from tests.simulation import (
+    planted_bonds,
+    planted_core,
+    planted_leases,
+    planted_rules,
+    planted_runner,
+    planted_shell,
+    planted_trust,
+)
 from tests.simulation.planting import FAULTS, Fault
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "planted_bonds",
     "planted_core",
     "planted_leases",
+    "planted_rules",
     "planted_runner",
     "planted_shell",
     "planted_trust",

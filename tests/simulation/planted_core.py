@@ -237,7 +237,7 @@ def rules_are_not_run() -> Iterator[None]:
     def passed(world: World, event: Event) -> Iterable[Command]:
         yield job.Validate(id=event.entity_id, is_passed=True)
 
-    with reaction(JOB, ("VALIDATING",), reactions._pass_trivial_job_validation, passed):
+    with reaction(JOB, ("VALIDATING",), reactions._validate_job, passed):
         yield
 
 

@@ -110,7 +110,7 @@ def test_a_runner_that_did_not_stop_is_found() -> None:
     """It says that it stopped, and what it should have stopped still runs."""
     world = World(drawn(5, hours=1.0))
 
-    def ended(attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
+    def ended(attempt_id: str, number: int, who: str, exit_code: int | None, *, is_rule: bool = False) -> None:
         if exit_code is not None:
             world.truth.results[attempt_id, number] = exit_code
 

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from tests.contract.places import on_loop
-from tests.repositories.site import RepositorySite
+from deltaci.blobs import keys
+from deltaci.control.workshop import Signature
+from deltaci.core import run
+from deltaci.core.decide import Plan
+from deltaci.core.instants import SECOND
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.runner.executors.container import ContainerCell
+from deltaci.runner.trees import handover, spots
+from deltaci.wire.messages import Limits, Tree
+from tests.api.site import TENANT
+from tests.contract.places import Place, on_loop
+from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream, git
-from tests.trees.crew import log_of, told, worker
-from tests.trees.stand import BRANCH, Stand
+from tests.trees.crew import attempt, log_of, told, worker
+from tests.trees.stand import BRANCH, Stand, tree
+from tests.trees.test_home import bundle
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
@@ -99,3 +118,338 @@ async def test_nothing_of_a_failure_remains(site: Open, upstream: Upstream, tmp_
         assert (tree / "a").read_text() == "1\n"
         assert (tree / "src" / "b").read_text() == "1\n"
         assert (tree / "build" / "out").read_text() == "warm\n"
+
+
+@on_loop
+async def test_a_sandboxed_job_sees_its_own_stream_alone(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Not other streams, nor mirrors; and what the runner trusts it cannot write to."""
+    async with site() as here, worker(here, tmp_path) as one:
+        await here.project(upstream.url)
+        other = Stand(here, upstream, "ws2")
+        await other.start(other.task("one", "echo secret > a"))
+        assert await one.work() == "succeeded"
+        stand = Stand(here, upstream)
+        look = [
+            f'cd {one.streams}; test "$(echo *)" = ws1',
+            "test \"$(echo ws1/*)\" = 'ws1/repository.git ws1/tree ws1/tree.git'",
+            f"test ! -e {one.folder}/mirrors",
+            "! touch ws1/repository.git/config 2>/dev/null && ! rm -rf ws1/repository.git/objects 2>/dev/null",
+            "cat ws1/repository.git/config > ws1/tree/copied && ! mv ws1/tree ws1/else 2>/dev/null",
+        ]
+        await stand.start(stand.task("one", " && ".join(look)), stand.task("own", "ls -A ..", own=True, after=("one",)))
+
+        assert await one.work() == "succeeded", log_of(here, "ws1/one.1")
+        assert await one.work() == "succeeded", log_of(here, "ws1/own.1")
+        assert "\nown-own\nown-own.git\nrepository.git\n" in log_of(here, "ws1/own.1")
+
+
+HOSTILE = """
+dir=$(git rev-parse --git-dir); mkdir -p $dir/hooks
+for name in pre-commit commit-msg post-commit reference-transaction; do
+  printf '#!/bin/sh\\ntouch {proof}; exit 1' > $dir/hooks/$name; chmod +x $dir/hooks/$name
+done
+git config core.hooksPath $dir/hooks; git config commit.gpgSign true; git config gpg.program /bin/false
+git config core.fsmonitor 'touch {proof}; false'; git config alias.commit '!touch {proof}'
+echo 2 > a
+"""
+
+
+@pytest.mark.parametrize("executor", ["sandbox", "process"])
+@on_loop
+async def test_hooks_and_configuration_hinder_no_handover(
+    site: Open, upstream: Upstream, tmp_path: Path, executor: str
+) -> None:
+    """They are the job's, and off when what it left is committed; the next job has none of them."""
+    proof = tmp_path / "proof"
+    async with site() as here, worker(here, tmp_path, executor=executor) as one:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        clean = 'test -z "$(git config core.hooksPath)$(git config core.fsmonitor)" && test ! -d .git/hooks'
+        await stand.start(stand.task("one", HOSTILE.format(proof=proof)), stand.task("two", clean, needs=("one",)))
+
+        assert await one.work() == "succeeded", log_of(here, "ws1/one.1")
+        assert (await stand.join("one")).tip != upstream.first
+        assert await one.work() == "succeeded", log_of(here, "ws1/two.1")
+        assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ("git checkout -q --orphan x && git commit -qm alone", "does not stand on"),
+        ("git commit -qm x --allow-empty; git checkout -q -b y HEAD~1; echo 1 > c; git add c; git commit -qm y; "
+         "git checkout -q - ; echo 2 > c; git add c; git commit -qm x; git merge -q y || true", "conflicts"),
+        ("head -c 20000 /dev/urandom > large", "at most 9000 are sent"),
+        ("rm -rf $(git rev-parse --git-dir)/*", "cannot be committed"),
+        ("echo 'gitdir: /nowhere' > .git", "cannot be committed"),
+    ],
+)  # fmt: skip
+@on_loop
+async def test_what_cannot_be_handed_over_fails_the_job(
+    site: Open, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, why: str
+) -> None:
+    """By its own doing, which is told; nothing is sent."""
+    monkeypatch.setattr(handover, "MAX_TREE_BYTES", 9000)
+    async with site() as here, worker(here, tmp_path) as one:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one", steps))
+
+        outcome = await one.work()
+
+        report = await told(here, "ws1/one.1")
+        assert outcome == "failed", log_of(here, "ws1/one.1")
+        assert why in report["summary"], report
+        assert "head" not in report
+        assert [each["type"] for each in report["artifacts"]] == ["log"]
+
+
+@on_loop
+async def test_a_runner_that_lost_its_lease_cannot_send_its_tree(
+    site: Open, place: Place, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Somebody else has the task by then; what the first one brings is not kept."""
+    async with site() as here, worker(here, tmp_path, executor="process") as one:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one", "touch ../here; until test -e ../go; do sleep 0.05; done; echo 2 > a"))
+        working = asyncio.create_task(one.work())
+        await _there(one.streams / "ws1" / "here")
+
+        place.shift += 3600 * SECOND
+        (one.streams / "ws1" / "go").touch()
+
+        assert await working in ("lost", "stale")
+        assert not keys.artifacts(stand.blobs, TENANT, "ws1/one.1", 1)
+        assert not (await attempt(here, "ws1/one.1")).report
+
+
+async def _there(path: Path) -> None:
+    """As soon as the job made it."""
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(_wait, path)
+
+
+def _wait(path: Path) -> None:
+    subprocess.run(["sh", "-c", 'until test -e "$1"; do sleep 0.05; done', "sh", str(path)], check=True, timeout=30)
+
+
+@on_loop
+async def test_two_trees_of_their_own_side_by_side(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Each has its files and its branch; what both did is joined."""
+    meet = "touch ../{0}.here; until test -e ../{1}.here; do sleep 0.05; done; echo {0} > {0}; test ! -e {1}"
+    async with site() as here, worker(here, tmp_path, executor="process") as one:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(
+            stand.task("left", meet.format("left", "right"), own=True),
+            stand.task("right", meet.format("right", "left"), own=True),
+        )
+
+        assert list(await asyncio.gather(one.work(), one.work())) == ["succeeded", "succeeded"]
+        await stand.join("left")
+        stream = await stand.join("right")
+
+        mirror = (await stand.workshop()).mirror
+        assert await mirror.changed(upstream.first, stream.tip) == frozenset({"left", "right"})
+        assert {each.name for each in (one.streams / "ws1").iterdir() if each.name.startswith("own")} == {
+            *("own-left", "own-left.git", "own-right", "own-right.git"),
+        }
+
+
+@on_loop
+async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
+    site: Open, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Everything that counts is with the server; what was built stays where it was built."""
+    async with site() as here, worker(here, tmp_path) as one, worker(here, tmp_path, "r2") as two:
+        await here.project(upstream.url)
+        stand, other = Stand(here, upstream), Stand(here, upstream, "ws2")
+        await stand.start(
+            stand.task("a", "mkdir build; echo 1 > build/out; echo a > a"),
+            stand.task("b", "test ! -e build; echo b >> a; rm src/b", needs=("a",)),
+            stand.task("c", "test -e build/out; test ! -e src; cat a; echo c >> a", needs=("b",)),
+        )
+        assert await one.work() == "succeeded"
+        await stand.join("a")
+        assert await two.work() == "succeeded", log_of(here, "ws1/b.1")
+        await stand.join("b")
+        held = await one.lease()
+        await other.start(other.task("x", "echo x > a"))
+        assert await one.work() == "succeeded"
+        assert await one.job(held).run(lambda _: None) == "succeeded", log_of(here, "ws1/c.1")
+        stream = await stand.join("c")
+
+        assert await (await stand.workshop()).mirror.read(stream.tip, "a") == b"a\nb\nc\n"
+
+
+@pytest.mark.parametrize("damage", ["stream", "link", "packs", "repository", "index", "about", "git"])
+@on_loop
+async def test_what_is_broken_is_made_anew(site: Open, upstream: Upstream, tmp_path: Path, damage: str) -> None:
+    """A tree that is a link, a repository without its objects, an index of garbage: all of it are only copies."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    async with site() as here, worker(here, tmp_path) as one:
+        await here.project(upstream.url)
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one", "echo 2 > a"), stand.task("two", "test $(cat a) = 2", needs=("one",)))
+        assert await one.work() == "succeeded"
+        await stand.join("one")
+        stream = one.streams / "ws1"
+        if damage == "stream":
+            shutil.rmtree(stream)
+            stream.symlink_to(outside)
+        elif damage == "link":
+            shutil.rmtree(stream / "tree")
+            (stream / "tree").symlink_to(outside)
+        elif damage == "packs":
+            for each in (stream / "repository.git" / "objects").rglob("*"):
+                if each.is_file():
+                    each.unlink()
+        elif damage == "repository":
+            shutil.rmtree(stream / "repository.git")
+            (stream / "repository.git").symlink_to(outside)
+        elif damage == "index":
+            (stream / "repository.git" / "trees" / "tree.index").write_bytes(b"DIRC garbage")
+        elif damage == "about":
+            (stream / "about.json").write_text("{")
+            (stream / ".repository.git-left").mkdir()
+        else:
+            shutil.rmtree(stream / "tree.git")
+            (stream / "tree.git").symlink_to(outside)
+
+        assert await one.work() == "succeeded", log_of(here, "ws1/two.1")
+        assert list(outside.iterdir()) == []
+        assert sorted(each.name for each in stream.iterdir() if each.is_dir() and not each.is_symlink()) == [
+            *("repository.git", "tree", "tree.git"),
+        ]
+
+
+@on_loop
+async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Exactly the commit that is named, and nothing of it is sent back; two at once have a tree each."""
+    async with site() as here, worker(here, tmp_path, executor="process") as one:
+        await here.project(upstream.url)
+        workshop = await Stand(here, upstream).workshop()
+        await workshop.mirror.need(upstream.first)
+        heads = [upstream.commit({"a": f"{number}\n"}) for number in (2, 3)]
+        await workshop.take(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
+        do = here.service.applier.do
+        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(run.BeginPlanning(id="m"))
+        meet = "touch ../{0}; until test -e ../{1}; do sleep 0.05; done; test $(cat a) = {0}; echo x > a; echo x > new"
+        steps = (meet.format(2, 3), meet.format(3, 2), "test $(cat a) = 3; test ! -e new; mkdir build")
+        jobs = [
+            JobSpec(
+                name=f"j{number}",
+                after=("j0", "j1") if number == 2 else (),
+                work={"steps": [script], "tree": tree("main line", upstream, commit=commit, keeps=False)},
+            )
+            for number, (script, commit) in enumerate(zip(steps, (*heads, heads[1]), strict=True))
+        ]
+        await do(Plan(id="m", jobs=tuple(jobs), plan_hash="hash"))
+
+        assert list(await asyncio.gather(one.work(), one.work())) == ["succeeded", "succeeded"]
+        assert await one.work() == "succeeded", log_of(here, "m/j2.1")
+
+        report = await told(here, "m/j2.1")
+        assert ("head" in report, "place" in report, len(report["artifacts"])) == (False, False, 1)
+        [stream] = (each for each in one.streams.iterdir() if not each.name.startswith("."))
+        names = {each.name for each in stream.iterdir() if each.name.startswith("test-")}
+        assert names == {"test-1", "test-1.git", "test-2", "test-2.git"}
+        assert await one.places.trees.tidy(one.over) == []
+        os.utime(stream, (0, 0))
+        assert await one.places.trees.tidy(one.over) == [stream.name]
+
+
+@on_loop
+async def test_a_candidate_may_join_what_began_at_another_commit(
+    site: Open, upstream: Upstream, tmp_path: Path
+) -> None:
+    """The base moved on since: then more of its history is needed here than was asked for."""
+    async with site() as here, worker(here, tmp_path) as one:
+        await here.project(upstream.url)
+        workshop = await Stand(here, upstream).workshop()
+        base = upstream.push({"moved": "1\n"})
+        upstream.switch("topic", upstream.first)
+        head = upstream.commit({"a": "2\n"})
+        await workshop.mirror.need(base, "refs/heads/main")
+        await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
+        candidate = await workshop.merge(base, [head], "both", Signature("Ada", "ada@example.org", 0))
+        source = {"url": upstream.url, "commit": base}
+        work: dict[str, Any] = {"steps": ["test -e moved && test $(cat a) = 2"]}
+        work["tree"] = {**tree("line", upstream, commit=candidate, keeps=False), "source": source}
+        do = here.service.applier.do
+        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(run.BeginPlanning(id="m"))
+        await do(Plan(id="m", jobs=(JobSpec(name="one", work=work),), plan_hash="hash"))
+
+        assert await one.work() == "succeeded", log_of(here, "m/one.1")
+
+
+@on_loop
+async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
+    site: Open, upstream: Upstream, tmp_path: Path
+) -> None:
+    """Never one that a job is in. What is odd between them hinders nobody and is not touched."""
+    async with site() as here, worker(here, tmp_path, executor="process") as one:
+        await here.project(upstream.url)
+        stands = {id: Stand(here, upstream, id) for id in ("good", "bad", "busy")}
+        deep = "mkdir build; cd build; mkdir -p $(printf 'd/%.0s' $(seq 1500)); chmod 0 d"
+        for id, steps in (("good", deep), ("bad", "exit 1")):
+            await stands[id].start(stands[id].task("one", steps))
+            assert await one.work() == ("failed" if id == "bad" else "succeeded"), log_of(here, f"{id}/one.1")
+        await stands["busy"].start(stands["busy"].task("one", "true"))
+        await one.work()
+        (one.streams / "a file").write_text("x")
+        (one.streams / "link").symlink_to(tmp_path)
+        (one.streams / "unknown").mkdir()
+        (one.streams / f"{spots.TRASH}left").mkdir()
+        held = one.places.trees.take(_tree_of(stands["busy"]))
+
+        try:
+            assert await one.places.trees.tidy(one.over) == ["good"]
+        finally:
+            spots.remove_all(one.streams, "good")  # Not for whoever clears up after tests.
+        assert {each.name for each in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
+        one.places.trees.give_back(held)
+        assert await one.places.trees.tidy(one.over) == ["busy"]
+        assert (one.streams / "bad" / "tree" / "a").exists()
+
+
+def _tree_of(stand: Stand) -> Tree:
+    return msgspec.convert(stand.task("x").work["tree"], Tree)
+
+
+@on_loop
+async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
+    site: Open, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A file in place of the folder: jobs with trees fail on this runner, and say why; others do not."""
+    async with site() as here, worker(here, tmp_path) as one:
+        await here.project(upstream.url)
+        one.streams.write_text("x")
+        stand = Stand(here, upstream)
+        await stand.start(stand.task("one", "true"))
+
+        assert await one.places.trees.tidy(one.over) == []
+        assert await one.work() == "failed"
+
+        assert "something that is no folder" in (await told(here, "ws1/one.1"))["summary"]
+        assert one.streams.read_text() == "x"
+
+
+def test_a_container_shows_the_tree_too(tmp_path: Path) -> None:
+    """At the same paths; what the runner trusts is read-only."""
+    spot = spots.Spot(tmp_path / "s", "tree", spots.About("s", False))
+    cell = ContainerCell(
+        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", shown=spot.shown()
+    )
+
+    volumes = [word for word in cell.start_command() if str(spot.stream) in word]
+
+    assert volumes == [
+        f"{spot.path}:{spot.path}",
+        f"{spot.git_dir}:{spot.git_dir}",
+        f"{spot.repository}:{spot.repository}:ro",
+    ]

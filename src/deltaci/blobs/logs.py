@@ -52,6 +52,10 @@ class Logs:
             name = f"_{sha256(attempt_id.encode()).hexdigest()}"
         return self._folder / name / f"{number}.log"
 
+    def place(self, attempt_id: str, number: int) -> Path:
+        """Where it is kept, or would be."""
+        return self._path(attempt_id, number)
+
     def size(self, attempt_id: str, number: int) -> int:
         """How many bytes are kept."""
         try:

@@ -63,7 +63,7 @@ ClientCaOption = Annotated[
 ]
 
 LeaseTtlOption = Annotated[
-    int, typer.Option(min=2, max=86400, help="Seconds after which a lease without a heartbeat is lost.")
+    int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
 ]
 HealthOption = Annotated[
     int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")

@@ -41,7 +41,7 @@ class Repositories:
         self.changes = Changes(store)
         self.rules = rules or Rules()
         self.mirrors = Mirrors(folder, self.rules, secret_of)
-        owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
+        self.owner = owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
         self.handling = Handling(store, applier, self.projects, self.changes, self.mirrors, owner)
         self.planner = Planner(store, applier, self.projects, self.changes, self.mirrors, owner)
         self.polling = Polling(store, self.changes, self.mirrors)

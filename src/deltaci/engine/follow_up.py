@@ -10,7 +10,7 @@ from deltaci.core.events import RUN, WORKER, Event
 from deltaci.core.job import Job
 from deltaci.core.listing import moved
 from deltaci.core.machine import BIRTH, Record
-from deltaci.store.port import Entry
+from deltaci.store.port import Entry, Held
 
 NOBODY: Final[frozenset[str]] = frozenset()
 
@@ -49,3 +49,8 @@ def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
             found = found or set()
             found.add(record.tenant)
     return frozenset(found) if found is not None else NOBODY
+
+
+def passed_keys(refused: Iterable[Held]) -> tuple[str, ...]:
+    """The queues of what was ready and not given to whoever asked."""
+    return tuple({each.record.queue_key: None for each in refused if isinstance(each.record, Attempt)})

@@ -62,10 +62,14 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a claim found; and whether something was ready that this worker may not have: another one may."""
+    """What a claim found; and whether something was ready that this worker may not have: another one may.
+
+    `keys` are the queues that this was in.
+    """
 
     claimed: list[Claimed]
     is_passed: bool = False
+    keys: tuple[str, ...] = ()
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.follow_up import entries, freed
+from deltaci.engine.follow_up import entries, freed, passed_keys
 from deltaci.engine.groups import Groups
 from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
 from deltaci.engine.related import is_kept, is_lone, related
@@ -410,7 +410,7 @@ class Lane:
         if claim.tenant in self._held:
             self._held[claim.tenant] += len(found)
         self._pools[claim.name] = refused + pool[seen:]
-        return Found(found, is_passed=bool(refused))
+        return Found(found, bool(refused), passed_keys(refused))
 
     def _pool_behind(self, claim: Claim, now: int, refused: list[Held]) -> Transaction[list[Held]]:
         """What else is ready, without the groups that are somebody's by now."""

@@ -190,12 +190,23 @@ class Line:
             kept = None if found.claimed else line.take()
             line.trim()
             if found.is_passed and turn.passes:
-                line.wake(Turn(turn.spreads, turn.passes - 1), 1)
+                self._pass_on(line, Turn(turn.spreads, turn.passes - 1), found.keys)
             elif found.claimed and turn.spreads:
                 line.wake(turn, SPREAD)
             if kept is None:
                 return found
             turn = kept
+
+    def _pass_on(self, line: _Line, turn: Turn, keys: tuple[str, ...]) -> None:
+        """The next one looks; where nobody else waits who could take the same, one who could take this."""
+        if line.wake(turn, 1):
+            return
+        for key in keys:
+            wanted = required_labels(key)
+            for other in self._lines.values():
+                if other.waiting and other.name[0] == line.name[0] and wanted <= other.labels:
+                    other.wake(turn, 1)
+                    break
 
     async def _find(self, claim: Claim) -> Found:
         """One look, by what is so at this moment: who waits for long must not go by what was once.

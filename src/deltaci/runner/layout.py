@@ -39,9 +39,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.workspace == self.root
 
     def make(self) -> None:
-        """Make those that are not there."""
+        """Make those that are not there; a tree is made by whoever knows what is in it."""
         for folder in (self.workspace, self.home, self.temp, self.tools):
-            folder.mkdir(parents=True, exist_ok=True)
+            if folder.is_relative_to(self.root):
+                folder.mkdir(parents=True, exist_ok=True)
 
     def within(self, path: str) -> str:
         """Where a path leads that somebody wrote, from the root on: `~` is the home, anything else the workspace's."""

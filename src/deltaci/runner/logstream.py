@@ -19,6 +19,7 @@ from deltaci.blobs.logs import MAX_LOG_BYTES
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.pauses import Pauses
+from deltaci.runner.sections import is_marker
 
 CHUNK_BYTES: Final = 1024 * 1024
 FIRST_CHUNK_BYTES: Final = 4 * 1024
@@ -74,10 +75,10 @@ class LogStream:
         self._has_more.set()
 
     def tail(self) -> list[str]:
-        """The last lines, for the one who asks why it failed."""
+        """The last lines, for the one who asks why it failed; not the markers, which have the steps' own words."""
         kept = min(TAIL_BYTES, self._size)
         end = (self._read(self._size - kept, kept) + self._last)[-TAIL_BYTES:]
-        return end.decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return [line for line in end.decode(errors="replace").splitlines() if not is_marker(line)][-TAIL_LINES:]
 
     def _read(self, offset: int, limit: int) -> bytes:
         with self._closing:  # A descriptor that was closed may be another file's by now.

@@ -46,6 +46,14 @@ _MARKER: Final = re.compile(
 )
 
 
+_LIKE_MARKER: Final = re.compile(r"::(?:log 1 nonce=|step [0-9a-f]{32} (?:begin|end) )")
+
+
+def is_marker(line: str) -> bool:
+    """Whether a line looks like one that only lays out the log: it says nothing of how the job went."""
+    return _LIKE_MARKER.match(line) is not None
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One step's place in a log: its output is the bytes from `start` to `stop`, without any marker."""
 

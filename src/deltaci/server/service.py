@@ -19,16 +19,21 @@ from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
 from deltaci.control.flaky import FlakyTests
 from deltaci.control.fleet import Fleet
+from deltaci.control.forges.landing import ForgeLanding
 from deltaci.control.forges.opened import OpenedProjects
 from deltaci.control.forges.outlet import Outlet
 from deltaci.control.forges.reports import Reports
 from deltaci.control.health import Limits
 from deltaci.control.lives import Lives
+from deltaci.control.merging.landing import Landing, Pushing
 from deltaci.control.mirrors import SecretOf
 from deltaci.control.reporter import Reporter
 from deltaci.control.repositories import Repositories
 from deltaci.control.telling import Forges
 from deltaci.control.transitions import LiveTransitions
+from deltaci.control.workstreams.desk import Desk
+from deltaci.control.workstreams.records import Workstreams
+from deltaci.control.workstreams.streams import Streams
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
@@ -38,7 +43,7 @@ from deltaci.engine.timers import Timers
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Keys
 from deltaci.server.api.calls import Parts
-from deltaci.server.api.streams import Streams
+from deltaci.server.api.streams import Streams as EventStreams
 from deltaci.server.api.tenants import Tenants
 from deltaci.server.connection import connection_class
 from deltaci.server.control import ControlHub
@@ -142,7 +147,7 @@ class Service:
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
-        self.streams = Streams(store)
+        self.streams = EventStreams(store)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
         trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
         self._runners = RunnerApp(
@@ -150,9 +155,11 @@ class Service:
         )
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
-        forges = Forges(projects, Outlet(allowed_forges), Reports(store, self.logs, public_url))
+        outlet = Outlet(allowed_forges)
+        forges = Forges(projects, outlet, Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
+        self.workstreams = self._lines_of_work(folder, ForgeLanding(projects, outlet, Pushing()))
         self._tell_all()
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
@@ -160,9 +167,23 @@ class Service:
     def _tell_all(self) -> None:
         """Whoever wants to know what happens is told, in this order."""
         parts = (self.control, self.fleet, self._dispatcher, self.streams, self.repositories, self.reporter, self.flaky)
-        for each in (*parts, self.transitions):
+        for each in (*parts, self.transitions, self.workstreams):
             if each is not None:
                 self._follower.tell(each.hear)
+
+    def _lines_of_work(self, folder: Path, landing: Landing) -> Streams:
+        """Workstreams, and the queue in which they are merged."""
+        desk = Desk(
+            store=self.store,
+            applier=self.applier,
+            projects=self.repositories.projects,
+            mirrors=self.repositories.mirrors,
+            blobs=self.blobs,
+            logs=self.logs,
+            folder=folder,
+            records=Workstreams(self.store),
+        )
+        return Streams(desk, self.repositories.owner, landing)
 
     def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
         """What people and programs talk to."""
@@ -183,6 +204,7 @@ class Service:
                 repositories=self.repositories,
                 fleet=self.fleet,
                 lives=self.lives,
+                workstreams=self.workstreams,
             )
         )
 
@@ -199,6 +221,7 @@ class Service:
         if self.transitions is not None:
             self.transitions.start()
         self.repositories.start()
+        self.workstreams.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
         self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
@@ -209,6 +232,7 @@ class Service:
             await ended(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
+        await self.workstreams.stop()
         await self.repositories.stop()
         await self.reporter.stop()
         await self.flaky.stop()

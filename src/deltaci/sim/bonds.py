@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deltaci.sim.facts import JobFacts, RunFacts
-from deltaci.sim.law import JOB_ENDS, Violation
+from deltaci.sim.facts import AttemptFacts, JobFacts, RunFacts
+from deltaci.sim.law import JOB_ENDS, Fact, Violation
 from deltaci.sim.leases import Leases
 
 
@@ -29,6 +29,22 @@ class Bonds(Leases):
         """Whether who only comes after it may."""
         earlier = self.known.get(id)
         return earlier is not None and earlier.state in JOB_ENDS
+
+    def is_invalid(self, it: JobFacts | RunFacts) -> bool:
+        """Whether the runner of its last attempt found a rule that does not hold."""
+        last = self.known.get(f"{it.id}.{it.index}") if isinstance(it, JobFacts) else None
+        return isinstance(last, AttemptFacts) and last.is_invalid
+
+    def check_verdict(self, name: str, it: JobFacts, event: Fact, *, is_at_once: bool) -> None:
+        """What its runner found fails it, at once and in the same words; if nobody else looks, nothing else does."""
+        last = self.known.get(f"{it.id}.{it.index}")
+        if isinstance(last, AttemptFacts) and last.is_invalid:
+            found = str(last.verdict.get("details", ""))
+            is_so = event.trigger == "validation_failed" and event.metadata.get("details", "") == found
+            if not is_so or not is_at_once:
+                raise Violation("verdict", f"{name} is {event.to}, but its runner found: {found}")
+        elif event.trigger == "validation_failed" and not it.has_validation:
+            raise Violation("verdict", f"{name} fails its validation, but no rule failed")
 
     def check_order(self, name: str, it: JobFacts) -> None:
         """It begins: all that it waits for is as it must be."""

@@ -75,6 +75,7 @@ INVARIANTS: Final = {
     "group": "one of a group has a lease at a time",
     "blocked": "a job is cancelled exactly when there is a reason",
     "validation": "what has no rules is valid at once; what has some waits for them",
+    "verdict": "a rule that a runner found broken fails its job, at once; one that held fails nothing",
     "outcome": "a job ends as its attempts did, a run as its jobs did, and at once",
     "fail-fast": "a run that fails fast does so at once, the others when nothing is open",
     "waiting": "a run waits for approval exactly while nothing else can go on",
@@ -254,6 +255,8 @@ class Checker(Bonds):
         if event.to == "VALIDATING" and (last is None or last.state != "SUCCEEDED"):
             raise Violation("outcome", f"{name} was executed, but its attempt {it.index} is {last and last.state}")
         self._check_validated(name, it, event)
+        if event.from_ == "VALIDATING":
+            self.check_verdict(name, it, event, is_at_once=it.validating == self.commits)
         if event.to in JOB_ENDS and last is not None and last.state not in ATTEMPT_ENDS:
             raise Violation("outcome", f"{name} is over, but its attempt {it.index} is {last.state}")
         if event.to == "CANCELED":
@@ -272,7 +275,12 @@ class Checker(Bonds):
         """Rules are run after the commit that says that they are to be run."""
         if event.to == "VALIDATING":
             it.validating = self.commits
-        elif event.trigger in VERDICTS and it.has_validation and it.validating == self.commits:
+        elif (
+            event.trigger in VERDICTS
+            and it.has_validation
+            and it.validating == self.commits
+            and not self.is_invalid(it)
+        ):
             raise Violation("validation", f"{name} has rules, and nobody ran them")
 
     def _check_retry(self, name: str, it: JobFacts, event: Fact) -> None:
@@ -419,6 +427,8 @@ class Checker(Bonds):
             raise Violation("outcome", f"{name} is {it.state}, but its attempt {it.index} is {last and last.state}")
         if it.state == "VALIDATING" and not it.has_validation:
             raise Violation("validation", f"{name} has no rules, and is not valid at once")
+        if it.state == "VALIDATING" and self.is_invalid(it):
+            raise Violation("verdict", f"{name} is not failed at once, but a rule failed")
         if is_fatal(it):
             self.settle_family(it, self.runs[it.run_id])
         if it.state != "PENDING" or self.runs[it.run_id].state not in GOING:

@@ -128,6 +128,7 @@ class AttemptFacts(Known):
         "stale_reason",
         "started_at",
         "timeout",
+        "verdict",
     )
 
     def __init__(self, id: str) -> None:
@@ -143,6 +144,12 @@ class AttemptFacts(Known):
         self.shunned: tuple[str, ...] = ()  # Who had lost the job when its lease was granted.
         self.stale_reason = ""
         self.error: dict[str, Any] = {}
+        self.verdict: dict[str, Any] = {}
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether its runner found a rule that does not hold."""
+        return bool(self.verdict) and not self.verdict["is_passed"]
 
 
 class WorkerFacts(Known):

@@ -215,6 +215,9 @@ class Leases:
     def _succeeded(self, name: str, it: AttemptFacts, event: Fact, before: Lease | None) -> None:
         if event.metadata.get("exit_code") != 0 or it.lease is None or it.lease.state != "COMPLETED":
             raise Violation("outcome", f"{name} succeeds with {event.metadata.get('exit_code')} under {it.lease}")
+        it.verdict = event.metadata.get("verdict") or {}
+        if it.is_invalid and not it.job_id:
+            raise Violation("verdict", f"{name} succeeds although a rule failed, and has no job that could fail")
 
     def _failed(self, name: str, it: AttemptFacts, event: Fact, before: Lease | None) -> None:
         it.error = event.metadata.get("error") or {}

@@ -212,7 +212,7 @@ class SimExecutor:
 
 
 class SimCell:
-    """Runs steps of the form `seconds exit-code [stubborn]`; a stubborn one has to be killed."""
+    """Runs steps of the form `seconds exit-code [stubborn] [rule]`; a stubborn one has to be killed."""
 
     describe = "simulated"
 
@@ -220,7 +220,7 @@ class SimCell:
         self._machine = machine
         self.handle = Handle(marker=machine.nonce())
         self._is_over = False
-        self._is_stubborn = False
+        self._is_stubborn = self._is_rule = False
         self._exit: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
         self._is_paused = False
         self._left = 0.0
@@ -246,7 +246,7 @@ class SimCell:
             return Exit(None, KILLED, 0.0)
         seconds, code, *more = script.split()
         machine = self._machine
-        self._code, self._is_stubborn = int(code), "stubborn" in more
+        self._code, self._is_stubborn, self._is_rule = int(code), "stubborn" in more, "rule" in more
         self._exit = machine.loop.create_future()
         began = machine.loop.now
         machine.running[self.handle.marker] = self
@@ -299,7 +299,7 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit is None:
             return
         self._timer.cancel()
-        machine.truth.ended(*machine.leases.get(marker, NOBODYS), machine.name, code)
+        machine.truth.ended(*machine.leases.get(marker, NOBODYS), machine.name, code, is_rule=self._is_rule)
         if not self._exit.done():
             self._exit.set_result((code, signal, is_timed_out))
 

@@ -103,6 +103,8 @@ HABITS: Final = {
     "drain": 0.15,
     "distrust": 0.3,
     "set up anew": 0.3,
+    "rules": 0.8,
+    "rule fails": 0.4,
 }
 
 

@@ -169,8 +169,15 @@ class People:
             timeout_seconds=60 if does("short", random) else 3600,
             max_lost_leases=random.choice((0, 1, 3)),
             queue_key=LABEL if does("labels", random) else "",
-            work={"steps": [f"{work_seconds:.1f} {code}"]},
+            work={"steps": [f"{work_seconds:.1f} {code}"], **self._rules(Random(f"{self._mix.seed} {id} rules {n}"))},
         )
+
+    def _rules(self, random: Random) -> dict[str, Any]:
+        """What must hold after the steps, and whether it does."""
+        if not self._orders.does("rules", random):
+            return {}
+        codes = [int(self._orders.does("rule fails", random)) for _ in range(random.randint(1, 3))]
+        return {"rules": [{"run": f"{random.choice((0.5, 60.0)) * random.random():.1f} {code} rule"} for code in codes]}
 
     def _cancel(self, id: str, wait: float, random: Random, tag: str = "") -> None:
         """By one, or by several at once."""

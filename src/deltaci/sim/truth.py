@@ -30,6 +30,7 @@ class Truth:
         self._has_jumps = has_jumps
         self.executing: dict[str, set[tuple[int, str]]] = {}
         self.results: dict[Ref, int] = {}
+        self.judged: dict[Ref, list[int | None]] = {}  # How the commands of rules ended.
         self.untold: dict[Ref, str] = {}  # Jobs that ended, and whose end is not in the log yet.
         self._lies: set[Ref] = set()
         self._taken: set[Ref] = set()  # Leases that were acknowledged.
@@ -47,6 +48,7 @@ class Truth:
         if not self._has_jumps:
             self._check_begin(attempt_id, number, who, here)
         here.add((number, who))
+        self.untold.pop((attempt_id, number), None)  # It was not the end: a rule is looked at.
         self._note(f"began {attempt_id} {number} {who}")
 
     def _check_begin(self, attempt_id: str, number: int, who: str, here: set[tuple[int, str]]) -> None:
@@ -59,11 +61,14 @@ class Truth:
         if not is_owned and (attempt_id, number) not in self._lies:
             self._blame(Violation("unowned", f"{begins}, but its lease is {held}"))
 
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None) -> None:
+    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None, *, is_rule: bool = False) -> None:
         """None of them does any more. Without an exit code it was killed."""
         self.executing.get(attempt_id, set()).discard((number, who))
+        if is_rule:
+            self.judged.setdefault((attempt_id, number), []).append(exit_code)
         if exit_code is not None:
-            self.results[attempt_id, number] = exit_code
+            if not is_rule:
+                self.results[attempt_id, number] = exit_code
             held = self._held(attempt_id, number)
             if (
                 who in self._checker.pollers and held is not None and held.state in LIVE
@@ -109,6 +114,12 @@ class Truth:
         found = self.results.get((it.id, held.number))
         if event.to == "SUCCEEDED" and found != 0:
             raise Violation("truth", f"{it.id} succeeded, but what ran ended with {found}")
+        told = event.metadata.get("verdict")
+        ran = self.judged.get((it.id, held.number), [])
+        if event.to == "SUCCEEDED" and (ran or (told and told["is_passed"])):
+            wanted = bool(ran) and not any(code != 0 for code in ran)
+            if told is None or told["is_passed"] != wanted:
+                raise Violation("verdict", f"{it.id} succeeded with the verdict {told}, but its rules ended with {ran}")
         if is_running:
             raise Violation("stopped", f"{it.id} is {event.to} by the word of {held.worker_id}, and still runs")
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final
 
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges.apps import Apps
@@ -19,19 +19,12 @@ from deltaci.control.forges.moving import MOVERS, Api, Move, Mover, Refusal
 from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable
 from deltaci.control.forges.projects import ForgeProject, Projects
 from deltaci.control.git import GitFailed
+from deltaci.control.merging.landing import Landing
 from deltaci.control.mirrors import OWN_BRANCHES
 from deltaci.control.projects import Project
 from deltaci.control.workshop import HEADS, Moved, Workshop
 
 LOGGER: Final = logging.getLogger(__name__)
-
-
-class Landing(Protocol):
-    """Moves a branch of a repository."""
-
-    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
-        """From exactly `expected` to the commit, or not at all."""
-        ...
 
 
 class ForgeLanding:

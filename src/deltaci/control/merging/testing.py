@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from deltaci.control.merging.line import (
-    SPECULATIVE,
+    MAX_RULES,
     Batch,
     Found,
     Line,
@@ -18,10 +18,12 @@ from deltaci.control.merging.line import (
     run_of,
     tests_of,
 )
-from deltaci.control.merging.records import NONE
+from deltaci.control.merging.records import METHODS, NONE, Entry
 from deltaci.control.projects import Project
+from deltaci.control.workshop import HEADS
 from deltaci.core import job
 from deltaci.core.decide import StartRun, job_id
+from deltaci.core.errors import Refused
 from deltaci.core.failures import FLAKY, RETRYABLE, USER, Failure
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import plan_hash
@@ -35,6 +37,18 @@ STREAM: Final = "merge-"
 MAX_ATTEMPTS: Final = 3
 MAX_TITLE: Final = 200
 TIMED_OUT: Final = "TIMED_OUT"  # The rules themselves took too long: trying it for ever would not help.
+
+
+def check(entry: Entry) -> None:
+    """Refuse one that nobody could merge, or test: in the line, it would stop all others."""
+    if entry.method not in METHODS:
+        raise Refused("bad_request", f"the method is {entry.method!r}; expected one of {', '.join(METHODS)}")
+    try:
+        rules = msgspec.convert(entry.rules, list[Rule])
+    except msgspec.ValidationError as error:
+        raise Refused("bad_request", f"the rules of workstream {entry.id} make no sense: {error}") from None
+    if len(rules) > MAX_RULES:
+        raise Refused("bad_request", f"workstream {entry.id} has {len(rules)} rules; at most {MAX_RULES} are looked at")
 
 
 def order(line: Line, batch: Batch, project: Project) -> StartRun:
@@ -63,8 +77,6 @@ def order(line: Line, batch: Batch, project: Project) -> StartRun:
 def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     stream = f"{STREAM}{queue_digest(line.tenant, line.project, line.base)}"
     entry = line.entries(batch)[tested.last]
-    # Trees are used again, warm, one job at a time; batches side by side have each their own.
-    own = f"{batch.number % SPECULATIVE}-{tested.last}"
     work = Work(
         name=_name(tested),
         steps=[],
@@ -74,11 +86,12 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
             source=Source(
                 url=project.url,
                 commit=entry.base_commit if batch.method == NONE else batch.base,
+                ref=f"{HEADS}{line.base}",
+                depth=0,  # Heads stand on older commits of the base, too.
                 credential=project.credential,
             ),
             branch=line.base,
             commit=tested.commit,
-            own=own,
             keeps=False,
         ),
     )
@@ -87,7 +100,6 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
         max_attempts=MAX_ATTEMPTS,
         retry_on=RETRYABLE,
         queue_key=queue_key(entry.labels),
-        group=f"{stream}:{own}",
         work=msgspec.to_builtins(work),
     )
 

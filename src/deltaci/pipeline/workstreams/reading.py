@@ -100,7 +100,7 @@ def read(content: str | bytes, file: str = DEFAULT_FILE) -> FoundWorkstream:
     problems = Problems(file)
     try:
         text = decoded(content, problems) if isinstance(content, bytes) else content
-        if not re.sub(r"(?m)^\s*#.*$", "", text).strip():
+        if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
             problems.add(Place(), "an empty file", EMPTY)
             raise NotYaml
         root = read_yaml(text, problems)

@@ -14,7 +14,7 @@ from typing import Final
 from deltaci.core.errors import Refused
 from deltaci.runner.builtins.checkout import CODE, reaching
 from deltaci.runner.builtins.stage import Stage, StepFailed
-from deltaci.runner.client import Client
+from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.git import GitFailed, checked_commit
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.trees.exact import make_exact, make_git_dir
@@ -24,6 +24,7 @@ from deltaci.wire.answers import TreeStart
 from deltaci.wire.messages import MAX_TREE_BYTES
 from deltaci.wire.work import Source, Tree
 
+LACKING: Final = "prerequisite"  # As git says it of a bundle.
 AS_IT_IS: Final = "the tree cannot be used as it is: {}; making a new one"
 ALL_ANEW: Final = "the stream's repository cannot be used: {}; making a new one"
 
@@ -35,8 +36,18 @@ async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree) -> TreeS
         start = await stage.transfers.ask(Client.tree)
         checked_commit(start.base)
         checked_commit(start.tip)
+        await _have(stage, trees, spot, tree, start)
     except Refused as refused:
-        raise StepFailed(f"tree: {refused.message}", CODE) from refused
+        code = "BAD_SPEC" if refused.code == "bad_spec" else CODE
+        raise StepFailed(f"tree: {refused.message}", code) from refused
+    except Unreachable as error:
+        raise StepFailed(f"tree: {error}", "RUNNER_STARTUP") from error
+    stage.log.line(f"tree: {spot.path} at {start.tip} ({tree.branch})")
+    return start
+
+
+async def _have(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: TreeStart) -> None:
+    """As it is; or else a new tree; or else, if nobody else needs what is here, everything anew."""
     failed = await _tried(stage, trees, spot, tree, start)
     if failed is not None:
         stage.log.line(AS_IT_IS.format(failed))
@@ -49,8 +60,6 @@ async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree) -> TreeS
         failed = await _tried(stage, trees, spot, tree, start)
     if failed is not None:
         raise StepFailed(f"tree: {failed}", CODE)
-    stage.log.line(f"tree: {spot.path} at {start.tip} ({tree.branch})")
-    return start
 
 
 async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: TreeStart) -> Exception | None:
@@ -60,10 +69,10 @@ async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: 
         async with trees.changing(spot):
             await repository.make()
             if not repository.has(start.base):
-                await _bring_base(stage, repository, tree.source, start.base)
+                await _bring_base(stage, repository, tree.source, start.base, tree.source.depth)
             if not repository.has(start.tip):
-                await _bring_tip(stage, repository, start)
-            await make_exact(repository, spot, start.tip)
+                await _bring_tip(stage, repository, tree.source, start)
+            await make_exact(repository, spot, start.tip, is_next=tree.keeps)
             await asyncio.to_thread(trees.put_aside, spot.git_dir)
             await asyncio.to_thread(make_git_dir, repository, spot, tree, start.base, start.tip)
     except (GitFailed, OSError) as failed:
@@ -71,8 +80,8 @@ async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: 
     return None
 
 
-async def _bring_base(stage: Stage, repository: Repository, source: Source, base: str) -> None:
-    wanted = Source(url=source.url, commit=base, ref=source.ref, depth=source.depth, credential=source.credential)
+async def _bring_base(stage: Stage, repository: Repository, source: Source, base: str, depth: int) -> None:
+    wanted = Source(url=source.url, commit=base, ref=source.ref, depth=depth)
     try:
         async with reaching(stage, source) as remote:
             await repository.bring_base(stage.mirrors, remote, wanted, stage.log.line)
@@ -80,7 +89,7 @@ async def _bring_base(stage: Stage, repository: Repository, source: Source, base
         raise StepFailed(f"tree: {failed}", CODE) from failed
 
 
-async def _bring_tip(stage: Stage, repository: Repository, start: TreeStart) -> None:
+async def _bring_tip(stage: Stage, repository: Repository, source: Source, start: TreeStart) -> None:
     """From the server: these commits are nowhere else."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
@@ -88,9 +97,14 @@ async def _bring_tip(stage: Stage, repository: Repository, start: TreeStart) -> 
     try:
         with os.fdopen(handle, "w+b") as file:
             await stage.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
-        await repository.take(Path(path), start.tip)
-    except Refused as refused:
-        raise StepFailed(f"tree: {refused.message}", CODE) from refused
+        try:
+            await repository.take(Path(path), start.tip)
+        except GitFailed as failed:
+            if LACKING not in str(failed):
+                raise
+            # It joins what began at other commits of the base than this one, e.g.: these are in its history.
+            await _bring_base(stage, repository, source, start.base, 0)
+            await repository.take(Path(path), start.tip)
     finally:
         Path(path).unlink(missing_ok=True)
 

@@ -36,8 +36,11 @@ Run = Callable[..., Awaitable[str]]
 """Calls git with our repository, our index and the tree."""
 
 
-async def make_exact(repository: Repository, spot: Spot, tip: str) -> None:
-    """The tree has this commit, and nothing that is not ignored beside it."""
+async def make_exact(repository: Repository, spot: Spot, tip: str, *, is_next: bool = True) -> None:
+    """The tree has this commit, and nothing that is not ignored beside it.
+
+    `is_next`: the commit is likely to be what the job before made in this tree.
+    """
     await asyncio.to_thread(_prepare, repository, spot)
     index = repository.index(spot.name)
     env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(spot.path), "GIT_INDEX_FILE": str(index)}
@@ -48,7 +51,7 @@ async def make_exact(repository: Repository, spot: Spot, tip: str) -> None:
     listed = [entry.partition("\t") for entry in (await run("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")]
     modes = {path: mode[:6] for mode, _, path in listed if path}
     await asyncio.to_thread(_remove_between, spot.path, modes, ATTRIBUTES)
-    if index.exists():
+    if is_next and index.exists():
         await _recognize(repository, run, tip)
     await run("read-tree", "--reset", "-u", tip)
     for _ in range(MAX_ROUNDS):

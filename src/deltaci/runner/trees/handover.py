@@ -71,10 +71,13 @@ async def commit(stage: Stage, tree: Tree, tip: str, seconds: float) -> Left:
     """Commit what the steps did not, and bundle what is new; raises `NotLeft`."""
     layout = stage.layout
     inner = f"{layout.inner(layout.temp)}/{FOLDER}"
-    with opened(layout.temp) as temp:
-        remove(temp, FOLDER)
-    write(layout.root, f"{inner}/{MESSAGE}", tree.message or stage.spec.name or "What a task left", mode=0o644)
     folder = layout.root / inner
+    try:
+        with opened(layout.temp) as temp:
+            remove(temp, FOLDER)
+        write(layout.root, f"{inner}/{MESSAGE}", tree.message or stage.spec.name or "What a task left", mode=0o644)
+    except OSError as error:
+        raise NotLeft(f"the job's own folders are not what they were: {error.strerror}; leave them alone") from None
     name, email = identity(tree.author)
     env = {
         **stage.scene.variables(),

@@ -1,0 +1,65 @@
+"""What every step of a workstream works with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deltaci.blobs.logs import Logs
+from deltaci.blobs.store import Blobs
+from deltaci.control.git import GitFailed
+from deltaci.control.mirrors import Mirrors
+from deltaci.control.projects import Project, Projects
+from deltaci.control.workshop import Workshop
+from deltaci.control.workstreams.records import Workstream, Workstreams
+from deltaci.core.job import Job
+from deltaci.engine.applier import Applier
+from deltaci.pipeline.workstreams import model
+from deltaci.store.port import Held, LoadJobs, Look, Store
+
+
+class Desk(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a server that workstreams need."""
+
+    store: Store
+    applier: Applier
+    projects: Projects
+    mirrors: Mirrors
+    blobs: Blobs
+    logs: Logs
+    folder: Path  # of the server's data
+    records: Workstreams
+
+    async def project(self, stream: Workstream) -> Project:
+        """The project that it works on; `GitFailed` when it is not there any more."""
+        found = await self.projects.find(stream.tenant, stream.project)
+        if found is None:
+            raise GitFailed(f"there is no project {stream.project!r} any more; add it again with its old name")
+        return found
+
+    async def workshop(self, stream: Workstream) -> Workshop:
+        """Its repository, as this server works on it."""
+        return Workshop(self.mirrors.of(await self.project(stream)))
+
+    async def jobs(self, run_id: str) -> list[Job]:
+        """All jobs of the run, in the order of the plan."""
+        held = await self.store.look(lambda: _jobs(run_id))
+        found = [each.record for each in held if isinstance(each.record, Job)]
+        return sorted(found, key=lambda each: each.position)
+
+
+def _jobs(run_id: str) -> Look[list[Held]]:
+    return list((yield LoadJobs(run_id)))
+
+
+def spec_of(stream: Workstream) -> model.Workstream:
+    """What was asked for."""
+    return msgspec.convert(stream.spec, model.Workstream)
+
+
+def plain(spec: model.Workstream) -> dict[str, Any]:
+    """What was asked for, as it is stored."""
+    found: dict[str, Any] = msgspec.to_builtins(spec)
+    return found

@@ -1,0 +1,107 @@
+"""Candidates on a real runner: what it looks at is the tree that the base would get, and its verdict counts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from deltaci.control.merging.queue import MergeQueue
+from deltaci.control.merging.records import Entry, Outcome
+from deltaci.control.projects import Project
+from deltaci.engine import feed
+from deltaci.server.service import Listener, Service, registration_token
+from deltaci.store.sqlite import SqliteStore
+from tests.contract.places import within
+from tests.merging.site import LOCAL, PROJECT, Streams
+from tests.repositories.upstream import Upstream, git
+
+TENANT: Final = "default"
+END_SECONDS: Final = 20.0
+RULES: Final = [{"name": "both", "run": "test ! -f one || test ! -f bad"}, {"files": ["README"], "contains": "hello"}]
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Service]:
+    """A server here, and a runner in a process of its own."""
+    folder.mkdir()
+    async with Service(SqliteStore(str(folder / "ci.db")), folder, rules=LOCAL) as service:
+        listener = Listener(service, "127.0.0.1", 0)
+        serving = asyncio.create_task(listener.serve())
+        words = ("runner", "--server", listener.url, "--slots", "3", "--work", str(folder / "work"))
+        token = registration_token(folder, "runner", TENANT)
+        with (folder / "runner.log").open("wb") as log:
+            runner = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "deltaci.main", *words),
+                env={**os.environ, "DELTACI_TOKEN": token, "DELTACI_GIT_PROTOCOLS": "file"},
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield service
+        finally:
+            runner.terminate()
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    await runner.wait()
+            finally:
+                if runner.returncode is None:
+                    runner.kill()
+                    await runner.wait()
+            listener.stop()
+            await serving
+
+
+@within(120)
+async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) -> None:
+    """Heads that stand on an older base, too; of two that are good only alone, the first one lands."""
+    streams = Streams(Upstream(tmp_path / "upstream"), tmp_path / "bundles")
+    upstream = streams.upstream
+    entries = [
+        streams.made(name, {name: "1\n"}, tenant=TENANT, method=method, rules=RULES)
+        for name, method in (("one", "merge"), ("bad", "merge"), ("two", "squash"), ("three", "none"))
+    ]
+    upstream.switch("main", upstream.first)
+    upstream.push({"newer": "1\n"})
+    async with served(tmp_path / "server") as service:
+        told: dict[str, Outcome] = {}
+        is_over = asyncio.Event()
+
+        async def hear(outcome: Outcome) -> None:
+            told[outcome.id] = outcome
+            if len(told) == len(entries):
+                is_over.set()
+
+        async def ensure(entry: Entry) -> None:
+            await streams.ensure(mirror, entry)
+
+        async def is_wanted(_entry: Entry) -> bool:
+            return True
+
+        parts = service.repositories
+        project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
+        await parts.projects.put(project)
+        mirror = parts.mirrors.of(project)
+        queue = MergeQueue(service.store, service.applier, parts.projects, parts.mirrors, ensure, is_wanted)
+        queue.tell(hear)
+
+        async def follow(after: int) -> None:
+            async for event in feed.follow(service.store, after):
+                queue.hear([event])
+
+        following = asyncio.create_task(follow(await service.store.last_seq()))
+        for each in entries:
+            await queue.enter(each)
+        queue.start()
+        await is_over.wait()
+        following.cancel()
+        await queue.stop()
+
+    assert {id for id, each in told.items() if each.is_merged} == {"one", "two", "three"}
+    assert "both" in told["bad"].details
+    files = git(upstream.bare, "ls-tree", "--name-only", "main").split()
+    assert files == [".deltaci.yml", "README", "newer", "one", "two"]

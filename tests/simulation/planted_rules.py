@@ -1,0 +1,91 @@
+"""Mistakes about rules and verdicts, from the runner that looks at them to the job that they fail.
+
+One is missing, because it breaks no promise: a rule that begins without a look at its lease. A lease that is lost ends
+the cell first, in which nothing begins any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import structs
+
+from deltaci.core import attempt, job, reactions
+from deltaci.core.events import JOB, Event
+from deltaci.core.machine import Command
+from deltaci.core.world import World
+from deltaci.runner.result import Ended
+from deltaci.runner.rules import Rules
+from deltaci.server import protocol
+from deltaci.server.verdicts import verdict_of
+from deltaci.wire.messages import Complete, JobSpec, Verdict
+from tests.simulation.planting import fault, instead, reaction
+
+
+@fault
+def a_failed_verdict_is_ignored() -> Iterator[None]:
+    """A job that nobody else validates is valid, whatever its runner found."""
+
+    def passed(world: World, event: Event) -> Iterable[Command]:
+        if not world.job(event.entity_id).spec.has_validation:
+            yield job.Validate(id=event.entity_id, is_passed=True)
+
+    with reaction(JOB, ("VALIDATING",), reactions._validate_job, passed):
+        yield
+
+
+@fault
+def a_passed_verdict_fails() -> Iterator[None]:
+    """That rules were looked at is enough to fail."""
+    real = reactions._validate_job
+
+    def failed(world: World, event: Event) -> Iterable[Command]:
+        verdict = world.attempt(world.job(event.entity_id).attempt_id).verdict
+        if verdict is not None and verdict.is_passed:
+            yield job.Validate(id=event.entity_id, is_passed=False)
+        else:
+            yield from real(world, event)
+
+    with reaction(JOB, ("VALIDATING",), real, failed):
+        yield
+
+
+@fault
+def a_failed_verdict_does_not_say_why() -> Iterator[None]:
+    """What its runner found is not told by its job."""
+
+    def failed(world: World, event: Event) -> Iterable[Command]:
+        it = world.job(event.entity_id)
+        verdict = world.attempt(it.attempt_id).verdict
+        if verdict is not None and not verdict.is_passed:
+            yield job.Validate(id=it.id, is_passed=False)
+        elif not it.spec.has_validation:
+            yield job.Validate(id=it.id, is_passed=True)
+
+    with reaction(JOB, ("VALIDATING",), reactions._validate_job, failed):
+        yield
+
+
+@fault
+def the_server_believes_the_first_rule() -> Iterator[None]:
+    """Of all verdicts only one is looked at."""
+    real = verdict_of
+
+    def first(said: Complete, spec: JobSpec) -> attempt.Verdict | None:
+        told = structs.replace(said, verdicts=(said.verdicts or [])[:1])
+        return real(told, structs.replace(spec, rules=spec.rules[:1]))
+
+    with instead((protocol, "verdict_of", first)):
+        yield
+
+
+@fault
+def a_runner_tells_of_rules_that_it_did_not_run() -> Iterator[None]:
+    """A runner in a hurry says that all of them hold."""
+
+    async def check(self: Rules, ended: Ended) -> Ended:
+        good = [Verdict(rule=rule.run, is_passed=True) for rule in self._stage.spec.rules]
+        return structs.replace(ended, verdicts=good)
+
+    with instead((Rules, "check", check)):
+        yield

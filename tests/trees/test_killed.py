@@ -1,0 +1,83 @@
+"""Real processes: a runner that is killed in the middle of its task, and trees that go by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+from deltaci.blobs.store import FolderBlobs
+from deltaci.control.mirrors import Mirrors
+from deltaci.control.projects import Project, Projects
+from deltaci.control.workshop import Workshop
+from deltaci.control.workstreams import home
+from deltaci.control.workstreams.records import Workstream, Workstreams
+from deltaci.core import run
+from deltaci.core.decide import Plan
+from deltaci.core.job import JobSpec
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from tests.e2e.deployment import Deployment, deployed, on_loop
+from tests.repositories.site import LOCAL, PROJECT
+from tests.repositories.upstream import Upstream
+from tests.trees.stand import BRANCH, tree
+
+TENANT = "default"
+# What is built tells the second time from the first; nothing else does.
+STEP = """
+if test -e build/first; then test $(cat a) = 1; test ! -e new; test -d src; echo 2 > a; exit 0; fi
+mkdir build; touch build/first; echo half > a; rm -r src; git add -A; git commit -qm half; echo x > new; sleep 300
+"""
+
+
+def _until(script: str, path: Path) -> None:
+    words = ["sh", "-c", f"until {script}; do sleep 0.05; done", "sh", str(path)]
+    subprocess.run(words, check=True, timeout=60)
+
+
+async def _start(place: Deployment, upstream: Upstream) -> Project:
+    project = await Projects(place.store).put(Project(name=PROJECT, tenant=TENANT, url=upstream.url))
+    document = Workstream(
+        id="ws1",
+        tenant=TENANT,
+        name="login",
+        project=PROJECT,
+        base="main",
+        spec={},
+        base_commit=upstream.first,
+        branch=BRANCH,
+    )
+    assert await Workstreams(place.store).kept.add(TENANT, "ws1", document)
+    origin = Origin(project=PROJECT, workstream="login", branch="main")
+    spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": tree("ws1", upstream)})
+    do = place.applier.do
+    await do(Birth(id="ws1", record=Run(id="ws1", run_id="ws1", tenant=TENANT, origin=origin)))
+    await do(run.BeginPlanning(id="ws1"))
+    await do(Plan(id="ws1", jobs=(spec,), plan_hash="hash"))
+    return project
+
+
+@on_loop
+async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Path) -> None:
+    """It comes back to its tree and begins at the tip; what is sent is the second try's. Then its trees go."""
+    upstream = Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", ".gitignore": "build/\n"})
+    async with deployed(tmp_path, "--allow-repositories", "file") as place:
+        first = place.start_runner("r1", DELTACI_GIT_PROTOCOLS="file")
+        project = await _start(place, upstream)
+        stream = tmp_path / "r1" / "workstreams" / "ws1"
+        await asyncio.to_thread(_until, 'test -e "$1"', stream / "tree" / "new")
+
+        first.kill()
+        first.wait()
+        place.start_runner("r1", DELTACI_GIT_PROTOCOLS="file")
+        record = await place.settled("ws1/one.1")
+
+        assert (record.state, record.claims) == ("SUCCEEDED", 2), place.log_of(record)
+        workshop = Workshop(Mirrors(tmp_path / "other", LOCAL, lambda *_: "").of(project))
+        found = await Workstreams(place.store).find(TENANT, "ws1")
+        assert found is not None
+        head, bundle = home.sent(record)
+        assert await home.taken(workshop, found, FolderBlobs(tmp_path / "blobs"), bundle, head) == upstream.first
+        assert await workshop.mirror.changed(upstream.first, head) == frozenset({"a"})
+        assert len(await workshop.between(upstream.first, head)) == 1
+        await asyncio.to_thread(_until, 'test ! -e "$1"', stream)
