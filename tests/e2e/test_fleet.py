@@ -82,6 +82,26 @@ async def test_a_runner_that_leaves_is_gone_at_once_and_comes_back_as_a_new_life
 
 
 @on_loop
+async def test_a_runner_that_was_given_up_by_mistake_learns_it_at_once_and_goes_on(tmp_path: Path) -> None:
+    """It waits for work while that is decided: it is told, comes back in a new life, and is given work in it."""
+    async with deployed(tmp_path) as place:
+        runner = place.start_runner("r1", "--labels", "linux")
+        await place.outcome(await place.enqueue("true"))
+
+        await place.applier.do(worker.Shutdown(id="r1", reason=worker.PRESUMED_GONE))
+        born = await place.until("r1/2", lambda event: event.trigger == "registration_complete")
+        record = await place.outcome(await place.enqueue_in_run("run", "true"))
+
+        assert born.metadata["labels"] == ["linux"]
+        assert record.ended_lease is not None
+        assert record.ended_lease.worker_id == "r1/2"
+        runner.terminate()
+        assert await place.ended(runner) == 0
+        assert (await place.worker("r1/2")).shutdown_reason == "LEFT"
+        assert "it goes on as r1/2" in (tmp_path / "r1.log").read_text()
+
+
+@on_loop
 async def test_a_runner_that_is_removed_finishes_its_job_and_ends_with_a_code_of_its_own(tmp_path: Path) -> None:
     """Nobody should start it again: it would not be let in."""
     async with deployed(tmp_path) as place:

@@ -29,6 +29,7 @@ CALLS: Final[dict[str, Callable[[Client], object]]] = {
     "renew": lambda client: client.renew(),
     "ask": lambda client: client.ask(wire.Lease(runner_id="w1")),
     "control": lambda client: client.control(wire.Control(runner_id="w1")),
+    "leave": lambda client: client.leave("w1"),
     "say": lambda client: client.say(BEAT),
     "say_all": lambda client: client.say_all([BEAT, BEAT], 5.0),
     "spec": lambda client: client.spec("/runner/v1/specs/a", "a.1.b"),

@@ -76,7 +76,7 @@ async def test_a_wrong_method_is_told_the_right_one(site: OpenSite) -> None:
 # -- bodies
 
 
-@pytest.mark.parametrize("name", ["register", "lease", "control", "messages", "batch"])
+@pytest.mark.parametrize("name", ["register", "lease", "leave", "control", "messages", "batch"])
 @on_loop
 async def test_a_body_that_is_too_large_is_not_read(site: OpenSite, name: str) -> None:
     """Memory is what a stranger can take from a server most easily."""
@@ -92,7 +92,7 @@ async def test_a_body_that_is_too_large_is_not_read(site: OpenSite, name: str) -
         assert (said.status, said.code, said.parts_read) == (413, "too_large", 0)
 
 
-@pytest.mark.parametrize("name", ["register", "lease", "control", "messages", "batch"])
+@pytest.mark.parametrize("name", ["register", "lease", "leave", "control", "messages", "batch"])
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"type": "\xff"}', b"[" * 5000, b"hello"], ids=repr)
 @on_loop
 async def test_what_is_not_json_is_refused(site: OpenSite, name: str, body: bytes) -> None:

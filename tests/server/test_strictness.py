@@ -40,7 +40,7 @@ async def headers_of(site: Site, runner: Runner, name: str, **headers: str) -> t
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
-@pytest.mark.parametrize("name", ["lease", "control"])
+@pytest.mark.parametrize("name", ["lease", "leave", "control"])
 @on_loop
 async def test_a_message_without_its_type_is_none(site: OpenSite, name: str) -> None:
     """Every message says what it is, as document 001 writes it, and nothing is guessed."""

@@ -145,3 +145,16 @@ tasks:
         states = sorted(each["state"] for each in told["tasks"])
         assert states == ["completed", "failed"]
         assert "same.txt" in str(told["tasks"])
+
+
+@on_loop
+async def test_one_that_is_not_merged_leaves_its_branch(tmp_path: Path) -> None:
+    """The base is as it was, and people find the branch in the repository."""
+    async with bench(tmp_path) as here:
+        told = await here.over(await here.create(f"{FIRST}merge: false\n"))
+
+        assert told["state"] == "completed"
+        refs = git(here.upstream.bare, "for-each-ref", "--format=%(refname)").split()
+        assert refs == ["refs/heads/main", f"refs/heads/{told['branch']}"]
+        assert git(here.upstream.bare, "rev-parse", "main") == here.upstream.first
+        assert git(here.upstream.bare, "show", f"{told['branch']}:hello.txt") == "hello everybody"

@@ -51,7 +51,7 @@ def complete_project(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_worker(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of workers."""
-    return _offered(ctx, incomplete, lambda client: (each.id for each in client.workers(limit=MOST).workers))
+    return _offered(ctx, incomplete, lambda client: (each.name for each in client.workers(limit=MOST).workers))
 
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:

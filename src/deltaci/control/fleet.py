@@ -33,7 +33,7 @@ from deltaci.engine.loops import ended
 from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
 
 PAGE: Final = 500
-MAX_REMEMBERED: Final = 100_000  # Of names that have no record, and of lives that are over.
+MAX_REMEMBERED: Final = 20_000  # Of names that have no record, and of lives that are over.
 STILL: Final = 2  # Checks that did not happen: whoever missed so many stood still, and heard nobody.
 RETRY_SECONDS: Final = 1.0
 # After these nothing else of a worker is new than what the event says of it.
