@@ -185,7 +185,7 @@ async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
 
         lease = await player.take()
         wrong = {"rule": "make test", "is_passed": False, "found": "exit code 2", "wanted": "exit code 0"}
-        await player.finish(lease, verdicts=[wrong])
+        await player.finish(lease, verdicts=[wrong], place="/trees/x")
         await here.until(ada, id, "FAILED")
         found = (await ada.get(f"/workstreams/{id}")).body
 
@@ -194,6 +194,7 @@ async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
         assert (api["state"], api["reason"]) == ("failed", "VALIDATION_FAILED")
         assert api["failed_rules"] == [{"rule": "make test", "found": "exit code 2", "wanted": "exit code 0"}]
         assert "make test" in api["last_error"]["line"]
+        assert (api["place"], found["place"]) == ("/trees/x", "/trees/x")
         assert found["ended_at"] is not None
 
 
@@ -253,6 +254,11 @@ async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None
         assert (found["method"], found["position"], found["ahead"]) == ("squash", 2, 1)
         assert (found["doing"], found["run_id"], found["tested_with"]) == ("testing", "r9", [one])
         assert (found["waits_for"], found["commit"]) == (f"p{two}", "")
+
+        plain = msgspec.structs.replace(entries[0], problem="", batch=0)
+        desk.waiting = [QueueView(project="shop", base="main", entries=(plain,), problem="no way in")]
+        alone = (await ada.get(f"/workstreams/{one}")).body["merge"]
+        assert (alone["position"], alone["doing"], alone["waits_for"]) == (1, "", "no way in")
 
 
 @on_loop

@@ -93,3 +93,18 @@ def test_an_operators_token_is_shown_only_to_its_own_server(desk: Desk) -> None:
 
     assert "no API key" in told
     assert desk.json("whoami", "--server", desk.hosted.url, "--data", ".state")["is_operator"]
+
+
+def test_a_worker_is_drained_resumed_and_removed(desk: Desk, player: Player) -> None:
+    """Each shows the worker as it is then; removing asks, and where nobody is there to answer it needs a word more."""
+    name = player.name
+    assert desk.json("workers", "drain", name, "--reason", "new disk", "--wait")["hold"] == "DRAINED"
+    assert "drained" in desk.text("workers")
+    assert "new disk" in desk.text("workers", "show", name)
+    assert "in document 003: idle" in desk.text("workers", "resume", name)
+    assert desk.json("workers", "resume", name)["hold"] == ""
+    assert "stays; with --yes nobody is asked" in desk.refused(2, "workers", "remove", name)
+    assert "REMOVED" in desk.text("workers", "remove", name, "--yes")
+    assert desk.json("workers", "list", "--gone")[0]["shutdown_reason"] == "REMOVED"
+    assert "wrong_state" in desk.refused(3, "workers", "drain", name)
+    assert "not_found" in desk.refused(3, "workers", "remove", "none", "--yes")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import subprocess
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +19,7 @@ from deltaci.control.merging.records import BatchView, EntryView, QueueView
 from deltaci.core import job
 from tests.cli.desk import Desk
 from tests.cli.test_completion import completed, shims
+from tests.cli.test_manners import terminal
 from tests.client.hosted import WAIT_SECONDS, Player, gate, plan
 from tests.workstream_desk import BASE, StandIn
 
@@ -245,3 +250,22 @@ def test_ids_are_completed(streams: Streams, shims: Path) -> None:
 
     assert id in offered
     assert other not in offered
+
+
+def test_on_a_terminal_it_lives_and_nothing_is_wider(streams: Streams) -> None:
+    """Until it is over; the exit code tells how it ended."""
+    desk = streams.desk
+    id = streams.create()
+    desk.text("ws", "cancel", id, "--reason", "a reason that is much longer than the terminal is wide, or nearly so")
+    for words, code in ((("ws", "show", id, "--watch"), 1), (("ws", "list"), 0)):
+        with terminal(80) as (ours, theirs):
+            process = desk.program(*words, stdout=theirs, stderr=subprocess.STDOUT, env={"TERM": "xterm-256color"})
+            os.close(theirs)
+            seen = b""
+            with suppress(OSError):  # The other end is closed.
+                while part := os.read(ours, 65536):
+                    seen += part
+            assert process.wait(WAIT_SECONDS) == code
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+        assert "cancelled" in text
+        assert all(len(line) <= 80 for line in text.splitlines())

@@ -15,6 +15,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, plan_hash
 from tests.lab import Lab, gate, task
+from tests.spec.scenes import grant
 
 
 def states(lab: Lab, *names: str) -> list[str]:
@@ -62,6 +63,21 @@ def test_a_group_has_a_name_that_can_be_kept_and_shown(group: str) -> None:
     """Databases keep it, and people read it."""
     with pytest.raises(Refused, match="characters that can be printed"):
         dependents([task("a", group=group)])
+
+
+@pytest.mark.proves("MOD-D3", "QUE-T3")
+def test_what_was_stalled_by_hand_is_not_claimed_past_its_group() -> None:
+    """Nobody keeps the group for it meanwhile: it goes back to the queue and has its turn."""
+    lab = Lab().plan(task("a", group="deploy"), task("b", group="deploy"))
+    lab.claim(lab.attempt("a"))
+    lab.do(attempt.Stall(id="r1/a.1", actor="user:ada"))
+    lab.after(200).claim(lab.attempt("b"), by="w2")
+
+    refusal = lab.refused(grant(lab, "a", by="w3"))
+
+    assert refusal.code == "not_eligible"
+    assert "requeue it" in refusal.message
+    lab.verified()
 
 
 @pytest.mark.proves("MOD-S3")

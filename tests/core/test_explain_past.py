@@ -347,7 +347,12 @@ def test_a_validation_that_did_not_pass_says_what_it_found() -> None:
     lab.work("build", run_id="r2")
     lab.do(run.Validate(id="r2", is_passed=False, details="no signature"))
 
+    lab.plan(task("build"), id="r3")
+    broken = attempt.Verdict(is_passed=False, details="rule coverage: found 71, wanted at least 80")
+    lab.complete(lab.claim(lab.attempt("build", run_id="r3"), "w1"), verdict=broken)
+
     assert why(lab, lab.job("build")).summary.endswith("did not pass the validation: “coverage 71 % < 80 %”.")
+    assert why(lab, lab.job("build", "r3")).summary.endswith(f"did not pass the validation: “{broken.details}”.")
     assert why(lab, lab.run("r2")).summary == (
         "Run r2 failed, because its final validation did not pass: “no signature”."
     )

@@ -263,3 +263,16 @@ def test_what_is_for_other_machines_is_left_out_and_said(seat: Seat, repository:
 
     assert statuses(told) == {"a": "SUCCEEDED", "d": "SUCCEEDED"}
     assert {each["name"]: each["code"] for each in told[0]["left_out"]} == {"b": "other_machine", "c": "need_left_out"}
+
+
+def test_jobs_that_fail_by_infrastructure_do_not_stop_the_others(repository: Repository, seat: Seat) -> None:
+    """A server would no longer trust such a runner; here there is no other one, and the rest would wait for ever."""
+    names = [f"broken{n}" for n in range(4)]
+    steps, jobs = "steps: ['echo Connection reset by peer >&2; exit 1']", ""
+    for before, name in zip([None, *names], names, strict=False):
+        jobs += f"  {name}: {{{f'needs: {before}, if: always(), ' if before else ''}{steps}}}\n"
+    repository.commit(**{".deltaci.yml": f"jobs:\n{jobs}"})
+
+    found = statuses(seat.json("run"))
+
+    assert found == dict.fromkeys(names, "FAILED")

@@ -6,15 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent.parent
+MEMORY: Final = Path("/dev/shm")
 MAX_SECONDS: Final = 500
 PARTS: Final = 2  # So that they can be played side by side.
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where that is possible: a process that is killed loses nothing that it wrote, on no disk."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
+        yield Path(name)
 
 
 def played(folder: Path, story: str, first: int) -> list[dict[str, Any]]:
@@ -36,10 +45,10 @@ def played(folder: Path, story: str, first: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("first", range(1, PARTS + 1))
 @pytest.mark.parametrize(("story", "merged"), [("moving", {"one"}), ("bad", {"one"})])
 def test_killed_at_any_step_it_ends_the_same(
-    tmp_path: Path, story: str, merged: set[str], first: int, record_property: Callable[[str, object], None]
+    folder: Path, story: str, merged: set[str], first: int, record_property: Callable[[str, object], None]
 ) -> None:
     """The base is where it was before, or after, and never in between; history, trees and outcomes are the same."""
-    *killed, whole = played(tmp_path, story, first)
+    *killed, whole = played(folder, story, first)
 
     assert not whole["is_killed"]
     assert len(killed) > 20

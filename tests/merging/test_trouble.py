@@ -8,11 +8,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from deltaci.control.git import GitFailed
 from deltaci.control.merging import queue as queues
 from deltaci.control.merging.records import Outcome
 from deltaci.control.projects import Project
 from deltaci.control.workshop import Workshop
 from deltaci.core import run
+from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
 from deltaci.core.listing import EVERYBODY
 from deltaci.server.follower import Follower
@@ -201,6 +203,7 @@ async def test_who_does_not_hear_is_told_again(site: Opened, streams: Streams, m
         await here.settle()
         assert set(heard) == {"w", "v"}
         assert len(await here.store.documents(queues.KIND, EVERYBODY)) == 1
+        assert not await here.queue.leave(TENANT, "shop", "main", "w")  # It is merged, only not told yet.
         deaf[0] = False
         await here.calm()
 
@@ -220,7 +223,7 @@ async def test_one_whose_commits_cannot_be_had_does_not_hold_up_the_others(
         await here.settle()
         assert here.merged() == {"v"}
         [waiting] = (await here.view()).entries
-        assert (waiting.id, waiting.tries > 0, "git" in waiting.problem) == ("w", True, True)
+        assert (waiting.id, waiting.tries > 0, "cannot be had" in waiting.problem) == ("w", True, True)
         away.rename(streams.file("w"))
         await later(here, place, 1000)
         await here.settle()
@@ -342,6 +345,50 @@ async def test_another_server_makes_the_same_commits(site: Opened, streams: Stre
 
         assert two.merged() == {"w0", "w1", "w2"}
         assert [each.commit for each in batches] == [two.told[f"w{number}"].commit for number in range(3)]
+
+
+@on_loop
+async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: Streams, place: Place) -> None:
+    """What the next batch stands on is on the base by then; it is tested already, and is not tested again."""
+
+    class Once:
+        """Lands once; then it cannot."""
+
+        left = 1
+
+        async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+            if not self.left:
+                raise GitFailed("not today")
+            self.left -= 1
+            await workshop.push(branch, commit, expected)
+
+    async with site("one", landing=Once()) as one, site("two", owner="two", starts=False) as two:
+        await two.workshop.base("main")
+        await one.enter(streams.made("a", {"a": "1\n"}), streams.made("b", {"b": "1\n"}, method="squash"))
+        await one.settle()
+        assert one.merged() == {"a"}
+        await one.queue.stop()
+        await later(two, place, 10)
+        two.queue.start()
+        await two.settle()
+
+        assert two.merged() == {"b"}
+        assert two.files() == {"a", "b"}
+        assert len(one.tester.tested) == 2
+        assert two.tester.tested == []
+
+
+@pytest.mark.parametrize("fields", [{"method": "rebase"}, {"rules": [{"ru": "make"}]}, {"rules": [{"run": "x"}] * 101}])
+@on_loop
+async def test_one_that_makes_no_sense_does_not_get_into_the_line(
+    site: Opened, streams: Streams, fields: dict[str, object]
+) -> None:
+    """There it would stop all others."""
+    async with site() as here:
+        with pytest.raises(Refused):
+            await here.enter(streams.made("w", **fields))  # type: ignore[arg-type]
+
+        assert await here.queue.queues(TENANT) == []
 
 
 @on_loop

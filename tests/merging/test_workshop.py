@@ -141,6 +141,24 @@ async def test_one_by_one_on_top_of_the_base(shop: Workshop, upstream: Upstream)
 
 
 @on_loop
+async def test_a_message_stays_what_it_was(shop: Workshop, upstream: Upstream) -> None:
+    """In whatever letters it was written; a signature of what it was before is gone."""
+    upstream.switch("h", upstream.first)
+    (upstream.tree / "b").write_text("1\n")
+    git(upstream.tree, "add", "b")
+    told = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "i18n.commitEncoding", "GIT_CONFIG_VALUE_0": "ISO-8859-1"}
+    (upstream.tree.parent / "message").write_bytes("Grüße\n\nund mehr".encode("latin-1"))
+    git(upstream.tree, "commit", "-q", "-F", str(upstream.tree.parent / "message"), **told)
+    git(upstream.tree, "push", "-q", "origin", "HEAD:refs/heads/h")
+    head = await shop.base("h")
+    base = await branch(shop, upstream, "main", {"more": "1\n"})
+
+    top = await shop.replay(base, head, BY)
+
+    assert show(shop, "log", "-1", "--format=%B", "--encoding=UTF-8", top) == "Grüße\n\nund mehr"
+
+
+@on_loop
 async def test_a_merge_on_the_way_is_replayed_by_what_it_brought_in(shop: Workshop, upstream: Upstream) -> None:
     """One that changed more than that would lose it: it is said, and nothing is made."""
     first = await branch(shop, upstream, "one", {"b": "1\n"})

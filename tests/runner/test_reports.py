@@ -6,8 +6,11 @@ import json
 import tracemalloc
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.pipeline.paths import BadPattern
 from deltaci.pipeline.report_paths import read
 from deltaci.runner.reports import MAX_REPORT_BYTES, number_in
 
@@ -63,6 +66,7 @@ ISTANBUL = '{"total": {"lines": {"total": 20, "covered": 17, "skipped": 0, "pct"
         ("7", "a", None, "of another kind"),
         ('\ufeff{"a": 1}', "a", 1, "1"),
         ('{"a": 1, "a": 2}', "a", 2, "2"),
+        ('{"\\u00fc": {"found": 3}}', "ü.found", 3, "3"),
         (COVERAGE_XML, "./@line-rate", 0.7143, "0.7143"),
         (COVERAGE_XML, "@line-rate", 0.7143, "0.7143"),
         (COVERAGE_XML, "/coverage/@lines-valid", 14, "14"),
@@ -165,3 +169,44 @@ def test_nothing_of_a_report_is_kept_but_the_number(report: bytes, at: str) -> N
         tracemalloc.stop()
 
     assert peak < 2 * len(report) + 1_000_000
+
+
+PIECES = ("a", "b", ".", "[0]", '["a.b"]', "/", "@", "n", "[2]", "[@n='1']", "\\", "ü", "'", '"', "[", " ")
+CONTENT = (
+    '{"a":',
+    "[",
+    "]",
+    "}",
+    '"a.b":',
+    "1",
+    "NaN",
+    '"7 %"',
+    ",",
+    "<a n='1'>",
+    "<b>",
+    "</b>",
+    "</a>",
+    "&x;",
+    "<!--",
+)
+
+
+@given(
+    at=st.lists(st.sampled_from(PIECES), max_size=6).map("".join),
+    report=st.lists(st.sampled_from(CONTENT), max_size=10).map("".join) | st.binary(max_size=40),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_job_writes_is_a_number_or_a_refusal(at: str, report: str | bytes) -> None:
+    """Anything else would end the runner's work on the job with an error of ours."""
+    data = report if isinstance(report, bytes) else report.encode()
+    try:
+        path = read(at)
+    except BadPattern:
+        return
+    try:
+        value, written = number_in(data, path)
+    except Refused as refused:
+        assert refused.message
+    else:
+        assert abs(value) < float("inf")
+        assert written

@@ -63,6 +63,7 @@ COMMANDS = (
 )
 FILES = (
     Case({"files": ["*.xml"]}),
+    Case({"files": ["many/**"]}),
     Case({"files": ["*.xml", "no/*.whl"]}, "no file for 'no/*.whl'", "a file for each pattern", "*.xml, no/*.whl"),
     Case({"files": ["/etc/passwd"]}, "absolute", "a file for each pattern"),
     Case({"files": ["log.md"], "contains": r"^# 1\.[0-9]"}),
@@ -109,6 +110,9 @@ def furnish(work: Path) -> None:
     (work / "empty.md").write_text("")
     (work / "long.txt").write_text("x" * 70_000 + "needle" + "x" * 70_000)
     (work / "raw.bin").write_bytes(b"\xff\xfe text\xff\x00end")
+    (work / "many").mkdir()
+    for number in range(1001):  # More than a job may keep.
+        (work / "many" / f"{number}").touch()
     with (work / "huge.bin").open("wb") as file:
         file.truncate(MAX_READ_BYTES + 1)  # A hole: nothing is on the disk.
 

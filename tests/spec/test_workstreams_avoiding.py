@@ -87,6 +87,17 @@ def test_only_the_last_few_are_remembered_each_once() -> None:
     assert avoiding(avoid, "w3")[-1] == "w3"
 
 
+@pytest.mark.proves("WST-KH5")
+def test_a_worker_that_came_back_is_the_same_worker() -> None:
+    """Its record is another one in each life; the machine is not."""
+    lost = lost_by(*avoiding((), "w1/2"))
+
+    assert lost.avoid == ("w1",)
+    assert is_avoided(lost, "w1/3", ((),), ("w2",))
+    assert not is_avoided(lost, "w1/3", ((),), ("w1/3",))
+    assert not is_avoided(lost, "w1/part", ((),), ("w2",))
+
+
 def test_the_plain_queue_remembers_nobody() -> None:
     """Its workers need not be known at all."""
     lab = Lab()

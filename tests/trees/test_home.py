@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import struct
 import subprocess
@@ -10,6 +11,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deltaci.blobs.memory import MemoryBlobs
 from deltaci.control import bundles
@@ -325,3 +328,13 @@ def test_what_an_attempt_sent_is_only_its_own() -> None:
     assert told(other) == ("c", "")
     assert told({"type": "log", "uri": "artifact:a.1/1/log"}, own) == ("c", "artifacts/t/a.1/1/tree")
     assert home.sent(Attempt(id="a.1", tenant="t")) == ("", "")
+
+
+@given(st.binary(max_size=300).map(lambda data: b"# v2 git bundle\n" + data) | st.binary(max_size=100))
+def test_whatever_is_sent_is_a_bundle_or_refused(data: bytes) -> None:
+    """The head of a bundle is read by us; nothing else can come of it."""
+    try:
+        at = bundles.pack_at(io.BytesIO(data))
+    except GitFailed:
+        return
+    assert data[:at].endswith(b"\n\n")

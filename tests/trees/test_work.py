@@ -182,8 +182,6 @@ async def test_hooks_and_configuration_hinder_no_handover(
         ("head -c 20000 /dev/urandom > large", "at most 9000 are sent"),
         ("rm -rf $(git rev-parse --git-dir)/*", "cannot be committed"),
         ("echo 'gitdir: /nowhere' > .git", "cannot be committed"),
-        ('rm -rf "$RUNNER_TEMP"; ln -s /etc "$RUNNER_TEMP"', "leave them alone"),
-        ("printf '#!/bin/sh\nprintf 1234 > $DELTACI_TREE/head' > git; chmod +x git; echo $PWD >> $GITHUB_PATH", ""),
     ],
 )  # fmt: skip
 @on_loop
@@ -200,9 +198,6 @@ async def test_what_cannot_be_handed_over_fails_the_job(
         outcome = await one.work()
 
         report = await told(here, "ws1/one.1")
-        if not why:
-            assert (outcome, report["head"]) != ("failed", "1234")
-            return
         assert outcome == "failed", log_of(here, "ws1/one.1")
         assert why in report["summary"], report
         assert "head" not in report
@@ -288,7 +283,7 @@ async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
         assert await (await stand.workshop()).mirror.read(stream.tip, "a") == b"a\nb\nc\n"
 
 
-@pytest.mark.parametrize("damage", ["link", "packs", "repository", "index", "about", "git"])
+@pytest.mark.parametrize("damage", ["stream", "link", "packs", "repository", "index", "about", "git"])
 @on_loop
 async def test_what_is_broken_is_made_anew(site: Open, upstream: Upstream, tmp_path: Path, damage: str) -> None:
     """A tree that is a link, a repository without its objects, an index of garbage: all of it are only copies."""
@@ -301,7 +296,10 @@ async def test_what_is_broken_is_made_anew(site: Open, upstream: Upstream, tmp_p
         assert await one.work() == "succeeded"
         await stand.join("one")
         stream = one.streams / "ws1"
-        if damage == "link":
+        if damage == "stream":
+            shutil.rmtree(stream)
+            stream.symlink_to(outside)
+        elif damage == "link":
             shutil.rmtree(stream / "tree")
             (stream / "tree").symlink_to(outside)
         elif damage == "packs":

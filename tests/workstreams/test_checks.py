@@ -46,9 +46,10 @@ def test_a_change_outside_is_named_and_so_is_what_was_wanted() -> None:
     assert bad == Verdict(
         rule="scope",
         is_passed=False,
-        found="changes of lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
-        wanted="changes of nothing but src/**, docs/**",
+        found="lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
+        wanted="only src/**, docs/**",
     )
+    assert checks.within(Rule(within=["src/**"]), ["a"]).rule == "src/**"
 
 
 def test_a_conflict_is_named_and_so_is_what_to_do() -> None:

@@ -53,7 +53,8 @@ def typed() -> list[str]:
     """What the page says to type, after the server was started."""
     lines = [line.removeprefix("$ ") for line in FIRST.splitlines() if line.startswith("$ ")]
     assert lines[0] == "deltaci up"
-    return lines[1:]
+    assert "sorry.yml" in lines[-1]
+    return lines[1:-1]
 
 
 def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

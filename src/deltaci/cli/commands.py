@@ -46,7 +46,7 @@ COMMANDS: Final = {
     "failure-rules": Entry("failures", PEOPLE, "Show, set and try the rules by which failures are classed."),
     "template": Entry("template", PEOPLE, "Save, list and look at templates: plans to be used again."),
     "project": Entry("project", PEOPLE, "Tell a server of repositories, list and change them."),
-    "workers": Entry("workers", PEOPLE, "List workers, look at one, let a new one in."),
+    "workers": Entry("workers", PEOPLE, "List workers, drain, resume or remove one, let a new one in."),
     "key": Entry("key", PEOPLE, "Make, list and revoke API keys."),
     "whoami": Entry("me", PEOPLE, "Show who you are to the server, and what you may do."),
     "tenant": Entry("me", PEOPLE, "What a tenant may use and what it uses."),

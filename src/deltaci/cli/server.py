@@ -15,6 +15,7 @@ from deltaci.blobs import open_blobs
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.control.addresses import ALLOWABLE, Rules
+from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
 from deltaci.core import lease
 from deltaci.engine import loops
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -61,6 +62,16 @@ ClientCaOption = Annotated[
     typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
 ]
 
+LeaseTtlOption = Annotated[
+    int, typer.Option(min=2, max=86400, help="Seconds after which a lease without a heartbeat is lost.")
+]
+HealthOption = Annotated[
+    int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")
+]
+MaxSilentOption = Annotated[
+    int, typer.Option(min=1, max=7 * 86400, help="Seconds after which a runner that is silent is gone.")
+]
+
 
 @app.command("server")
 def server_command(
@@ -69,9 +80,9 @@ def server_command(
     blobs: BlobsOption = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
-    lease_ttl: Annotated[
-        int, typer.Option(min=2, max=86400, help="Seconds after which a runner that is silent has lost its jobs.")
-    ] = lease.TTL_SECONDS,
+    lease_ttl: LeaseTtlOption = lease.TTL_SECONDS,
+    health_seconds: HealthOption = HEALTH_SECONDS,
+    max_silent_seconds: MaxSilentOption = MAX_SILENT_SECONDS,
     failure_rules: FailureRulesOption = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
@@ -117,6 +128,7 @@ def server_command(
             failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
             rules=_rules(allow_repositories or []),
             has_transitions=not no_transitions,
+            health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:

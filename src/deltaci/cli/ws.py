@@ -68,7 +68,11 @@ def create_command(
     content, name = _content(file), "standard input" if file == "-" else file
     _check(content, name)
     made = session.client.create_workstream(
-        content.decode("utf-8"), name=name[-200:], project=project or "", base=base, idempotency_key=idempotency_key
+        content.decode("utf-8"),
+        name=safe(name[-200:]),
+        project=project or "",
+        base=base,
+        idempotency_key=idempotency_key,
     )
     if wait:
         if not session.is_json:

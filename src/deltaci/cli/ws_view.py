@@ -14,7 +14,7 @@ from deltaci.cli.shown import Rows, ago, facts, safe, span
 from deltaci.client.outcomes import is_completed
 from deltaci.core.events import JOB, RUN
 from deltaci.core.views.view import LEFT_OUT, SAME
-from deltaci.core.views.workstreams import TASK_VIEW, WORKSTREAM_VIEW
+from deltaci.core.views.workstreams import TASK_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 from deltaci.wire import api
 from deltaci.wire import api_workstreams as wire
 
@@ -62,18 +62,18 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
     """All of it."""
     counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
     begins = f" at {short(found.base_commit)}" if found.base_commit else ""
-    is_derived = found.derived_state == found.state
+    is_plain = found.derived_state == found.state or found.ended_at is not None
     head = facts(
         (
             ("workstream", f"{found.name}  ({found.id})"),
-            ("title", found.title),
+            ("title", found.title if found.title != found.name else ""),
             ("state", stated(found.state) + Text(f"  (run: {safe(found.run_state)})", style="dim")),
-            ("by its tasks", "" if is_derived else found.derived_state),
+            ("by its tasks", "" if is_plain else found.derived_state),
             ("reason", found.reason),
             ("project", found.project),
             ("base", f"{found.base}{begins}" if found.base else ""),
             ("branch", found.branch and f"{found.branch}, now {short(found.tip)}"),
-            ("tree", found.place),
+            ("tree", ", ".join(_trees(found))),
             ("started by", found.created_by),
             ("created", f"{ago(found.created_at)} ({found.created_at.astimezone():%Y-%m-%d %H:%M:%S})"),
             ("took", span(found.seconds) if found.seconds is not None else ""),
@@ -101,6 +101,12 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
     return Group(head, Text(), rows.table())
 
 
+def _trees(found: wire.Workstream) -> list[str]:
+    """Where to look: at the trees of what failed, else at the last one."""
+    failed = [task.place for task in found.tasks if task.last_error is not None and task.place]
+    return list(dict.fromkeys(failed)) or ([found.place] if found.place else [])
+
+
 def outcome_told(found: wire.Workstream) -> RenderableType:
     """How it ended, and what kept it from being completed."""
     took = f" in {span(found.seconds)}" if found.seconds is not None else ""
@@ -109,6 +115,8 @@ def outcome_told(found: wire.Workstream) -> RenderableType:
     for task in found.tasks:
         if task.last_error is not None:
             lines.append(Text(f"  {safe(task.name)}: {safe(note(task, found.tasks), 2000)}"))
+    if trees := _trees(found):
+        lines.append(Text(f"  tree: {safe(', '.join(trees), 2000)}"))
     if merge := _merge(found):
         lines.append(Text(f"  merge: {safe(merge, 2000)}"))
     return Group(*lines)
@@ -134,9 +142,10 @@ def _merge(found: wire.Workstream) -> str:
 
 
 def _added(task: wire.WorkstreamTask) -> str:
-    if task.added is None:
-        return ""
-    return f"+{short(task.added.tip)}" if task.added.is_changed else "nothing"
+    if task.added is not None and task.added.is_changed:
+        return f"+{short(task.added.tip)}"
+    is_good = task.completed_at is not None and task.last_error is None and not task.reason
+    return "nothing" if is_good else ""
 
 
 def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:
@@ -184,7 +193,10 @@ def event_told(event: api.Event, id: str) -> Text | None:
     line = Text(f"{at:%H:%M:%S} ", style="dim")
     line.append(f"{_NOUNS[event.entity]:<10} {safe(name):<18} ", style="not dim")
     change = f"{before} → {after}" if before else after
-    return line.append(f"{change:<24} ", style=f"not dim {COLOURS.get(after, '')}").append(safe(event.trigger))
+    line.append(f"{change:<24} ", style=f"not dim {COLOURS.get(after, '')}")
+    # Runs have document 000's words for what happened; of tasks, both documents say the same.
+    trigger = WORKSTREAM_TRIGGERS.get((before, after)) if event.entity == RUN else None
+    return line.append(safe(trigger or event.trigger))
 
 
 def queue_shown(queue: wire.MergeQueue) -> RenderableType:

@@ -81,6 +81,7 @@ def pack_at_of(file: Path) -> int:
 async def _beside(mirror: Mirror) -> AsyncIterator[Path]:
     """An empty repository that sees the objects of the mirror, for as long as it is needed."""
     folder = mirror.folder.parent
+    folder.mkdir(parents=True, exist_ok=True)  # Where nothing was fetched yet, the pack fails for what it stands on.
     await asyncio.to_thread(_sweep, folder)
     draft = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
     try:

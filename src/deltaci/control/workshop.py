@@ -147,7 +147,8 @@ class Workshop:
         raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         head, _, message = raw.partition("\n\n")
         author = next(line for line in head.split("\n") if line.startswith("author "))
-        text = "\n".join((f"tree {tree}", f"parent {parent}", author, f"committer {_who(by)}", "", message))
+        said_in = [line for line in head.split("\n") if line.startswith("encoding ")]
+        text = "\n".join((f"tree {tree}", f"parent {parent}", author, f"committer {_who(by)}", *said_in, "", message))
         words = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*words, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
 

@@ -11,12 +11,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from deltaci.core import run
+from deltaci.core import run, worker
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
+from deltaci.core.events import WORKER
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.listing import RUNS
 from deltaci.core.run import Origin, Run
+from deltaci.engine import feed
+from deltaci.engine.loops import ended
 from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
@@ -109,11 +112,23 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
             try:
                 made = Engine(service, folder)
                 await _end_left_over(made)
-                async with _runner(folder, listener.url, labels, slots):
-                    yield made
+                trusting = asyncio.create_task(_trust(service, await store.last_seq()))
+                try:
+                    async with _runner(folder, listener.url, labels, slots):
+                        yield made
+                finally:
+                    await ended(trusting)
             finally:
                 listener.stop()
                 await serving
+
+
+async def _trust(service: Service, since: int) -> None:
+    """Whatever fails here, there is nobody who would do better: who is no longer trusted is let go on at once."""
+    async for event in feed.follow(service.store, since):
+        if event.entity == WORKER and event.trigger == "quarantined":
+            with suppress(Refused):
+                await service.applier.do(worker.Resume(id=event.entity_id))
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ MAX_LENGTH: Final = 1000
 MAX_PARTS: Final = 32
 MAX_INDEX: Final = 999
 
+_STRANGE: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _QUOTED: Final = re.compile(r"\[\"[^\"]*\"\]|'[^']*'")
 _KEY: Final = re.compile(r"[^.\[\]\"'/@\s]+")
 _PLACE: Final = re.compile(r"\[(?:([0-9]{1,9})|\"([^\"]+)\")\]")
@@ -56,6 +57,8 @@ def read(text: str) -> ReportPath:
         raise BadPattern(1, "nothing", "a path, such as 'totals.percent_covered' or './@line-rate'")
     if len(text) > MAX_LENGTH:
         raise BadPattern(MAX_LENGTH + 1, f"{len(text)} characters", f"at most {MAX_LENGTH}")
+    if strange := _STRANGE.search(text):
+        raise BadPattern(strange.start() + 1, "a control character or '\\'", "a path on one line, without '\\'")
     path = _xml(text) if re.search("[/@]", _QUOTED.sub("", text)) else _json(text)
     parts = path.parts if isinstance(path, InJson) else path.elements
     if len(parts) > MAX_PARTS:

@@ -18,7 +18,7 @@ from deltaci.core.failures import MAX_LINE_CHARS
 from deltaci.pipeline import log_patterns, report_paths
 from deltaci.pipeline.paths import BadPattern
 from deltaci.runner import junit
-from deltaci.runner.artifacts import Found, find, open_found, search
+from deltaci.runner.artifacts import Bounds, Found, find, open_found, search
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.executors import Exit
 from deltaci.runner.reports import MAX_REPORT_BYTES, number_in
@@ -33,6 +33,7 @@ MAX_LINE_BYTES: Final = 64 * 1024  # What is longer is more than one line.
 MAX_READ_BYTES: Final = 16 * 1024**2  # Of all files together that one rule looks into.
 MAX_PRINTED_BYTES: Final = 64 * 1024
 MAX_SHOWN: Final = 3
+BOUNDS: Final = Bounds(files=100_000, bytes=2**60)  # They are looked at, not kept.
 MAX_CHARS: Final = 300  # Of each text of a verdict.
 KINDS: Final = ("run", "files", "junit", "number", "result")
 
@@ -130,7 +131,7 @@ class Rules:
                 wanted = f"a line with {contains!r} in each file"
                 log_patterns.check(contains)
             kept = [ArtifactRule(path_glob=text(pattern)) for pattern in patterns]
-            found, missed = search(workspace, kept)
+            found, missed = search(workspace, kept, BOUNDS)
             if missed:
                 return Finding(False, f"no file for {_listed(each.path_glob for each in missed)}", wanted)
             if contains and sum(each.bytes for each in found) > MAX_READ_BYTES:
@@ -193,7 +194,7 @@ class Rules:
         return Finding(not is_low and not is_high, written, wanted)
 
     def _found(self, pattern: str, most: int) -> list[Found]:
-        found = find(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)])
+        found = find(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
         if sum(each.bytes for each in found) > most:
             raise Refused("too_large", f"reports of more than {most} bytes")
         return found

@@ -140,20 +140,15 @@ class Service:
         )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
-        self._follower.tell(self.control.hear)
-        self._follower.tell(self.fleet.hear)
         self._dispatcher = Dispatcher(store, nats) if nats is not None else None
         if self._dispatcher is not None:
-            self._follower.tell(self._dispatcher.hear)
             self.control.add_outlet(self._dispatcher.tell)
         secrets = Secrets(self.blobs, key)
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
         registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
         self.streams = EventStreams(store)
-        self._follower.tell(self.streams.hear)
         self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
-        self._follower.tell(self.repositories.hear)
         trees = Trees(self.protocol, store, self.repositories, self.blobs, folder, self._disk)
         self._runners = RunnerApp(
             self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
@@ -163,18 +158,18 @@ class Service:
         outlet = Outlet(allowed_forges)
         forges = Forges(projects, outlet, Reports(store, self.logs, public_url))
         self.reporter = Reporter(store, self.applier, forges)
-        self._follower.tell(self.reporter.hear)
-        self._follower.tell(self.flaky.hear)
-        self.transitions = self._recording(folder) if has_transitions else None
+        self.transitions = LiveTransitions(store, folder) if has_transitions else None
         self.workstreams = self._lines_of_work(folder, ForgeLanding(projects, outlet, Pushing()))
+        self._tell_all()
         self._api = self._people(tenants, secrets, rules_of)
         self._timers: asyncio.Task[None] | None = None
 
-    def _recording(self, folder: Path) -> LiveTransitions:
-        """What writes down every transition."""
-        transitions = LiveTransitions(self.store, folder)
-        self._follower.tell(transitions.hear)
-        return transitions
+    def _tell_all(self) -> None:
+        """Whoever wants to know what happens is told, in this order."""
+        parts = (self.control, self.fleet, self._dispatcher, self.streams, self.repositories, self.reporter, self.flaky)
+        for each in (*parts, self.transitions, self.workstreams):
+            if each is not None:
+                self._follower.tell(each.hear)
 
     def _lines_of_work(self, folder: Path, landing: Landing) -> Streams:
         """Workstreams, and the queue in which they are merged."""
@@ -188,9 +183,7 @@ class Service:
             folder=folder,
             records=Workstreams(self.store),
         )
-        streams = Streams(desk, self.repositories.owner, landing)
-        self._follower.tell(streams.hear)
-        return streams
+        return Streams(desk, self.repositories.owner, landing)
 
     def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
         """What people and programs talk to."""

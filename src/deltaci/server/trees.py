@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from deltaci.blobs.keys import PART_BYTES
+from deltaci.blobs.room import check_room
 from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.control.git import GitFailed
 from deltaci.control.repositories import Repositories
@@ -127,7 +128,7 @@ class Trees:
         path = self._folder / start.name
         if await self._disk.do(lambda: _touched(path)):
             return path
-        await self._disk.do(lambda: self._folder.mkdir(parents=True, exist_ok=True))
+        await self._disk.do(self._check)
         draft = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         try:
             await start.workshop.bundle(start.tip, [start.base], draft)
@@ -136,6 +137,10 @@ class Trees:
             draft.unlink(missing_ok=True)
         await self._disk.do(lambda: _prune(self._folder, keep=path))
         return path
+
+    def _check(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        check_room(self._folder, 0)
 
     async def _size(self, start: _Start) -> int:
         if start.base == start.tip:

@@ -103,6 +103,7 @@ class WorkstreamTask(Shown, frozen=True, kw_only=True):
     seconds: Annotated[float | None, says("how long it took, or has taken so far")]
     last_error: Failure | None
     failed_rules: Annotated[list[FailedRule], says("what did not hold after its last attempt")]
+    place: Annotated[str, says("where the tree is in which it ran last, as its runner said; empty: it is not there")]
     added: Annotated[Added | None, says("what it added to the branch; absent: nothing yet")]
 
 
@@ -128,7 +129,7 @@ class Workstream(WorkstreamLine, frozen=True, kw_only=True):
     base_commit: Annotated[str, says("where its branch began")]
     branch: Annotated[str, says("its own branch")]
     tip: Annotated[str, says("where its branch is")]
-    place: Annotated[str, says("where its worktree is, as the last runner said")]
+    place: Annotated[str, says("where its worktree is, as the last runner said; empty: it has none, or not any more")]
     stages: Annotated[list[list[str]], says("the tasks by levels: what a task needs is in an earlier one")]
     tasks: Annotated[list[WorkstreamTask], says("in the order of the file")]
     counts: Annotated[dict[str, int], says("how many tasks are in each state")]

@@ -107,7 +107,6 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     commits: tuple[str, ...] = ()
     failed: tuple[Outcome, ...] = ()  # They conflict with the base itself.
     behind: tuple[tuple[str, int], ...] = ()  # They conflict with this batch.
-    unwanted: tuple[str, ...] = ()
     troubled: tuple[tuple[str, str], ...] = ()
 
 
@@ -296,7 +295,7 @@ def built(line: Line, number: int, made: Built, now: int) -> Line:
     if batch is None or batch.commits:
         return line
     problems, behind = dict(made.troubled), dict(made.behind)
-    out = {each.id for each in made.failed} | set(made.unwanted)
+    out = {each.id for each in made.failed}
     places: list[Place] = []
     for each in line.places:
         id = each.entry.id

@@ -28,7 +28,7 @@ from deltaci.control.merging.records import NONE, Entry, Outcome, QueueView, Tol
 from deltaci.control.merging.shown import shown
 from deltaci.control.mirrors import Mirrors
 from deltaci.control.projects import Project, Projects, of
-from deltaci.control.workshop import HEADS, Moved, Workshop
+from deltaci.control.workshop import Moved, Workshop
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
@@ -80,6 +80,7 @@ class MergeQueue:
         self._lines = Documents(store, KIND, Line)
         self._claims = Claims(store, CLAIM, owner or secrets.token_hex(8), CLAIM_SECONDS)
         self._told: list[Told] = []
+        self._deaf: dict[str, frozenset[str]] = {}  # Whose outcomes nobody heard just now.
         self._later: dict[str, asyncio.TimerHandle] = {}
         self.hands = Hands("merge queue", self._work, COUNT, sweep=self.sweep, sweep_seconds=SWEEP_SECONDS)
 
@@ -101,7 +102,11 @@ class MergeQueue:
     # -- who comes and goes
 
     async def enter(self, entry: Entry) -> None:
-        """To be merged, after all who came before. Safe to repeat; raises `Overloaded` when too many wait."""
+        """To be merged, after all who came before. Safe to repeat; raises `Overloaded` when too many wait.
+
+        One that could not even be tested is refused.
+        """
+        testing.check(entry)
         if not entry.at:
             entry = replace(entry, at=await self._store.now())
         empty = Line(tenant=entry.tenant, project=entry.project, base=entry.base)
@@ -110,11 +115,11 @@ class MergeQueue:
         self.hands.give(name)
 
     async def leave(self, tenant: str, project: str, base: str, id: str) -> bool:
-        """Not to be merged any more. Whether it is out of the line now; False: it is about to land."""
+        """Not to be merged any more. Whether that holds; False: it is too late, and the outcome will be told."""
         name = _name_of(tenant, project, base)
         line = await self._lines.edit(EVERYBODY, name, lambda line: line and lines.without(line, [id]))
         self.hands.give(name)
-        return line is None or all(each.entry.id != id for each in line.places)
+        return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
@@ -154,6 +159,7 @@ class MergeQueue:
         if not await self._claims.take(name):
             self._give_later(name, RETRY_SECONDS)
             return
+        self._deaf.pop(name, None)
         loop, taken = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         try:
             while True:
@@ -179,7 +185,7 @@ class MergeQueue:
             try:
                 if await self._is_done(name, line, step):
                     return True
-            except (*_PASSING, asyncio.CancelledError):
+            except _PASSING:
                 raise
             except (GitFailed, Refused) as error:
                 problem = str(error)
@@ -222,13 +228,16 @@ class MergeQueue:
                 return await self._land(name, line, batch, project, workshop)
 
     async def _tell(self, name: str, line: Line, outcome: Outcome) -> bool:
+        if outcome.id in self._deaf.get(name, ()):
+            return False
         for each in self._told:
             try:
                 await each(outcome)
-            except (*_PASSING, asyncio.CancelledError):
+            except _PASSING:
                 raise
             except Exception:
                 LOGGER.exception("nobody hears how it went with workstream %s; trying again", outcome.id)
+                self._deaf[name] = self._deaf.get(name, frozenset()) | {outcome.id}
                 return False
         return await self._edit(name, line, lambda line: lines.told(line, outcome))
 
@@ -307,7 +316,7 @@ class MergeQueue:
         """Have a head in the mirror. Whatever keeps it out is trouble with this one alone."""
         try:
             await self._ensure(entry)
-        except (*_PASSING, asyncio.CancelledError, GitFailed):
+        except (*_PASSING, GitFailed):
             raise
         except Exception as error:
             LOGGER.exception("the commits of workstream %s cannot be had: an error of ours", entry.id)
@@ -319,7 +328,7 @@ class MergeQueue:
         if await candidates.has(batch):
             return True
         if not await workshop.mirror.has(batch.start):
-            await workshop.mirror.need(batch.base, f"{HEADS}{line.base}")
+            await workshop.base(line.base)  # It may have landed since.
             if not await workshop.mirror.has(batch.start):
                 return False
         return await candidates.remade(batch, line.entries(batch))

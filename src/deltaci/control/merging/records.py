@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 NONE: Final = "none"  # The method of those who are only tested.
+METHODS: Final = ("merge", "squash", "fast-forward", NONE)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

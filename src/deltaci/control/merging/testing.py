@@ -7,12 +7,23 @@ from typing import Final
 
 import msgspec
 
-from deltaci.control.merging.line import Batch, Found, Line, Tested, outcome_of, queue_digest, run_of, tests_of
-from deltaci.control.merging.records import NONE
+from deltaci.control.merging.line import (
+    MAX_RULES,
+    Batch,
+    Found,
+    Line,
+    Tested,
+    outcome_of,
+    queue_digest,
+    run_of,
+    tests_of,
+)
+from deltaci.control.merging.records import METHODS, NONE, Entry
 from deltaci.control.projects import Project
 from deltaci.control.workshop import HEADS
 from deltaci.core import job
 from deltaci.core.decide import StartRun, job_id
+from deltaci.core.errors import Refused
 from deltaci.core.failures import FLAKY, RETRYABLE, USER, Failure
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import plan_hash
@@ -26,6 +37,18 @@ STREAM: Final = "merge-"
 MAX_ATTEMPTS: Final = 3
 MAX_TITLE: Final = 200
 TIMED_OUT: Final = "TIMED_OUT"  # The rules themselves took too long: trying it for ever would not help.
+
+
+def check(entry: Entry) -> None:
+    """Refuse one that nobody could merge, or test: in the line, it would stop all others."""
+    if entry.method not in METHODS:
+        raise Refused("bad_request", f"the method is {entry.method!r}; expected one of {', '.join(METHODS)}")
+    try:
+        rules = msgspec.convert(entry.rules, list[Rule])
+    except msgspec.ValidationError as error:
+        raise Refused("bad_request", f"the rules of workstream {entry.id} make no sense: {error}") from None
+    if len(rules) > MAX_RULES:
+        raise Refused("bad_request", f"workstream {entry.id} has {len(rules)} rules; at most {MAX_RULES} are looked at")
 
 
 def order(line: Line, batch: Batch, project: Project) -> StartRun:

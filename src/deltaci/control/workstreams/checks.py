@@ -13,7 +13,6 @@ from deltaci.wire.messages import Rule, Verdict
 
 MAX_SHOWN: Final = 5
 MAX_PATH_CHARS: Final = 80
-WITHIN: Final = "within"
 MERGEABLE: Final = "mergeable"
 
 
@@ -28,13 +27,13 @@ def outside(paths_changed: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
 def within(rule: Rule, paths_changed: Iterable[str]) -> Verdict:
     """Whether nothing was changed but what the rule allows."""
-    wanted = f"changes of nothing but {_listed(rule.within)}"
+    meant = _listed(rule.within)
+    name, wanted = rule.name or meant, f"only {meant}"
     try:
         strays = outside(paths_changed, rule.within)
     except BadPattern as bad:
-        return Verdict(rule=rule.name or WITHIN, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
-    found = f"changes of {_listed(strays)}" if strays else ""
-    return Verdict(rule=rule.name or WITHIN, is_passed=not strays, found=found, wanted=wanted)
+        return Verdict(rule=name, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
+    return Verdict(rule=name, is_passed=not strays, found=_listed(strays), wanted=wanted)
 
 
 def mergeable(rule: Rule, base: str, conflicts: Sequence[str]) -> Verdict:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.blobs import keys
+from deltaci.blobs.room import check_room
 from deltaci.blobs.store import Blobs
 from deltaci.control.bundles import MAX_BUNDLE_BYTES, PREFIX, elsewhere
 from deltaci.control.git import GitFailed
@@ -150,9 +151,12 @@ def _copy(blobs: Blobs, key: str, file: Path) -> None:
             raise GitFailed("the bundle with these commits is not kept any more")
         if stored.bytes > MAX_BUNDLE_BYTES:
             raise GitFailed(f"the bundle has {stored.bytes:,} bytes; at most {MAX_BUNDLE_BYTES:,} are taken")
+        check_room(file.parent, 2 * stored.bytes)  # Once as it is, once in the mirror.
         with file.open("wb") as target:
             for part in keys.read_all(blobs, key):
                 target.write(part)
+    except OSError as error:
+        raise GitFailed(f"the bundle cannot be unpacked now: {error.strerror or error}", is_passing=True) from error
     except Refused as refused:  # It is gone, or was never a name of one.
         raise GitFailed(f"the bundle with these commits cannot be read: {refused.message}") from None
 

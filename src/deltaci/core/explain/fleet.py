@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from deltaci.core import worker
+from deltaci.core.attempt import Attempt
+from deltaci.core.avoiding import has_lost
 from deltaci.core.explain.answer import Clause
 from deltaci.core.explain.story import Story
 from deltaci.core.explain.words import MAX_LISTED, listed, moment, saying, shown
@@ -22,16 +24,17 @@ TURN: Final = "waiting_for_worker"
 TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING, HELD})  # It will not pass by itself.
 
 
-def why_not_taken(story: Story, queue_key: str, *, is_plain: bool, avoid: Sequence[str] = ()) -> Clause:
-    """What the workers of the tenant say to an attempt that needs these labels. Found once for each set of labels.
+def why_not_taken(story: Story, of: Attempt) -> Clause:
+    """What the workers of the tenant say to an attempt. Found once for each set of labels that attempts need.
 
-    `avoid` are those that lost it: where another one is free, they leave it to that one.
+    Those that lost this one leave it to others where there are any.
     """
+    queue_key, is_plain = of.queue_key, not of.job_id
     known = story.by_worker.get(queue_key)
     if known is None:
         known = story.by_worker[queue_key] = _found(story, queue_key, is_plain=is_plain)
-    if avoid and known.code == TURN:
-        return _left(story, queue_key, avoid) or known
+    if of.avoid and known.code == TURN:
+        return _left(story, of) or known
     return known
 
 
@@ -70,12 +73,12 @@ def _has_room(of: Worker) -> bool:
     return len(of.tasks) < of.max_concurrent_tasks
 
 
-def _left(story: Story, queue_key: str, avoid: Sequence[str]) -> Clause | None:
+def _left(story: Story, of: Attempt) -> Clause | None:
     """Somebody is free, but lost it before, and leaves it to one that did not: who may be busy."""
-    required = required_labels(queue_key)
+    required = required_labels(of.queue_key)
     taking = [each for each, labels in story.workers if required <= labels and worker.takes_work(each)]
-    losers = [each.id for each in taking if each.id in avoid and _has_room(each)]
-    others = [each for each in taking if each.id not in avoid]
+    losers = [each.id for each in taking if has_lost(of, each.id) and _has_room(each)]
+    others = [each for each in taking if not has_lost(of, each.id)]
     if not losers or not others:
         return None
     lost = f"{listed(losers)} lost it before and {'leaves' if len(losers) == 1 else 'leave'} it to others"

@@ -47,7 +47,7 @@ def attempt_waits(story: Story, of: Attempt) -> list[Clause]:
 
 def _queued(story: Story, of: Attempt) -> list[Clause]:
     event = story.last(of.id)
-    by_worker = fleet.why_not_taken(story, of.queue_key, is_plain=not of.job_id, avoid=of.avoid)
+    by_worker = fleet.why_not_taken(story, of)
     by_worker = Clause(by_worker.code, by_worker.text, by_worker.about or of.id, event, by_worker.advice)
     found: list[Clause] = []
     if of.fence_until > story.now:

@@ -25,7 +25,7 @@ from deltaci.runner.executors.cell import CellFailed, Shown
 from deltaci.runner.folders import opened
 from deltaci.runner.placing import remove
 from deltaci.wire.messages import MAX_STREAMS
-from deltaci.wire.work import Tree
+from deltaci.wire.work import Name, Tree
 
 FOLDER: Final = "workstreams"
 REPOSITORY: Final = "repository.git"
@@ -48,7 +48,7 @@ AskOver = Callable[[list[str]], Awaitable[list[str]]]
 class About(msgspec.Struct, frozen=True):
     """What a stream's folder is for. A line of merges is no run: nobody says when it is over."""
 
-    id: str
+    id: Name
     is_line: bool
 
 
@@ -130,7 +130,7 @@ class Worktrees:
         except TimeoutError:
             raise CellFailed(f"another job of this runner is in {spot.path} for {BUSY_SECONDS:.0f} s already") from None
         spot.is_held = True
-        await asyncio.to_thread(self._make, spot)
+        await asyncio.to_thread(self._make, spot, self.is_alone(spot))
 
     def is_alone(self, spot: Spot) -> bool:
         """Whether no other job has a tree of this stream."""
@@ -148,6 +148,7 @@ class Worktrees:
                 await asyncio.to_thread(self._left, spot, is_empty)
             self._locks[spot.path].release()
         self.give_back(spot)
+        self._wake.set()
 
     def give_back(self, spot: Spot) -> None:
         """Nobody of the job that it was taken for will come."""
@@ -157,10 +158,12 @@ class Worktrees:
         else:
             self._locks.pop(spot.path, None)
 
-    def _make(self, spot: Spot) -> None:
+    def _make(self, spot: Spot, is_alone: bool) -> None:
         self._root()
+        if is_alone and os.path.lexists(spot.stream) and not stat.S_ISDIR(spot.stream.lstat().st_mode):
+            self.put_aside(spot.stream)  # A job without walls may have put a link there.
         _folder(spot.stream)
-        if self.is_alone(spot):
+        if is_alone:
             for name in os.listdir(spot.stream):
                 if name.startswith("."):  # Half made by a runner that was killed.
                     remove_all(spot.stream, name)
@@ -187,7 +190,6 @@ class Worktrees:
         """Whatever is there is there no more; it is removed when there is time. A link is not followed."""
         if os.path.lexists(path):
             os.rename(path, self.folder / f"{TRASH}{secrets.token_hex(8)}")
-            self._wake.set()
 
     async def tidy(self, ask: AskOver) -> list[str]:
         """Remove what nobody needs any more: what the server says is over, and what was not used for long."""
@@ -209,7 +211,7 @@ class Worktrees:
         return removed
 
     async def keep_tidy(self, ask: AskOver) -> None:
-        """Again and again, as long as this runner has any: soon after a job has begun, and every few minutes."""
+        """Again and again, as long as this runner has any: when a job begins or is over, and every few minutes."""
         while True:
             if self.is_used:
                 self._wake.clear()

@@ -22,7 +22,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.run import Run, is_over
+from deltaci.core.run import Run, is_let_go, is_over
 from deltaci.core.views.steps import run_status, step_attempts
 from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstreams import model, reading
@@ -127,7 +127,13 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     now = await call.parts.store.now()
-    found = [wire.WorkstreamLine(**_line(each, now)) for each in page.records if isinstance(each, Run)]
+    lines = [_line(each, now) for each in page.records if isinstance(each, Run)]
+    kept = records.Workstreams(call.parts.store)
+    for each in lines:
+        if not each["base"]:  # The repository's default branch, which only its planning has found out.
+            record = await kept.find(call.who.tenant, each["id"])
+            each["base"] = record.base if record is not None else ""
+    found = [wire.WorkstreamLine(**each) for each in lines]
     return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
 
 
@@ -184,9 +190,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
     stages = graph(stream)
     level = {name: number for number, names in enumerate(stages, 1) for name in names}
     joined = {each.task: each for each in record.joined}
-    tasks = [
-        _task(task, level[task.name], known, family.tries, joined.get(task.name), record, now) for task in stream.tasks
-    ]
+    tasks = [_task(task, level[task.name], known, family, joined.get(task.name), record, now) for task in stream.tasks]
     states = [(task_state(each), each.spec.is_required) for each in family.jobs]
     line = _line(family.run, now)
     return wire.Workstream(
@@ -195,7 +199,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place=record.place,
+        place="" if is_let_go(family.run) else record.place or next((each.place for each in tasks if each.place), ""),
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
@@ -207,7 +211,7 @@ def _task(
     task: model.Task,
     stage: int,
     known: Mapping[str, Job],
-    tries: Mapping[str, list[Attempt]],
+    family: Family,
     joined: records.Joined | None,
     stream: records.Workstream,
     now: int,
@@ -225,7 +229,7 @@ def _task(
     if found is None:  # It is not planned yet.
         most = task.retry.max_attempts if task.retry is not None else 1
         return wire.WorkstreamTask(**told, **_NOT_PLANNED, max_attempts=most)
-    last = tries.get(found.id, [])[-1:]
+    last = family.tries.get(found.id, [])[-1:]
     held = last[0].lease or last[0].ended_lease if last else None
     return wire.WorkstreamTask(
         **told,
@@ -240,21 +244,27 @@ def _task(
         completed_at=maybe(found.completed_at),
         seconds=_seconds(found.started_at, found.completed_at, now),
         last_error=failure(found.last_error),
-        failed_rules=_rules([*_reported(last), *stream.verdicts.get(task.name, ())]),
+        failed_rules=_rules([*_verdicts(last), *stream.verdicts.get(task.name, ())]),
+        place="" if is_let_go(family.run) else str(_report(last).get("place", "")),
     )
 
 
 _NOT_PLANNED: Final[dict[str, Any]] = {
     **{"state": "", "job_state": "", "reason": "", "attempts": 0, "next_run_at": None, "worker_id": ""},
     **{"started_at": None, "completed_at": None, "seconds": None, "last_error": None, "failed_rules": []},
+    "place": "",
 }
 
 
-def _reported(last: Sequence[Attempt]) -> list[Verdict]:
-    """What its runner found when it looked at the rules."""
+def _report(last: Sequence[Attempt]) -> dict[str, Any]:
+    """What the runner of its last attempt said of it."""
     report = last[0].report if last else None
-    found = report.get("verdicts") if isinstance(report, dict) else None
-    return msgspec.convert(found, list[Verdict]) if found else []
+    return report if isinstance(report, dict) else {}
+
+
+def _verdicts(last: Sequence[Attempt]) -> list[Verdict]:
+    """What its runner found when it looked at the rules."""
+    return msgspec.convert(_report(last).get("verdicts") or [], list[Verdict])
 
 
 def _rules(verdicts: Iterable[Verdict]) -> list[wire.FailedRule]:
@@ -277,19 +287,19 @@ def _added(joined: records.Joined | None) -> wire.Added | None:
 
 def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
     places = [
-        (position, entry, next((each for each in queue.batches if each.number == entry.batch), None))
+        (position, (entry, next((each for each in queue.batches if each.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, entry, batch = places[0] if places else (0, None, None)
+    position, (entry, batch, queue) = places[0] if places else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
-        waits_for=next((each.problem for each in (entry, batch) if each is not None and each.problem), ""),
+        waits_for=next((each.problem for each in (entry, batch, queue) if each is not None and each.problem), ""),
         tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,

@@ -1,0 +1,151 @@
+"""The fleet by the API: who is there and how it is, and who is drained, resumed or sent away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import httpx
+
+from deltaci.core import worker
+from deltaci.server.service import registration_token
+from tests.api.site import ApiSite, Caller, Player
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+
+async def asked(site: ApiSite, player: Player, name: str, **fields: object) -> httpx.Response:
+    """One request of a runner."""
+    headers = {"Authorization": f"Bearer {player._credential}"}
+    return await site.http.post(f"/runner/v1/{name}", json=fields, headers=headers)
+
+
+async def refused(caller: Caller, path: str) -> tuple[int, str]:
+    """With what it is refused."""
+    reply = await caller.post(path)
+    return reply.status, reply.code
+
+
+@on_loop
+async def test_only_who_looks_after_runners_may_send_them_away(site: Opened) -> None:
+    """Whoever may read sees them; another tenant's are not there; a name that never was is not found."""
+    async with site() as here:
+        ops, ada, them = (
+            await here.key("ops", "runner"),
+            await here.key("ada", "run"),
+            await here.key("x", "runner", tenant="them"),
+        )
+        player = await here.player()
+
+        for verb in ("drain", "resume", "remove"):
+            assert await refused(ada, f"/workers/{player.name}/{verb}") == (403, "missing_scope")
+            assert await refused(them, f"/workers/{player.name}/{verb}") == (404, "not_found")
+            assert await refused(ops, f"/workers/none/{verb}") == (404, "not_found")
+        reply = await ops.post(f"/workers/{player.name}/drain", {"why": "x"})
+        assert (reply.status, reply.code) == (422, "bad_message")
+        assert (await ada.get(f"/workers/{player.name}")).body["hold"] == ""
+
+
+@on_loop
+async def test_a_worker_is_shown_with_all_that_matters(site: Opened) -> None:
+    """Its name, its life, both documents' words, why it takes nothing, what it holds, and when it was heard."""
+    async with site() as here:
+        ops = await here.key("ops", "runner", "run")
+        player = await here.player("gpu", slots=2)
+        run = await ops.start({"name": "a", "runs_on": ["gpu"], "work": {"steps": ["true"]}})
+        lease = await player.take()
+        await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
+        found = (await ops.get(f"/workers/{player.name}")).body
+
+        assert (found["id"], found["name"], found["state"], found["status"]) == ("w1", "w1", "BUSY", "busy")
+        assert (found["hold"], found["hold_reason"], found["troubles"]) == ("DRAINED", "new disk", 0)
+        assert (found["tasks"], found["slots"], found["labels"]) == ([f"{run}/a.1"], 2, ["gpu"])
+        assert found["created_at"] <= found["held_at"]
+        assert found["created_at"] <= found["seen_at"]
+        await player.finish(lease)
+
+
+@on_loop
+async def test_a_drained_worker_gets_nothing_until_it_is_resumed(site: Opened) -> None:
+    """Both are safe to repeat; the first reason stays."""
+    async with site() as here:
+        ops = await here.key("ops", "runner", "run")
+        player, other = await here.player(), await here.player()
+        for reason in ("new disk", "another"):
+            reply = await ops.post(f"/workers/{player.name}/drain", {"reason": reason})
+            assert (reply.status, reply.body["hold"], reply.body["hold_reason"]) == (200, "DRAINED", "new disk")
+        run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
+
+        assert await player.lease(wait_seconds=0) == []
+        for _ in range(2):
+            reply = await ops.post(f"/workers/{player.name}/resume")
+            assert (reply.status, reply.body["hold"]) == (200, "")
+        [lease] = await player.lease()
+
+        assert lease["job_id"] == f"{run}/a"
+        assert await other.lease(wait_seconds=0) == []
+        actors = {event.trigger: event.actor for event in await here.log() if event.entity_id == player.name}
+        assert (actors["drained"], actors["resumed"]) == ("user:ops", "user:ops")
+
+
+@on_loop
+async def test_a_removed_worker_goes_after_its_job_and_stays_out_until_there_is_a_token(site: Opened) -> None:
+    """People see one worker by its name, whichever life it is in."""
+    async with site() as here:
+        ops = await here.key("ops", "runner", "run")
+        player = await here.player()
+        await ops.start({"name": "a", "work": {"steps": ["true"]}})
+        lease = await player.take()
+
+        for _ in range(2):
+            reply = await ops.post(f"/workers/{player.name}/remove")
+            assert (reply.body["state"], reply.body["shutdown_reason"]) == ("BUSY", "REMOVED")
+        await player.finish(lease)
+        reply = await ops.post(f"/workers/{player.name}/remove")
+        assert (reply.status, reply.body["status"]) == (200, "shutdown")
+        assert await refused(ops, f"/workers/{player.name}/drain") == (409, "wrong_state")
+        assert (await asked(here, player, "renew")).json()["code"] == "bad_credential"
+
+        token = (await ops.post("/workers/tokens", {"name": player.name, "again": True})).body["token"]
+        back = await here.http.post("/runner/v1/register", json={"token": token})
+        assert back.json()["runner_id"] == "w1/2"
+        [there] = (await ops.get("/workers")).body["workers"]
+        [gone] = (await ops.get("/workers?gone=true")).body["workers"]
+        assert (there["name"], there["id"], gone["name"], gone["id"]) == ("w1", "w1/2", "w1", "w1")
+        assert (await ops.get("/workers/w1")).body == there
+
+
+@on_loop
+async def test_who_went_by_itself_is_removed_by_a_word(site: Opened) -> None:
+    """Otherwise it would come back with the credential that it has."""
+    async with site() as here:
+        ops = await here.key("ops", "runner")
+        first, second = await here.player(), await here.player()
+        for each in (first, second):
+            assert (await asked(here, each, "leave", type="Leave", runner_id=each.name)).json() == {"gone": True}
+
+        assert (await ops.post(f"/workers/{first.name}/remove")).status == 200
+
+        assert (await asked(here, first, "renew")).json()["code"] == "bad_credential"
+        assert (await asked(here, second, "renew")).json()["runner_id"] == "w2/2"
+
+
+@on_loop
+async def test_a_silent_worker_is_removed_when_its_leases_ended(site: Opened) -> None:
+    """Nobody can ask it to go; before its lease is over it may still work, and the refusal says so."""
+    async with site() as here:
+        ops = await here.key("ops", "runner", "run")
+        player = await here.player()
+        run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
+        lease = await player.take()
+        await ops.post(f"/runs/{run}/cancel")
+        await here.service.applier.do(worker.MissHealthChecks(id=player.name))
+
+        assert await refused(ops, f"/workers/{player.name}/remove") == (409, "wrong_state")
+        await player.say(lease, "CancelAck", final_status="CANCELED", ts="2026-01-04T08:00:00Z")
+        reply = await ops.post(f"/workers/{player.name}/remove")
+
+        assert (reply.status, reply.body["state"]) == (200, "SHUTDOWN")
+        token = registration_token(here.folder, player.name, "default", again=True)
+        assert (await here.http.post("/runner/v1/register", json={"token": token})).json()["runner_id"] == "w1/2"
