@@ -16,7 +16,7 @@ from tests.repositories.upstream import Upstream
 
 PROJECT: Final = "shop"
 CORES: Final = os.cpu_count() or 1
-POLL_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 1.0  # Seldom: whoever asks is work for the server, too.
 PATIENCE_SECONDS: Final = 1800.0
 _MAIN: Final = ("-m", "deltaci.main")
 

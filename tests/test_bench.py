@@ -17,6 +17,7 @@ from bench import (
     bench_queue,
     bench_streams,
     bench_verify,
+    bench_workstreams,
     peers,
 )
 from tests.servers import ServerFailed
@@ -168,3 +169,14 @@ def test_the_benchmark_of_the_merge_queue_runs(monkeypatch: pytest.MonkeyPatch) 
 
     assert all(figure.value > 0 for figure in figures.values())
     assert set(figures["100 files, batches of 2: merges"].ratios) == {"git alone", "git merge in a work tree"}
+
+
+def test_the_benchmark_of_workstreams_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for whole workstreams, beside plain jobs and a plain loop."""
+    monkeypatch.setattr(bench_workstreams, "STREAMS", 2)
+    monkeypatch.setattr(bench_workstreams, "TASKS", 2)
+
+    figures = {figure.metric: figure for figure in bench_workstreams.run()}
+
+    assert all(figure.value > 0 for figure in figures.values())
+    assert set(figures["tasks"].ratios) == {"a plain loop of git and sh", "plain jobs"}
