@@ -269,3 +269,17 @@ async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) 
         ada = await here.key("ada", "run")
 
         assert (await ada.post("/workstreams", {"spec": {**SPEC, "merge": False}})).body["merge"]["method"] == "none"
+
+
+@on_loop
+async def test_a_workstream_cannot_be_run_again_as_a_run(site: Opened) -> None:
+    """Its tasks would have no branch."""
+    async with site() as here:
+        StandIn(here.service)
+        ada = await here.key("ada", "run")
+        id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
+
+        refused = await ada.post(f"/runs/{id}/rerun", {})
+
+        assert (refused.status, refused.code) == (400, "bad_request")
+        assert "create it once more from its file" in refused.body["detail"]

@@ -171,3 +171,4 @@ async def test_a_run_is_about_what_it_comes_from() -> None:
     assert subject is not None
     assert (subject.project, subject.commit, subject.pipeline) == ("p", "c", "build")
     assert await Origins().subject_of(Run(id="r")) is None
+    assert await Origins().subject_of(Run(id="merge-1", origin=about.origin)) is None, "nobody else has that commit"

@@ -81,12 +81,15 @@ def test_in_any_history_only_the_good_land_and_only_the_bad_are_put_out(seed: in
 
 
 def test_a_batch_is_the_longest_run_of_one_kind() -> None:
-    """One method, the same labels, no more than fit; one that is only tested is alone."""
+    """One method, the same labels, tested the same way, no more than fit; one that is only tested is alone."""
     line = line_of(*(entry(f"a{n}") for n in range(3)), entry("b", "squash"), entry("c"))
     assert lines.formed(line, NOW, ONE).batches[0].members == ("a0", "a1", "a2")
 
     line = line_of(entry("a", labels=("x", "y")), entry("b", labels=("y", "x")), entry("c"))
     assert lines.formed(line, NOW, ONE).batches[0].members == ("a", "b")
+
+    line = line_of(entry("a"), replace(entry("b"), work={"image": "debian"}))
+    assert lines.formed(line, NOW, ONE).batches[0].members == ("a",)
 
     line = line_of(*(entry(f"a{n}") for n in range(9)))
     assert len(lines.formed(line, NOW, ONE).batches[0].members) == 8

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents
-from deltaci.pipeline.workstreams.compile import graph, labels, levels, planned
+from deltaci.pipeline.workstreams.compile import graph, how_tested, labels, levels, planned
 from deltaci.pipeline.workstreams.model import Workstream
 from deltaci.pipeline.workstreams.reading import read
 from deltaci.wire import messages as wire
@@ -95,6 +95,28 @@ def test_how_often_how_long_and_where() -> None:
     assert told.artifacts == [wire.ArtifactRule(path_glob="out/*.xml")]
     assert told.tree is not None
     assert told.tree.message == "by hand"
+
+
+def test_what_holds_for_all_holds_for_tasks_and_tests() -> None:
+    """A task may say something else; before the merge it is tested as the whole says."""
+    text = """\
+workstream: all
+env: {A: 1, B: 2}
+executor: sandbox
+image: debian
+network: true
+tasks:
+  - {name: one, run: make}
+  - {name: two, run: make, executor: container, image: alpine, env: {B: 3}}
+"""
+    one, two = (work(each) for each in jobs(text).values())
+
+    assert (one.executor, one.image, one.network, one.env) == ("sandbox", "debian", True, {"A": "1", "B": "2"})
+    assert (two.executor, two.image, two.network, two.env) == ("container", "alpine", True, {"A": "1", "B": "3"})
+    assert how_tested(stream(text)) == {
+        **{"executor": "sandbox", "image": "debian", "network": True},
+        "env": {"A": "1", "B": "2"},
+    }
 
 
 def test_the_same_file_makes_the_same_jobs() -> None:

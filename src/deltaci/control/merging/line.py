@@ -64,7 +64,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> tuple[object, ...]:
         """What all of a batch have in common. Labels, too: a worker that has those of all may not exist."""
-        return self.entry.method, self.group, tuple(sorted(set(self.entry.labels)))
+        work = msgspec.json.encode(self.entry.work, order="sorted")
+        return self.entry.method, self.group, tuple(sorted(set(self.entry.labels))), work
 
 
 class Found(msgspec.Struct, frozen=True):

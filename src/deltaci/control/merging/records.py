@@ -26,6 +26,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     author: str = ""
     rules: list[dict[str, Any]] = []  # wire.Rule as plain values: what must hold of the merged tree
     labels: tuple[str, ...] = ()  # that a worker must have to test it
+    work: dict[str, Any] = {}  # wire.JobSpec as plain values: how to test it, beside the tree and the rules
     at: int = 0  # when it came, by the store's clock
 
 

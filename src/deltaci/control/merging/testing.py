@@ -45,6 +45,7 @@ def check(entry: Entry) -> None:
         raise Refused("bad_request", f"the method is {entry.method!r}; expected one of {', '.join(METHODS)}")
     try:
         rules = msgspec.convert(entry.rules, list[Rule])
+        msgspec.convert(entry.work, Work)
     except msgspec.ValidationError as error:
         raise Refused("bad_request", f"the rules of workstream {entry.id} make no sense: {error}") from None
     if len(rules) > MAX_RULES:
@@ -77,9 +78,9 @@ def order(line: Line, batch: Batch, project: Project) -> StartRun:
 def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     stream = f"{STREAM}{queue_digest(line.tenant, line.project, line.base)}"
     entry = line.entries(batch)[tested.last]
-    work = Work(
+    work = msgspec.structs.replace(
+        msgspec.convert(entry.work, Work),
         name=_name(tested),
-        steps=[],
         rules=[msgspec.convert(each, Rule) for each in tested.rules],
         tree=Tree(
             stream=stream,

@@ -39,7 +39,7 @@ from deltaci.core.timers import is_over
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstreams import model
-from deltaci.pipeline.workstreams.compile import labels
+from deltaci.pipeline.workstreams.compile import how_tested, labels
 from deltaci.store.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"
@@ -246,6 +246,7 @@ class Streams:
             author=spec.author or "",
             rules=[msgspec.to_builtins(each) for each in wire_rules(spec.validation)],
             labels=tuple(labels(spec)),
+            work=how_tested(spec),
         )
 
     async def ensure(self, entry: Entry) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import queue_key
@@ -43,16 +45,16 @@ def levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...],
 
 def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     is_own = task.worktree == "own"
-    env = {name: as_text(value) for name, value in {**stream.env, **task.env}.items()}
+    env = _env({**stream.env, **task.env})
     work, _ = jobs.checked(
         wire.JobSpec(
             name=task.name,
-            image=task.image,
+            image=task.image or stream.image,
             steps=[wire.Step(run=command) for command in task.run],
             env=env,
             artifacts=[wire.ArtifactRule(path_glob=each.path, type=each.type) for each in task.artifacts],
-            executor=task.executor,
-            network=task.network,
+            executor=task.executor or stream.executor,
+            network=task.network or stream.network,
             limits=jobs.limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
@@ -84,6 +86,17 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
 def labels(stream: Workstream, task: Task | None = None) -> list[str]:
     """What a worker must have: for a task, or for what is tested before the merge."""
     return list(dict.fromkeys([*stream.runs_on, *(task.runs_on if task is not None else ())]))
+
+
+def how_tested(stream: Workstream) -> dict[str, Any]:
+    """How to look at what would be merged: what the specification of that job has beside its tree and its rules."""
+    work = wire.JobSpec(image=stream.image, executor=stream.executor, network=stream.network, env=_env(stream.env))
+    found: dict[str, Any] = msgspec.to_builtins(work)
+    return found
+
+
+def _env(env: Mapping[str, Any]) -> dict[str, str]:
+    return {name: as_text(value) for name, value in env.items()}
 
 
 def _retries(retry: model.Retry | None) -> dict[str, Any]:

@@ -116,7 +116,13 @@ class Workstream(Part, frozen=True, kw_only=True):
         | None,
         says("of the commits that are made for it"),
     ] = None
-    env: Annotated[Env, says("variables for every task")] = {}
+    env: Annotated[Env, says("variables for every task, and for what is tested before the merge")] = {}
+    executor: Annotated[
+        Literal["process", "sandbox", "container"] | None,
+        says("how to isolate them, where a task says nothing else; absent: as the worker does"),
+    ] = None
+    image: Annotated[Line, says("the container image that they run in, where a task has no other")] = ""
+    network: Annotated[bool, says("whether all of them may use the network, isolated or not")] = False
     runs_on: Annotated[
         Labels, says("labels that the worker of every task must have, and of what is tested before the merge")
     ] = field(name="runs-on", default=())

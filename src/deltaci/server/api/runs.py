@@ -80,6 +80,10 @@ async def rerun_run(call: Call) -> Made:
     if (known := await repeat.known()) is not None:
         return _made(known, 200, is_repeat=True)
     of = await run_of(call)
+    if of.origin.workstream:
+        raise Refused(
+            "bad_request", f"{of.id} is a workstream, with a branch of its own; create it once more from its file"
+        )
     specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
     record = repeat.run(
         is_fail_fast=of.is_fail_fast, timeout_seconds=of.timeout_seconds, origin=of.origin, rerun_of=of.id
