@@ -92,7 +92,8 @@ def test_what_is_over_waits_for_whoever_reports_it() -> None:
 
 def test_a_worker_is_there_or_gone_and_work_is_on_no_list() -> None:
     """The queue's hot path has nothing to do with lists."""
-    assert lists(Worker(id="w", tenant=TENANT, state="BUSY")) == {(TENANT, "worker")}
+    there = {(TENANT, "worker"), (listing.EVERYBODY, listing.THERE)}
+    assert lists(Worker(id="w", tenant=TENANT, state="BUSY")) == there
     assert lists(Worker(id="w", tenant=TENANT, state="SHUTDOWN")) == {(TENANT, "worker/gone")}
     assert lists(Attempt(id="a", tenant=TENANT)) == frozenset()
     assert moved(Attempt(id="a", tenant=TENANT, state="RUNNING"), "LEASED") == (frozenset(), frozenset())
