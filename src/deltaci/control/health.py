@@ -18,6 +18,7 @@ from deltaci.core.worker import Worker
 HEALTH_SECONDS: Final = 20  # Between two checks that a silent worker misses.
 MISSED: Final = 3  # So many in a row, and a busy one is unresponsive.
 MAX_SILENT_SECONDS: Final = 600  # And after so long it is gone.
+PROBATION_SECONDS: Final = 900  # After so long one that is quarantined is tried once more: it may be the only one.
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     health_seconds: float = HEALTH_SECONDS
     missed: int = MISSED
     max_silent_seconds: float = MAX_SILENT_SECONDS
+    probation_seconds: float = PROBATION_SECONDS
 
     @property
     def silent(self) -> int:
@@ -48,14 +50,17 @@ def order(record: Worker, heard_at: int, since: int, now: int, limits: Limits) -
     """What is to be said to this worker's record, if anything.
 
     Each follows from a rule of the machine: who is busy may miss checks, who is unresponsive may be given up, or
-    recover, and who is idle may be presumed gone.
+    recover, and who is idle may be presumed gone. Who was quarantined for long enough is tried once more.
     """
     quiet = silence(record, heard_at, since, now)
+    is_served = now - record.held_at >= round(limits.probation_seconds * SECOND)
     named: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
     if worker.is_silent(record) and heard_at > record.updated_at and quiet < limits.silent:
         return worker.Recover(**named)
     if quiet >= limits.silent and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
         return worker.MissHealthChecks(**named)
+    if quiet < limits.silent and worker.is_distrusted(record) and is_served:
+        return worker.Resume(**named)
     if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.GiveUp):
         return worker.GiveUp(**named)
     if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.Shutdown):
