@@ -90,6 +90,20 @@ async def test_one_that_was_found_silent_can_still_say_goodbye(fleet: OpenFleet)
 
 
 @on_loop
+async def test_one_that_was_found_silent_elsewhere_recovers_wherever_it_asks(fleet: OpenFleet) -> None:
+    """Also at a server that has not heard of it yet."""
+    async with fleet() as here, fleet() as beside:
+        runner = await here.runner("w1")
+        await here.plan()
+        await runner.take()
+        await here.server.do(worker.MissHealthChecks(id="w1"))
+        await here.server.enqueue("plain", spec={"steps": ["true"]})
+
+        assert [each.job_id for each in await beside.known(runner).lease()] == ["plain"]
+        assert await here.state() == IDLE
+
+
+@on_loop
 async def test_a_drained_one_gets_nothing_and_is_given_work_at_once_when_it_is_resumed(fleet: OpenFleet) -> None:
     """It may go on asking; whoever waits is answered when the word is said."""
     async with fleet() as here:

@@ -181,7 +181,7 @@ def token_command(
     data: DataOption = Path(".state"),
     hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="How long it is good.")] = 24,
     again: Annotated[
-        bool, typer.Option("--again", help="For a runner that is registered and has lost its credential.")
+        bool, typer.Option("--again", help="For a runner that has lost its credential, or was removed.")
     ] = False,
 ) -> None:
     """Make a registration token for a runner: it is good once. Run it where the server's data is."""

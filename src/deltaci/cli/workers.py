@@ -160,7 +160,7 @@ def token_command(
     name: NameArgument,
     again: Annotated[
         bool,
-        typer.Option("--again", help="For a runner that is registered and has lost its credential, or was removed."),
+        typer.Option("--again", help="For a runner that has lost its credential, or was removed."),
     ] = False,
     expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token is good.")] = "24h",
 ) -> None:

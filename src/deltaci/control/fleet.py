@@ -54,6 +54,7 @@ class Fleet:
         self._over: dict[str, Worker] = {}
         self._absent: set[str] = set()
         self._missing: set[Key] = set()  # Those who missed too many checks, whatever their record says.
+        self._fit: dict[str, dict[str, tuple[str, ...]]] = {}  # By tenant: the labels of all who may be given work.
         self._rivals: dict[str, Rivals] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._stale: dict[str, None] = {}
@@ -145,7 +146,7 @@ class Fleet:
             if len(self._over) >= MAX_REMEMBERED:
                 self._over.clear()
             self._over[record.id] = record
-        self._rivals.pop(record.tenant, None)
+        self._count_in(key, record)
         _wake(self._waiting.get(record.id, ()))
 
     def _seen(self, tenant: str, id: str) -> Worker | None:
@@ -182,14 +183,19 @@ class Fleet:
         """
         found = self._rivals.get(tenant)
         if found is None:
-            there = [
-                each
-                for key, each in self._known.items()
-                if key[0] == tenant and key not in self._missing and worker.takes_work(each)
-            ]
-            found = tuple(each.labels for each in there), tuple(each.id for each in there)
-            self._rivals[tenant] = found
+            fit = self._fit.get(tenant, {})
+            found = self._rivals[tenant] = tuple(fit.values()), tuple(fit)
         return found
+
+    def _count_in(self, key: Key, record: Worker) -> None:
+        """Or out: whether it is one of those who could take a job."""
+        fit = self._fit.setdefault(record.tenant, {})
+        is_fit = key not in self._missing and worker.takes_work(record)
+        if is_fit and fit.get(record.id) != record.labels:
+            fit[record.id] = record.labels
+        elif is_fit or fit.pop(record.id, None) is None:
+            return
+        self._rivals.pop(record.tenant, None)
 
     async def may_ask(self, tenant: str, id: str, seconds: float, gone: Gone | None = None) -> bool:
         """Whether this worker may be given work. One that is held back waits here until it may; False: in vain."""
@@ -198,6 +204,9 @@ class Fleet:
         while True:
             with self._changing(id) as change:
                 record = await self.find(tenant, id)
+                if record is not None and worker.is_silent(record):
+                    await self.greet(tenant, [id])
+                    record = await self.find(tenant, id)
                 if record is None or worker.takes_work(record):
                     return True
                 if worker.is_over(record):
@@ -259,8 +268,10 @@ class Fleet:
         await self.hearing.tell(now)
         await self.hearing.listen(now)
         await self.catch_up()
-        self._missing = {key for key, each in self._known.items() if self._is_silent(key, each, now)}
-        self._rivals.clear()
+        missing = {key for key, each in self._known.items() if self._is_silent(key, each, now)}
+        changed, self._missing = missing ^ self._missing, missing
+        for key in changed & self._known.keys():
+            self._count_in(key, self._known[key])
         due = [each.id for each in self._known.values() if self._judged(each, now) is not None]
         for start in range(0, len(due), PAGE):
             # The picture may be a little old: who is judged is looked at.
@@ -280,6 +291,8 @@ class Fleet:
         for order, answer in zip(orders, await self._applier.do_all(orders), strict=True):
             if isinstance(answer, Refused):
                 LOGGER.debug("worker %s: %s is refused: %s", order.id, type(order).__name__, answer.message)
+                self._stale[order.id] = None  # It is not as we thought.
+                self._is_stale.set()
                 continue
             if answer.events:
                 LOGGER.info("worker %s: %s", order.id, type(order).__name__)

@@ -149,9 +149,11 @@ class Agent:
             await (self._leaving or self._leave())
         finally:
             self._asking.abort()  # A thread that still waits for work would be given some.
-            for task in (hearing, renewing, listening, *linked, asking, *self._tasks):
+            leaving = [self._leaving] if self._leaving is not None else []
+            left = (hearing, renewing, listening, *linked, asking, *leaving, *self._tasks)
+            for task in left:
                 task.cancel()
-            await asyncio.gather(hearing, renewing, listening, *linked, asking, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
             await self._places.close()
             self._client.close_all()
             self._asking.close_all()
@@ -218,7 +220,9 @@ class Agent:
         if fresh.runner_id != self._credential.runner_id:
             LOGGER.info("the server had given this runner up; it goes on as %s", fresh.runner_id)
             self._ear.runner_id = fresh.runner_id
-        self._credential = fresh
+        is_new, self._credential = fresh.runner_id != self._credential.runner_id, fresh
+        if is_new and self._is_stopping.is_set():
+            self._leaving = asyncio.create_task(self._leave())  # Of this life, too.
         self._client.token = self._asking.token = self._listening.token = fresh.credential
         self._tell(NewToken(token=fresh.credential))
         self._renew_at = self._machine.clock() + fresh.expires_in_seconds / 2
