@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
 from deltaci.control.addresses import FILE, SSH, Address, Resolved
+from deltaci.engine import programs
 
 FETCH_SECONDS: Final = 300.0
 COMMAND_SECONDS: Final = 60.0
@@ -24,8 +23,6 @@ MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
 MAX_PACK_BYTES: Final = 8 * 1024**3  # Of one fetch.
 MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_TOLD: Final = 500
-READ_BYTES: Final = 256 * 1024
-END_SECONDS: Final = 5.0
 AT_ONCE: Final = 4
 
 SETTINGS: Final = {
@@ -124,65 +121,21 @@ class Git:
         # A shell says how large a file, and it itself, may get at most; it becomes git.
         bounds = f"ulimit -f {MAX_PACK_BYTES // 512}" + (f" && ulimit -v {memory // 1024}" if memory else "")
         words = ["sh", "-c", f'{bounds}; exec git "$@"', "git", *where, *args]
-        source, text = (None, input) if isinstance(input, bytes) else (input, b"")
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=source or (asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(way),
-            start_new_session=True,
-            cwd="/",
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reading = asyncio.gather(
-            _read(process.stdout, limit, is_all=True),
-            _read(process.stderr, MAX_ERROR_BYTES, is_all=False),
-            _write(process.stdin, text),
-        )
         try:
-            async with asyncio.timeout(seconds):
-                out, err, _ = await reading
-                return await process.wait(), out, err
-        except TimeoutError:
+            ended = await programs.call(
+                words,
+                env=environment(way),
+                folder="/",
+                seconds=seconds,
+                most_bytes=limit,
+                most_error_bytes=MAX_ERROR_BYTES,
+                input=input,
+            )
+        except programs.TookTooLong:
             raise GitFailed(f"git {args[0]} took longer than {seconds:.0f} s", is_passing=True) from None
-        finally:
-            await _stop(process, reading)
-
-
-async def _read(stream: asyncio.StreamReader, limit: int, *, is_all: bool) -> bytes:
-    found = bytearray()
-    while part := await stream.read(READ_BYTES):
-        found += part
-        if len(found) > limit and is_all:
+        if ended.is_cut:
             raise GitFailed(f"there is more than the {limit:,} bytes that are read of one thing")
-        del found[limit + 1 :]
-    return bytes(found)
-
-
-async def _write(stream: asyncio.StreamWriter | None, data: bytes) -> None:
-    if stream is None:
-        return
-    with suppress(ConnectionError):  # It ended before it had read all.
-        stream.write(data)
-        await stream.drain()
-    stream.close()
-    with suppress(ConnectionError):
-        await stream.wait_closed()
-
-
-async def _stop(process: asyncio.subprocess.Process, reading: asyncio.Future[tuple[bytes, bytes, None]]) -> None:
-    """Nothing of it stays: not git, not what it started."""
-    if process.returncode is None or not reading.done():
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    reading.cancel()
-    with suppress(asyncio.CancelledError, GitFailed):
-        await reading
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_SECONDS):
-            await process.wait()
+        return ended.code, ended.out, ended.err
 
 
 def environment(way: Way | None) -> dict[str, str]:

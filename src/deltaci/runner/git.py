@@ -6,12 +6,9 @@ credential is told by the environment, never by a command line, and only to the 
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,13 +17,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.engine import programs
 
 PROTOCOLS: Final = ("http", "https", "ssh", "git")
 PROTOCOLS_VARIABLE: Final = "DELTACI_GIT_PROTOCOLS"  # Say `https,file` to allow only these; `file` is local use.
 KNOWN_PROTOCOLS: Final = (*PROTOCOLS, "file")
 MAX_SAID_BYTES: Final = 16 * 1024
 MAX_OUTPUT_BYTES: Final = 4 * 1024**2
-KILL_SECONDS: Final = 5.0
 COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ALWAYS: Final = {
     "core.hooksPath": os.devnull,
@@ -184,51 +181,22 @@ async def git(
 ) -> str:
     """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *("git", *arguments),
-            cwd=folder,
+        ended = await programs.call(
+            ("git", *arguments),
             env={**environment(remote, home or folder), **(env or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            folder=folder,
+            seconds=timeout_seconds,
+            most_bytes=most_bytes,
+            most_error_bytes=MAX_SAID_BYTES,
+            goes_on=True,
         )
     except OSError as error:
         raise GitFailed(f"git does not start: {error.strerror}; install it where the runner is") from error
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = asyncio.gather(_first(process.stdout, most_bytes), _last(process.stderr), process.wait())
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            out, said, code = await reading
-    except TimeoutError:
+    except programs.TookTooLong:
         raise GitFailed(f"git {arguments[0]} took more than {timeout_seconds:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), KILL_SECONDS)
-        process._transport.close()  # type: ignore[attr-defined]  # Nobody may keep its pipes open.
-    if code:
-        raise GitFailed(_why(said) or f"git {arguments[0]} ended with {code}")
-    return out
-
-
-async def _first(stream: asyncio.StreamReader, most: int) -> str:
-    kept = bytearray()
-    while part := await stream.read(1 << 16):
-        kept += part[: most - len(kept)]
-    return kept.decode("utf-8", "surrogateescape")
-
-
-async def _last(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[-MAX_SAID_BYTES:]
-    return kept.decode("utf-8", "replace")
+    if ended.code:
+        raise GitFailed(_why(ended.err.decode("utf-8", "replace")) or f"git {arguments[0]} ended with {ended.code}")
+    return ended.out.decode("utf-8", "surrogateescape")
 
 
 def _why(said: str) -> str:

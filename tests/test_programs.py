@@ -1,0 +1,89 @@
+"""Programs that are called in a thread: heard to their end, bounded, and killed with all that they started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaci.engine.programs import Ended, TookTooLong, call
+from tests.contract.places import on_loop
+
+ENV = {"PATH": os.environ["PATH"]}
+
+
+async def sh(script: str, **more: Any) -> Ended:
+    """A shell that does this."""
+    bounds: dict[str, Any] = {"seconds": 20.0, "most_bytes": 100_000, "most_error_bytes": 10}
+    return await call(("sh", "-c", script), env=ENV, folder="/", **{**bounds, **more})
+
+
+@on_loop
+async def test_one_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await call((str(tmp_path / "nothing"),), env=ENV, folder="/", seconds=5, most_bytes=1, most_error_bytes=1)
+
+
+@on_loop
+async def test_it_is_heard_to_its_end() -> None:
+    """Its code, what it printed, and the last of its errors."""
+    ended = await sh("printf out; printf '0123456789end' >&2; exit 3")
+
+    assert ended == Ended(3, b"out", b"3456789end")
+
+
+@on_loop
+async def test_more_is_written_and_read_than_a_pipe_holds(tmp_path: Path) -> None:
+    """At the same time; also by one that reads nothing of it, and from a file."""
+    data = os.urandom(3_000_000)
+    (tmp_path / "data").write_bytes(data)
+
+    assert (await sh("cat", input=data, most_bytes=len(data))).out == data
+    assert (await sh("exit 0", input=data)).code == 0
+    with (tmp_path / "data").open("rb") as file:
+        assert (await sh("cat", input=file, most_bytes=len(data))).out == data
+
+
+@on_loop
+async def test_one_that_prints_too_much_is_ended_or_goes_on_unheard() -> None:
+    cut = await sh("yes", most_bytes=1000)
+    unheard = await sh("head -c 500000 /dev/zero; exit 7", most_bytes=1000, goes_on=True)
+
+    assert (cut.is_cut, len(cut.out)) == (True, 1000)
+    assert (unheard.is_cut, len(unheard.out), unheard.code) == (False, 1000, 7)
+
+
+@on_loop
+async def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    """Who holds its pipes does not hold up its caller."""
+    began = time.monotonic()
+    with pytest.raises(TookTooLong):
+        await sh(f"sleep 100 & echo $! > {tmp_path}/pid; wait", seconds=1.0)
+
+    assert time.monotonic() - began < 20
+    assert not _is_alive(int((tmp_path / "pid").read_text()))
+
+
+@on_loop
+async def test_one_that_is_cancelled_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "begun"
+    os.mkfifo(fifo)
+    calling = asyncio.create_task(sh(f"echo $$ > {fifo}; sleep 100"))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
