@@ -87,7 +87,7 @@ async def test_with_an_oidc_token_a_job_is_done_and_a_restart_needs_none(tmp_pat
             id = await place.enqueue("echo two", labels=["gpu"])
 
             assert (await place.outcome(id)).state == "SUCCEEDED"
-            worker = await place.store.find("r1")
+            worker = await place.store.find("r1/2")  # It left, and came back.
             assert isinstance(worker, Worker)
             assert worker.labels == ("gpu",)
 

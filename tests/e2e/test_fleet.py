@@ -14,7 +14,7 @@ from deltaci.core.worker import SHUTDOWN, UNRESPONSIVE
 from tests.e2e.deployment import deployed, is_alive, on_loop
 from tests.e2e.pipes import told
 
-TTL_SECONDS = 20  # A health check finds out long before; but nobody else begins before that is over, for safety.
+TTL_SECONDS = 12  # A health check finds out long before; but nobody else begins before that is over, for safety.
 
 
 def keeper_of(pid: int) -> int:
