@@ -127,6 +127,7 @@ async def _served(folder: Path) -> AsyncIterator[Service]:
     """A server here, and a runner in a process of its own."""
     folder.mkdir()
     async with Service(SqliteStore(str(folder / "bench.db")), folder, rules=LOCAL) as service:
+        await service.workstreams.stop()  # Its own queue would look after the same line.
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         words = ("runner", "--server", listener.url, "--slots", str(SLOTS), "--work", str(folder / "work"))

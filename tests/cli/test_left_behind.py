@@ -55,7 +55,7 @@ def test_a_log_is_followed_through_a_retry(desk: Desk, player: Player) -> None:
     player.hand_back(first)
     second = player.take()
     player.log(second, b"two\n")
-    player.fail(second, error_code="UPLOAD")
+    player.fail(second, error_code="CACHE_FETCH")
     third = player.take()
     player.log(third, b"three\n")
     player.finish(third)
@@ -102,7 +102,7 @@ def test_files_are_listed_and_got(desk: Desk, player: Player) -> None:
 def test_what_is_exported_verifies(desk: Desk, player: Player, format: str) -> None:
     """Of one run, and of everything: into a file, or through a pipe."""
     run = desk.submit(plan=plan(task("a", retry={"max_attempts": 2, "base_delay_seconds": 0}), gate("ok")))
-    player.fail(player.take(), error_code="UPLOAD")
+    player.fail(player.take(), error_code="CACHE_FETCH")
     player.finish(player.take())
     desk.text("approve", run)
     desk.text("show", run, "--watch")

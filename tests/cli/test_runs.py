@@ -215,7 +215,7 @@ def test_what_a_job_waits_for_is_in_its_line(desk: Desk, player: Player) -> None
             gate("ok", needs=[], approval={"role": "ops", "approvers": 2}),
         )
     )
-    player.fail(player.take(), error_code="UPLOAD")
+    player.fail(player.take(), error_code="CACHE_FETCH")
 
     lines = {line.split()[0]: line for line in desk.text("show", run).splitlines() if line.strip()}
 

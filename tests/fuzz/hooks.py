@@ -49,6 +49,9 @@ class Insider:
     def improve(self, case: Case) -> None:
         """Let it get further than a stranger would."""
         is_live = self._random.random() < LIVE
+        if case.operation.path.endswith("/leave") and isinstance(case.body, dict) and "runner_id" in case.body:
+            case.body = {**case.body, "runner_id": "nobody"}  # The others still need it.
+            is_live = False
         if isinstance(case.body, dict | list):
             case.body = self._body(case.body, is_live)
         self._headers(case, is_live)

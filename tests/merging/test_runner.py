@@ -82,6 +82,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         async def is_wanted(_entry: Entry) -> bool:
             return True
 
+        await service.workstreams.stop()  # Its own queue would look after the same line.
         parts = service.repositories
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
         await parts.projects.put(project)

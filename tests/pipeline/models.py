@@ -110,7 +110,7 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
     model.Rule: frozenset(
         {"junit", "files", "contains", "min-tests", "run", "number", "result", "within", "mergeable"}
     ),
-    model.NumberRule: frozenset({"at", "max"}),
+    model.NumberRule: frozenset({"at", "min", "max"}),
     model.Matrix: frozenset({"exclude"}),
     model.Pipeline: frozenset({"jobs", "on"}),
     model.Job: frozenset({"project"}),
@@ -119,6 +119,7 @@ LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
 IN_REPORTS: Final = parts(
     model.NumberRule,
     at=st.sampled_from(("totals.percent_covered", "./@line-rate", 'a["b.c"][0]')),
+    min=st.none() | st.floats(-(10**15), 10**14),
     max=st.floats(10**14, 10**15),
 )
 RULES: Final = (

@@ -52,7 +52,8 @@ class Scene:
         """Wait until so many are over, whichever they are."""
         wanted = {asyncio.create_task(self.over(name)) for name in self.ids}
         try:
-            for _ in range(count):
+            most = len(wanted) - count
+            while len(wanted) > most:
                 _, wanted = await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in wanted:

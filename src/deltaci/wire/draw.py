@@ -32,6 +32,7 @@ FROM_SERVER: Final[Kinds] = (
 AROUND: Final[Kinds] = (
     wire.Registration,
     wire.Renewal,
+    wire.Leave,
     wire.Registered,
     wire.Dispatch,
     wire.Control,
