@@ -126,6 +126,7 @@ class Directory:
         self.keys: list[str] = []
         self.projects: list[str] = []
         self.changes: list[str] = []
+        self.workstreams: list[str] = []
 
     def read(self) -> None:
         """Look again."""
@@ -140,6 +141,7 @@ class Directory:
         self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
         self.projects = [each["name"] for each in self._get("/projects?limit=50")["projects"]]
         self.changes = [each["id"] for each in self._get("/changes?limit=50")["changes"]]
+        self.workstreams = [each["id"] for each in self._get("/workstreams?limit=5")["workstreams"]]
         # Never those with which we ask ourselves: who revokes them finds nothing more.
         keys = self._get("/keys?limit=200")["keys"]
         self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]

@@ -53,12 +53,14 @@ class Insider:
             **{"template": self._one(self._there.templates), "version": self._random.randint(1, 2)},
             **{"worker": self._one(self._there.workers), "key": self._one(self._there.keys), "secret": SECRET},
             **{"project": self._one(self._there.projects), "change": self._one(self._there.changes)},
+            "workstream": self._one(self._there.workstreams),
         }
         self._path(case, real if is_live else {})
         self._query(case)
         self._headers(case)
         if case.operation.path.endswith("/workstreams") and _fits(case.body, api_workstreams.WorkstreamInput):
-            case.body = {"spec": {"workstream": "one", "project": "shop", "tasks": [{"name": "a", "run": "true"}]}}
+            tasks = [{"name": "a", "run": "true"}]
+            case.body = {"spec": {"workstream": "one", "project": real["project"] or "shop", "tasks": tasks}}
         if isinstance(case.body, dict):
             case.body = self._body(case.body, run.plan_hash, job if is_live else None)
 
