@@ -60,7 +60,8 @@ class Insider:
         self._headers(case)
         if case.operation.path.endswith("/workstreams") and _fits(case.body, api_workstreams.WorkstreamInput):
             tasks = [{"name": "a", "run": "true"}]
-            case.body = {"spec": {"workstream": "one", "project": real["project"] or "shop", "tasks": tasks}}
+            spec: Any = {"workstream": "one", "project": real["project"] or "shop", "tasks": tasks}
+            case.body = {"spec": spec}
         if isinstance(case.body, dict):
             case.body = self._body(case.body, run.plan_hash, job if is_live else None)
 
