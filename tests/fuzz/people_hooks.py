@@ -170,7 +170,9 @@ def _is_scope(asked: Any) -> bool:
 
 def _scope(asked: Any) -> dict[str, str]:
     """A pattern that is one, and of a project: no schema can say that."""
-    return {"project": "shop", "branch": "main"} if asked.get("branch") else {}
+    if asked.get("branch"):
+        return {"project": "shop", "branch": "main"}
+    return {"project": "shop"} if asked.get("project") else {}
 
 
 def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
