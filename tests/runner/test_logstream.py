@@ -8,6 +8,7 @@ from pathlib import Path
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.logstream import CHUNK_BYTES, TAIL_LINES, LogStream
+from deltaci.runner.sections import Writer, new_nonce
 from tests.contract.places import on_loop
 
 PARTS = 1000
@@ -125,6 +126,18 @@ async def test_a_log_ends_where_it_is_full(tmp_path: Path) -> None:
     assert server.log.endswith(b"what follows was not kept]\n")
     assert server.log == (tmp_path / "log").read_bytes()
     assert stream.tail()[-2:] == ["line 498", "line 499"]
+    stream.close()
+
+
+@on_loop
+async def test_the_last_lines_are_the_jobs_own(tmp_path: Path) -> None:
+    """A marker quotes the step's command: what that mentions is not what happened, and must not class a failure."""
+    stream = LogStream(Thin(CHUNK_BYTES), "lease", tmp_path / "log")
+    marks = Writer(new_nonce())
+    stream.write(marks.header() + marks.begin(0, "grep 'Connection reset by peer' log"))
+    stream.write(marks.output(b"nothing found\n") + marks.end(0, 1, 0.1))
+
+    assert stream.tail() == ["nothing found"]
     stream.close()
 
 
