@@ -206,12 +206,16 @@ def _has_name(job: object) -> bool:
     return isinstance(job, dict) and _fits(job.get("name"), api_input.JobName)
 
 
+def _optional(rule: dict[str, Any]) -> dict[str, Any]:
+    return {**rule, "required": False} if rule.get("required") else rule
+
+
 def _one_name_each(rules: dict[str, Any]) -> dict[str, Any]:
-    """No two names that differ only in case, and no default that is not a choice."""
+    """No two names that differ only in case, and no default that is not a choice; who starts it gives none of them."""
     found = {}
     for name, rule in {name.upper(): (name, rule) for name, rule in rules.items()}.values():
         is_odd = rule.get("default") and rule.get("choices") and rule["default"] not in rule["choices"]
-        found[name] = {**rule, "choices": []} if is_odd else rule
+        found[name] = _optional({**rule, "choices": []} if is_odd else rule)
     return found
 
 
