@@ -12,6 +12,7 @@ import pytest
 
 from deltaci.engine.programs import Ended, TookTooLong, call
 from tests.contract.places import on_loop
+from tests.e2e.deployment import is_alive
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -65,7 +66,7 @@ async def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_pa
         await sh(f"sleep 100 & echo $! > {tmp_path}/pid; wait", seconds=1.0)
 
     assert time.monotonic() - began < 20
-    assert not _is_alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 @on_loop
@@ -79,11 +80,4 @@ async def test_one_that_is_cancelled_is_killed(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await calling
 
-    assert not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not is_alive(pid)

@@ -86,6 +86,20 @@ async def reasons_of(store: Store, record: Run) -> Reasons | None:
     return _decode(document.body) if document is not None else None
 
 
+async def say_plan(applier: Applier, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
+    """Give a run its plan, or say that there is none. What is refused is answered, unless somebody was faster."""
+    orders: list[Command] = [order]
+    if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
+        orders.insert(0, run.BeginPlanning(id=record.id))
+    *_, answer = await applier.do_all(orders)
+    if not isinstance(answer, Refused) or answer.code == "wrong_state":
+        return None
+    if isinstance(order, run.PlanFailed):
+        LOGGER.warning("run %s cannot be failed: %s", record.id, answer.message)
+        return None
+    return answer
+
+
 class Planner:
     """Plans whatever has no plan. Servers side by side may both try; the second one changes nothing."""
 
@@ -224,17 +238,11 @@ class Planner:
             with suppress(Conflict):  # Another server planned the same.
                 await self._store.put_documents([Document(KIND, record.tenant, name, 0, 0, _encode(reasons))])
 
-    async def _say(self, record: Run, order: Command) -> None:
-        orders: list[Command] = [order]
-        if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
-            orders.insert(0, run.BeginPlanning(id=record.id))
-        *_, answer = await self._applier.do_all(orders)
+    async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
+        refused = await say_plan(self._applier, record, order)
         self._tries.pop(record.id, None)
-        if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
-            if isinstance(order, run.PlanFailed):
-                LOGGER.warning("run %s cannot be failed: %s", record.id, answer.message)
-                return
-            raise answer
+        if refused is not None:
+            raise refused
 
     async def _try_again(self, record: Run, why: str) -> None:
         """Later, if that may help; and not for ever."""

@@ -119,6 +119,15 @@ def _view(view: View) -> str:
     return "\n".join(lines)
 
 
+def redrawn(text: str, module: str, lines: Iterable[str]) -> str:
+    """A page with what its module draws as it should be; what stands before the mark is written by hand."""
+    begin = f"<!-- Everything below is written by: python -m {module} -->"
+    head, mark, _ = text.partition(begin)
+    if not mark:
+        raise ValueError(f"the page has no line {begin!r}")
+    return head + begin + "\n\n" + "\n".join(lines).rstrip("\n") + "\n"
+
+
 def write_or_compare(arguments: list[str], module: str, source: str, text: str) -> int:
     """The command of a page that is drawn: write it, or with `--check` tell whether it is what its source says."""
     is_check = "--check" in arguments

@@ -11,19 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from deltaci.core.draw import table, write_or_compare
+from deltaci.core.draw import redrawn, table, write_or_compare
 from deltaci.core.failures import RULES, FailureRule
 
 MODULE: Final = "deltaci.core.draw_failures"
-BEGIN: Final = f"<!-- Everything below is written by: python -m {MODULE} -->"
 
 
 def page(text: str) -> str:
     """The page with its table as it should be; what stands before the mark is written by hand."""
-    head, mark, _ = text.partition(BEGIN)
-    if not mark:
-        raise ValueError(f"the page has no line {BEGIN!r}")
-    return head + BEGIN + "\n\n" + "\n".join(_lines()).rstrip("\n") + "\n"
+    return redrawn(text, MODULE, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -53,8 +49,8 @@ def _listed(values: object) -> str:
 def main(arguments: list[str]) -> int:
     """Write the page, or compare it."""
     files = [each for each in arguments if not each.startswith("--")]
-    text = Path(files[0]).read_text("utf-8") if len(files) == 1 else BEGIN
-    return write_or_compare(arguments, MODULE, "rules", page(text))
+    drawn = page(Path(files[0]).read_text("utf-8")) if len(files) == 1 else ""
+    return write_or_compare(arguments, MODULE, "rules", drawn)
 
 
 if __name__ == "__main__":

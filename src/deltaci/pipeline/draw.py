@@ -7,18 +7,17 @@ python -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.j
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import inspect
 from msgspec.structs import FieldInfo
 
-from deltaci.core.draw import table, write_or_compare
+from deltaci.core.draw import redrawn, table, write_or_compare
 from deltaci.pipeline import model, schema
 from deltaci.pipeline.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
 
-BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.pipeline.draw -->"
 MODULE: Final = "deltaci.pipeline.draw"
 Homes = Mapping[type[model.Part], str]
 HOMES: Final[Homes] = {
@@ -51,10 +50,7 @@ HOMES: Final[Homes] = {
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    head, mark, _ = text.partition(BEGIN)
-    if not mark:
-        raise ValueError(f"the page has no line {BEGIN!r}")
-    return head + BEGIN + "\n\n" + "\n".join(_lines()).rstrip("\n") + "\n"
+    return redrawn(text, MODULE, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -118,18 +114,22 @@ def _has_expressions(hint: object) -> bool:
     return False
 
 
-def main(arguments: list[str]) -> int:
-    """Write both, or compare them."""
+def write_both(arguments: list[str], module: str, drawn: Callable[[str], str], document: str) -> int:
+    """The command of a page and its schema: write both, or compare them."""
     flags = [each for each in arguments if each.startswith("--")]
     files = [each for each in arguments if not each.startswith("--")]
     if len(files) != 2:
-        print(f"usage: python -m {MODULE} [--check] PAGE SCHEMA", file=sys.stderr)
+        print(f"usage: python -m {module} [--check] PAGE SCHEMA", file=sys.stderr)
         return 2
-    drawn = page(Path(files[0]).read_text("utf-8"))
     return max(
-        write_or_compare([*flags, files[0]], MODULE, "types", drawn),
-        write_or_compare([*flags, files[1]], MODULE, "types", schema.text()),
+        write_or_compare([*flags, files[0]], module, "types", drawn(Path(files[0]).read_text("utf-8"))),
+        write_or_compare([*flags, files[1]], module, "types", document),
     )
+
+
+def main(arguments: list[str]) -> int:
+    """Write both, or compare them."""
+    return write_both(arguments, MODULE, page, schema.text())
 
 
 if __name__ == "__main__":

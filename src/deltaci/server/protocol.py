@@ -33,7 +33,7 @@ from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
 from deltaci.server.follower import look
 from deltaci.server.verdicts import verdict_of
-from deltaci.store.port import Held, LoadJobs, Look, Open, Store, Transaction
+from deltaci.store.port import Open, Store, Transaction, jobs_of
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ROOT
 from deltaci.wire.messages import (
@@ -219,9 +219,8 @@ class Protocol:
         return (await self._store.transact(lambda: look(ids)))[1]
 
     async def jobs_of(self, run_id: str) -> list[Job]:
-        """All jobs of a run, finished ones too, in no order."""
-        held = await self._store.look(lambda: _jobs(run_id)) if run_id else []
-        return [each.record for each in held if isinstance(each.record, Job)]
+        """All jobs of a run, finished ones too."""
+        return await self._store.look(lambda: jobs_of(run_id)) if run_id else []
 
     async def hand_back(self, who: Runner, lease_id: str) -> None:
         """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""
@@ -312,10 +311,6 @@ class Protocol:
         """What time it is, and the record; nothing is written."""
         now, held = yield Open((id,))
         return self._applier.clock.read(now), held[0].record if held else None
-
-
-def _jobs(run_id: str) -> Look[list[Held]]:
-    return list((yield LoadJobs(run_id)))
 
 
 def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
+from deltaci.core.job import Job
 from deltaci.core.listing import Listed
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
@@ -204,6 +205,12 @@ def made_ready(write: Write) -> dict[tuple[str, str], int]:
 Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | TakeGroup | PutAside | Write
 Transaction = Generator[Request, Any, T]
 Look = Generator[Load | LoadJobs, list[Held], T]  # One that only reads.
+
+
+def jobs_of(run_id: str) -> Look[list[Job]]:
+    """A look at all jobs of a run that can be read, finished ones too, in the order of the plan."""
+    held = yield LoadJobs(run_id)
+    return sorted((each.record for each in held if isinstance(each.record, Job)), key=lambda each: each.position)
 
 
 class Place(msgspec.Struct, frozen=True, order=True):

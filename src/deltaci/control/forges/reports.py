@@ -13,7 +13,7 @@ from deltaci.core import job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.views import steps
-from deltaci.store.port import LoadJobs, Look, Store
+from deltaci.store.port import Store, jobs_of
 from deltaci.wire.texts import plain
 
 CONTEXT: Final = "deltaci"
@@ -64,7 +64,7 @@ class Reports:
         """The run as it is now."""
         status = steps.run_status(record)
         is_check = project.reports == "checks" and run.is_over(record)
-        jobs = await self._store.look(lambda: _jobs(record.id)) if is_check else []
+        jobs = await self._store.look(lambda: jobs_of(record.id)) if is_check else []
         lost = [each for each in jobs if job.dooms(each)]
         return Report(
             run_id=record.id,
@@ -99,11 +99,6 @@ class Reports:
             tail = await asyncio.to_thread(_tail, self._logs, attempt.id, lease.number)
             found += notes.from_log(tail)
         return found
-
-
-def _jobs(run_id: str) -> Look[list[job.Job]]:
-    held = yield LoadJobs(run_id)
-    return sorted((each.record for each in held if isinstance(each.record, job.Job)), key=lambda each: each.position)
 
 
 def _failures(attempt: Attempt) -> list[object]:

@@ -37,7 +37,7 @@ from deltaci.core.views.canonical import lines
 from deltaci.core.views.transitions import Transitions
 from deltaci.core.views.workstreams import WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
-from deltaci.store.port import Held, LoadJobs, Look, Store
+from deltaci.store.port import Store, jobs_of
 
 FOLDER: Final = "archive"
 STREAM, EVENTS, TRANSITIONS = "workstream.json", "events.jsonl", "transitions.jsonl"
@@ -73,7 +73,7 @@ async def archive(store: Store, logs: Logs, stream: Workstream, folder: Path) ->
 
 
 async def _fill(store: Store, logs: Logs, stream: Workstream, record: Run, folder: Path, draft: Path) -> None:
-    jobs = await _jobs(store, stream.id)
+    jobs = await store.look(lambda: jobs_of(stream.id))
     attempts = await _attempts(store, jobs)
     gauge, first = await _log(store, stream.id, draft)
     specs = [each.spec for each in jobs]
@@ -184,14 +184,6 @@ def _artifact(tenant: str, told: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- reading and writing
-
-
-async def _jobs(store: Store, id: str) -> list[Job]:
-    def look() -> Look[list[Held]]:
-        return list((yield LoadJobs(id)))
-
-    found = [each.record for each in await store.look(look)]
-    return sorted((each for each in found if isinstance(each, Job)), key=lambda job: job.position)
 
 
 async def _attempts(store: Store, jobs: Sequence[Job]) -> list[Attempt]:

@@ -17,7 +17,7 @@ from deltaci.control.workstreams.records import Workstream, Workstreams
 from deltaci.core.job import Job
 from deltaci.engine.applier import Applier
 from deltaci.pipeline.workstreams import model
-from deltaci.store.port import Held, LoadJobs, Look, Store
+from deltaci.store.port import Store, jobs_of
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +45,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
 
     async def jobs(self, run_id: str) -> list[Job]:
         """All jobs of the run, in the order of the plan."""
-        held = await self.store.look(lambda: _jobs(run_id))
-        found = [each.record for each in held if isinstance(each.record, Job)]
-        return sorted(found, key=lambda each: each.position)
-
-
-def _jobs(run_id: str) -> Look[list[Held]]:
-    return list((yield LoadJobs(run_id)))
+        return await self.store.look(lambda: jobs_of(run_id))
 
 
 def spec_of(stream: Workstream) -> model.Workstream:

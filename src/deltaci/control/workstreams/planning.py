@@ -5,12 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from deltaci.control.handling import default_branch
+from deltaci.control.planner import say_plan
 from deltaci.control.workstreams import files
 from deltaci.control.workstreams.desk import Desk, spec_of
 from deltaci.control.workstreams.records import Workstream
 from deltaci.core import decide, run
-from deltaci.core.errors import Refused
-from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.pipeline.workstreams.compile import planned
@@ -62,10 +61,7 @@ class Planning:
         """There is no plan, and the run says why."""
         await self._say(record, run.PlanFailed(id=record.id, error=why))
 
-    async def _say(self, record: Run, order: Command) -> None:
-        orders: list[Command] = [order]
-        if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
-            orders.insert(0, run.BeginPlanning(id=record.id))
-        *_, answer = await self._desk.applier.do_all(orders)
-        if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
-            raise answer
+    async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
+        refused = await say_plan(self._desk.applier, record, order)
+        if refused is not None:
+            raise refused

@@ -7,26 +7,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from deltaci.core.draw import write_or_compare
+from deltaci.core.draw import redrawn, write_or_compare
 from deltaci.pipeline.github.actions import ACTIONS, DROPPED, HARMLESS
 from deltaci.pipeline.github.commands import TOOLCHAIN, TOOLCHAIN_INPUTS
 from deltaci.pipeline.github.desk import OF_GITHUB
 from deltaci.pipeline.github.events import INSIDE, NEVER, UNSAFE, UNSAFE_WHY
 from deltaci.pipeline.github.keys import KEYS, Rule
 
-BEGIN: Final = (
-    "<!-- Everything below is written by: python -m deltaci.pipeline.github.draw docs/github-workflows.md -->"
-)
 MODULE: Final = "deltaci.pipeline.github.draw"
 WORDS: Final = {"inside": "yes", "note": "no effect", "outside": "**outside**"}
 
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    head, mark, _ = text.partition(BEGIN)
-    if not mark:
-        raise ValueError(f"the page has no line {BEGIN!r}")
-    return head + BEGIN + "\n\n" + "\n".join(_lines()) + "\n"
+    return redrawn(text, MODULE, _lines())
 
 
 def _lines() -> Iterator[str]:

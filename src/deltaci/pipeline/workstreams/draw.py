@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
-from deltaci.core.draw import write_or_compare
+from deltaci.core.draw import redrawn
 from deltaci.pipeline import model, schema
-from deltaci.pipeline.draw import Homes, tables
+from deltaci.pipeline.draw import Homes, tables, write_both
 from deltaci.pipeline.rule_keys import NumberRule
 from deltaci.pipeline.shapes import reachable
 from deltaci.pipeline.workstreams.model import Merge, Task, Workstream
 
-BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.pipeline.workstreams.draw -->"
 MODULE: Final = "deltaci.pipeline.workstreams.draw"
 HOMES: Final[Homes] = {
     Workstream: "The file",
@@ -34,10 +32,7 @@ HOMES: Final[Homes] = {
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    head, mark, _ = text.partition(BEGIN)
-    if not mark:
-        raise ValueError(f"the page has no line {BEGIN!r}")
-    return head + BEGIN + "\n\n" + "\n".join(_lines()).rstrip("\n") + "\n"
+    return redrawn(text, MODULE, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -54,16 +49,7 @@ def document() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Write both, or compare them."""
-    flags = [each for each in arguments if each.startswith("--")]
-    files = [each for each in arguments if not each.startswith("--")]
-    if len(files) != 2:
-        print(f"usage: python -m {MODULE} [--check] PAGE SCHEMA", file=sys.stderr)
-        return 2
-    drawn = page(Path(files[0]).read_text("utf-8"))
-    return max(
-        write_or_compare([*flags, files[0]], MODULE, "types", drawn),
-        write_or_compare([*flags, files[1]], MODULE, "types", schema.text(document())),
-    )
+    return write_both(arguments, MODULE, page, schema.text(document()))
 
 
 if __name__ == "__main__":
