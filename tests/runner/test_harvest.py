@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from deltaci.blobs import keys
-from deltaci.runner import harvest, junit, transfers
+from deltaci.runner import harvest, transfers
 from deltaci.runner.client import Unreachable
 from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.transfers import Over
+from deltaci.wire import junit
 from deltaci.wire import messages as wire
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.runner import junit
-from deltaci.runner.junit import Report, read
+from deltaci.wire import junit
+from deltaci.wire.junit import Report, read, read_cases
 
 PYTEST = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4" time="0.5">
@@ -201,3 +201,35 @@ def test_a_bomb_is_defused_and_the_others_are_read() -> None:
     assert report.tests == 4
     [line] = told
     assert "bomb.xml, line 1, has a document type" in line
+
+
+def test_every_test_is_told_with_what_it_said_if_it_failed() -> None:
+    """The text of the failure and what was printed, in the order of the report; of others nothing is kept."""
+    text = """<testsuite name="s">
+<testcase name="bad" time="2"><failure message="no">first <![CDATA[<b>]]></failure><system-out> printed
+</system-out><properties><property name="x">not this</property></properties></testcase>
+<testcase name="good"><system-out>nobody asks</system-out></testcase>
+<testcase name="left"><error>kept</error></testcase><testcase name="left"><skipped>not this</skipped></testcase>
+<testcase name="shaky"><flakyFailure>not this</flakyFailure></testcase></testsuite>"""
+
+    found = {each.name: each for each in read_cases([("r.xml", text.encode())], _unexpected)}
+
+    assert (found["s.bad"].output, found["s.bad"].message, found["s.bad"].seconds) == ("first <b>\n printed", "no", 2.0)
+    assert (found["s.good"].output, found["s.good"].is_failed) == ("", False)
+    assert (found["s.left"].output, found["s.left"].is_failed) == ("kept", True)
+    assert (found["s.shaky"].output, found["s.shaky"].is_flaky) == ("", True)
+
+
+def test_what_a_test_said_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each test, and of how many: a report may be all output."""
+    monkeypatch.setattr(junit, "MAX_OUTPUT_CHARACTERS", 10)
+    monkeypatch.setattr(junit, "MAX_NAMES", 2)
+    cases = "".join(f"<testcase name='{n}'><failure>{'x' * 100}</failure></testcase>" for n in range(4))
+
+    found = read_cases([("r.xml", f"<testsuite>{cases}</testsuite>".encode())], _unexpected)
+
+    assert [each.output for each in found] == ["x" * 10, "x" * 10, "", ""]
+
+
+def _unexpected(bad: Refused) -> None:
+    raise AssertionError(bad.message)

@@ -25,6 +25,7 @@ MAX_TESTS: Final = 500_000
 MAX_NAMES: Final = 1000
 MAX_NAME_CHARACTERS: Final = 500
 MAX_MESSAGE_CHARACTERS: Final = 1000
+MAX_OUTPUT_CHARACTERS: Final = 4000
 _SLICE: Final = 1024 * 1024
 
 PASSED: Final = "passed"
@@ -36,6 +37,8 @@ _SUITES: Final = {"testsuite", "testsuites"}
 _VERDICTS: Final = {"failure": FAILED, "error": ERROR, "skipped": SKIPPED, "disabled": SKIPPED}
 # These tell of a try that failed; how the test ended is told beside them.
 _EARLIER_TRIES: Final = {"flakyFailure", "flakyError", "rerunFailure", "rerunError", "rerun"}
+# What a test that failed has to say, besides its message.
+_OUTPUTS: Final = {"failure", "error", "system-out", "system-err"}
 # Tools that write the outcome only as an attribute: GoogleTest, CTest, Bazel.
 _STATUSES: Final = {
     "fail": FAILED,
@@ -67,24 +70,45 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failed_messages: tuple[str, ...] = ()
 
 
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One test. What it said is kept of the first `MAX_NAMES` that failed, and never more than some of it."""
+
+    name: str
+    outcome: str
+    is_flaky: bool
+    seconds: float
+    message: str = ""
+    output: str = ""
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it failed, or could not be run to its end."""
+        return _RANK[self.outcome] > 0
+
+
 class _Case:
     """One test with all of its tries."""
 
-    __slots__ = ("had_failed", "message", "name", "outcome", "seconds")
+    __slots__ = ("had_failed", "message", "name", "outcome", "output", "seconds")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.outcome = PASSED
         self.had_failed = False
         self.message = ""
+        self.output = ""
         self.seconds = 0.0
 
 
 class _Reader:
     """One report. Every handler is called by the parser, in the order of the document."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, *, has_output: bool = False) -> None:
         self._file = file
+        self._output: list[str] = []
+        self._output_left = 0
+        self._outputs = 0
+        self._is_output = False
         self._open: list[str] = []
         self._suites: list[str] = []
         self._suite_number = 0
@@ -98,6 +122,9 @@ class _Reader:
         parser.EndElementHandler = self._end
         parser.StartDoctypeDeclHandler = self._doctype
         parser.EntityDeclHandler = self._entity
+        if has_output:
+            parser.buffer_text = True
+            parser.CharacterDataHandler = self._text
 
     def read(self, data: bytes) -> None:
         """All of it, or a refusal."""
@@ -140,12 +167,21 @@ class _Reader:
             self._begin_case(attributes)
         elif self._case is not None and parent == "testcase":
             self._judge(self._case, tag, attributes)
+            self._is_output = tag in _OUTPUTS
+            if self._is_output and self._output and not self._output[-1].endswith("\n"):
+                self._output.append("\n")
+
+    def _text(self, text: str) -> None:
+        if self._is_output and self._output_left > 0:
+            self._output.append(text[: self._output_left])
+            self._output_left -= len(text)
 
     def _begin_case(self, attributes: dict[str, str]) -> None:
         scope = attributes.get("classname") or (self._suites[-1] if self._suites else "")
         name = ".".join(part for part in (scope, attributes.get("name", "")) if part)[:MAX_NAME_CHARACTERS]
         case = self._case = _Case(name)
         case.seconds = _seconds(attributes.get("time", ""))
+        self._output, self._output_left = [], MAX_OUTPUT_CHARACTERS
         for attribute in ("status", "result"):
             stated = _STATUSES.get(attributes.get(attribute, "").lower(), PASSED)
             if case.outcome == PASSED:
@@ -168,6 +204,7 @@ class _Reader:
     def _end(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
         self._open.pop()
+        self._is_output = False
         if tag in _SUITES:
             self._suites.pop()
             self._suite_numbers.pop()
@@ -176,12 +213,15 @@ class _Reader:
             self._case = None
 
     def _end_case(self, case: _Case) -> None:
+        if _RANK[case.outcome] and self._output and self._outputs < MAX_NAMES:
+            self._outputs += 1
+            case.output = "".join(self._output).strip("\r\n")
         earlier = self.cases.get(self._key)
         if earlier is not None:
             case.had_failed |= earlier.had_failed or _RANK[earlier.outcome] > 0
             case.seconds += earlier.seconds
             if case.outcome == SKIPPED:  # A try that was not made changes nothing.
-                case.outcome, case.message = earlier.outcome, earlier.message
+                case.outcome, case.message, case.output = earlier.outcome, earlier.message, earlier.output
         elif len(self.cases) >= MAX_TESTS:
             raise self._refused("too_large", f"has more than {MAX_TESTS} tests")
         self.cases[self._key] = case
@@ -192,9 +232,47 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
 
     One that cannot be read is told to `on_trouble` and left out; it ends everything if nobody listens.
     """
+    cases = _read(reports, on_trouble)
+    outcomes = [case.outcome for case in cases]
+    failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
+    return Report(
+        tests=len(cases),
+        passed=outcomes.count(PASSED),
+        failed=outcomes.count(FAILED),
+        errors=outcomes.count(ERROR),
+        skipped=outcomes.count(SKIPPED),
+        flaky=sum(_is_flaky(case) for case in cases),
+        seconds=round(math.fsum(case.seconds for case in cases), 3),
+        failed_names=tuple(name for name, _ in failed[:MAX_NAMES]),
+        failed_messages=tuple(message for _, message in failed[:MAX_NAMES]),
+    )
+
+
+def read_cases(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None]) -> list[Case]:
+    """The same, test by test, with what those said that failed."""
+    return [
+        Case(
+            name=case.name,
+            outcome=case.outcome,
+            is_flaky=_is_flaky(case),
+            seconds=case.seconds,
+            message=case.message,
+            output=case.output,
+        )
+        for case in _read(reports, on_trouble, has_output=True)
+    ]
+
+
+def _is_flaky(case: _Case) -> bool:
+    return case.had_failed and case.outcome == PASSED
+
+
+def _read(
+    reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None, *, has_output: bool = False
+) -> list[_Case]:
     cases: list[_Case] = []
     for file, data in reports:
-        reader = _Reader(file)
+        reader = _Reader(file, has_output=has_output)
         try:
             reader.read(data)
         except Refused as refused:
@@ -205,19 +283,7 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
         cases.extend(reader.cases.values())
         if len(cases) > MAX_TESTS:
             raise Refused("too_large", f"the test report {file} is one too many: more than {MAX_TESTS} tests")
-    outcomes = [case.outcome for case in cases]
-    failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
-    return Report(
-        tests=len(cases),
-        passed=outcomes.count(PASSED),
-        failed=outcomes.count(FAILED),
-        errors=outcomes.count(ERROR),
-        skipped=outcomes.count(SKIPPED),
-        flaky=sum(case.had_failed and case.outcome == PASSED for case in cases),
-        seconds=round(math.fsum(case.seconds for case in cases), 3),
-        failed_names=tuple(name for name, _ in failed[:MAX_NAMES]),
-        failed_messages=tuple(message for _, message in failed[:MAX_NAMES]),
-    )
+    return cases
 
 
 def _seconds(text: str) -> float:
