@@ -18,7 +18,7 @@ from deltaci.runner.keeper import Hold, Keeper, Lost, News, Proved, Release
 from deltaci.runner.lastwords import NOTHING, Rest, opened, send_rests
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.reaper import Handle
-from deltaci.wire.messages import HeartbeatAck, Problem, RunnerMessage, ServerMessage
+from deltaci.wire.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
 
 TTL_SECONDS = 10
 FENCE = 7.5  # A quarter of it before its end.
@@ -56,7 +56,9 @@ class Bench:
         self.lines.append(Line())
         return self.lines[-1]
 
-    def hold(self, lease_id: str = "l1", proved_at: float = 0.0) -> None:
+    def hold(
+        self, lease_id: str = "l1", proved_at: float = 0.0, interval: float = 1, progress: Progress | None = None
+    ) -> None:
         """Keep a lease of a job that has no processes."""
         nobody = Handle(marker="nobody-carries-this")
         self.keeper.take(
@@ -64,9 +66,10 @@ class Bench:
                 lease_id=lease_id,
                 runner_id="r1",
                 ttl_seconds=TTL_SECONDS,
-                interval_seconds=1,
+                interval_seconds=interval,
                 handle=nobody,
                 proved_at=proved_at,
+                progress=progress,
             )
         )
 
@@ -108,6 +111,27 @@ def test_an_answer_moves_the_fence(bench: Bench) -> None:
     bench.hold()  # Whoever asks is told.
 
     assert bench.news[-1] == Proved(lease_id="l1", until=1.0 + FENCE)
+    bench.close()
+
+
+def test_that_the_steps_began_is_said_soon(bench: Bench) -> None:
+    """People see that a job runs, not only at the next beat. What is over at once costs no message more."""
+    bench.hold("long", interval=5)
+    bench.hold("short", interval=5)
+    for lease_id in ("long", "short"):
+        bench.hold(lease_id, interval=5, progress=Progress(step_index=0))
+    bench.at(0.9)
+    assert not bench.lines[0].asked.is_set()
+    bench.keeper.take(Release(lease_id="short"))
+
+    bench.at(1.1)
+    bench.answered()
+    bench.hold("long", interval=5, progress=Progress(step_index=1))
+    bench.lines[0].asked.clear()
+    bench.at(3.0)
+
+    assert not bench.lines[0].asked.is_set()
+    assert bench.lost() == []
     bench.close()
 
 

@@ -44,7 +44,7 @@ __all__ = [
 
 MODULE: Final = "tests.simulation.planted"
 TABLE: Final = Path(__file__).with_name("planted.jsonl")
-MOST_SEEDS: Final = 200
+MOST_SEEDS: Final = 400
 RUNS_AN_HOUR: Final = 5.0  # More than usual: mistakes show where something is done.
 HOURS: Final = (1.0, 1.0, 1.0, 3.0)  # Most mistakes show soon; some need a longer history.
 

@@ -316,7 +316,7 @@ def every_failure_is_retried() -> Iterator[None]:
 @fault
 def nothing_is_retried() -> Iterator[None]:
     """A failure of the infrastructure fails the job."""
-    with instead((failures, "may_retry", lambda failure, attempts, most: False)):
+    with instead((failures, "may_retry", lambda *_: False)):
         yield
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Final
 
 from deltaci.core.errors import Refused
@@ -69,6 +70,8 @@ class Job:
         self._progress: Progress | None = None
         self._log: LogStream | None = None
         self._started_at = self._now()
+        self._began_at: datetime | None = None  # The first step.
+        self._ended_at: datetime | None = None  # The last one.
         self._spec = granted.job_spec
         self._cell: Cell | None = None
         self._tree_place = ""
@@ -172,6 +175,7 @@ class Job:
         work = Work(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
             ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
+            self._ended_at = self._now()
         except Over:
             return self._failed("", "stopped", told)
         finally:
@@ -196,6 +200,7 @@ class Job:
 
     async def _go_on(self, index: int, name: str, log: LogStream) -> bool:
         """A step is about to begin."""
+        self._began_at = self._began_at or self._now()
         self._hold(Progress(step_index=index, current_step=name), log)
         return not self._is_over() and await self._is_proved(log)
 
@@ -286,7 +291,7 @@ class Job:
             exit_code=exit_code if is_success or exit_code != 0 else None,
             signal=ended.exit.signal,
             error_code=ended.error_code or None,
-            timings=Timings(started_at=self._started_at, finished_at=self._now()),
+            timings=Timings(started_at=self._began_at or self._started_at, finished_at=self._ended_at or self._now()),
             artifacts=kept,
             summary=ended.summary[:2000],
             log_tail=[] if is_success else [plain(line, 2000) for line in log.tail()],

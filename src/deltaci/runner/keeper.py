@@ -32,6 +32,7 @@ FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon
 MAX_CALL_SECONDS: Final = 5.0
 SLOWER: Final = 4  # A line that needs so long for an answer may need so many times that for the next one.
 KILL_SECONDS: Final = 2.0
+FIRST_BEAT_SECONDS: Final = 1.0  # After the first step began.
 REST_SECONDS: Final = 10.0  # How long the logs of a runner that is gone are sent, while their leases stand.
 
 
@@ -152,6 +153,9 @@ class Keeper:
             self._kept.pop(order.lease_id, None)
         else:
             kept = self._kept.setdefault(order.lease_id, _Kept(order, self._clock()))
+            if kept.order.progress is None and order.progress is not None:
+                # That the steps began is worth a beat of its own, unless they are over at once.
+                kept.beat_at = min(kept.beat_at, self._clock() + FIRST_BEAT_SECONDS)
             kept.order = order
             self._tell(Proved(lease_id=order.lease_id, until=kept.proved_until))
 
