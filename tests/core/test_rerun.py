@@ -13,7 +13,7 @@ from deltaci.core import job, run
 from deltaci.core.decide import CancelJob, StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.job import Gate, Job, JobSpec
-from deltaci.core.rerun import rerun
+from deltaci.core.rerun import can_repeat, rerun
 from deltaci.core.run import Run
 from tests.histories import History
 from tests.lab import TENANT, Lab, gate, task
@@ -44,6 +44,7 @@ def test_a_run_that_is_not_over_cannot_be_repeated(failed_only: bool) -> None:
     with pytest.raises(Refused, match="is RUNNING; wait for its end") as refusal:
         rerun(lab.run(), jobs_of(lab), failed_only=failed_only)
     assert refusal.value.code == "wrong_state"
+    assert not can_repeat(lab.run().state, lab.run().reason)
 
 
 @pytest.mark.proves("MOD-T3")

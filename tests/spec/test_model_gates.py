@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deltaci.core import attempt, job, run
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
-from deltaci.core.gates import MAX_APPROVERS
+from deltaci.core.gates import MAX_APPROVERS, why_not
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Approval, Approve, Gate, Job, Reject
 from deltaci.core.machine import Command
@@ -42,6 +42,26 @@ def reject(who: str, **fields: Any) -> Reject:
 
 
 # -- who
+
+
+@given(
+    st.builds(Gate, role=st.sampled_from(("", "ops")), approvers=st.integers(1, 2), not_by_starter=st.booleans()),
+    st.sampled_from(("", "ada", "bob")),
+    st.sampled_from(((), ("ops",), ("dev",))),
+    st.sampled_from((Approve, Reject)),
+)
+def test_who_is_told_that_they_may_may_and_nobody_else(
+    gate: Gate, who: str, roles: tuple[str, ...], order: type[Approve] | type[Reject]
+) -> None:
+    """A button that is refused, or one that is missing, would be a lie."""
+    lab = asked(started_by="ada", role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
+    told = why_not(gate, who, roles, "ada", approves=order is Approve)
+    command = order(id=ID, actor=f"user:{who}", roles=roles)
+
+    if told:
+        assert lab.refused(command).code == "not_allowed"
+    else:
+        assert lab.do(command).events
 
 
 @pytest.mark.proves("MOD-G1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from deltaci.core.errors import Refused
@@ -38,6 +39,17 @@ def born_with(gate: Gate, started_by: str) -> dict[str, Any]:
     if gate.not_by_starter:
         told.update(not_by_starter=True, started_by=started_by)
     return told
+
+
+def why_not(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
+    """Why this person may not approve, or reject, at such a gate, in a few words; empty: they may."""
+    if not gate.is_plain and not person:
+        return "it is decided by people with a name"
+    if gate.role and gate.role not in roles:
+        return f"it is decided by people with the role {gate.role}"
+    if approves and gate.not_by_starter and person == started_by:
+        return "it is approved by others than who started the run"
+    return ""
 
 
 def check_plan(job: Job, plan_hash: str) -> None:

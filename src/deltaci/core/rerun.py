@@ -23,7 +23,7 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     """
     if not run.is_over(of):
         raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
-    if of.reason in _UNPLANNED:
+    if not can_repeat(of.state, of.reason):
         raise Refused("wrong_state", f"run {of.id} never had a plan ({of.reason}); start a new run")
     known = {each.spec.name: each for each in sorted(jobs, key=lambda each: each.position)}
     specs = [each.spec for each in known.values()]
@@ -33,6 +33,11 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     if not again:
         raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
     return narrowed(specs, again)
+
+
+def can_repeat(state: str, reason: str) -> bool:
+    """Whether a run that is like this is over, and had a plan."""
+    return run.is_outcome(state) and reason not in _UNPLANNED
 
 
 def repeated(known: Mapping[str, Job]) -> set[str]:

@@ -391,3 +391,39 @@ def held_again(record: Worker, id: str) -> Command | None:
     if record.hold == QUARANTINED:
         return Quarantine(id=id, reason=f"since its last life: {reason}"[:MAX_REASON], expected_rev=born)
     return None
+
+
+# How a worker is, in one word for people. What says most about it goes before the rest.
+GONE: Final = "gone"
+SILENT: Final = "silent"
+STARTING: Final = "starting"
+LEAVING: Final = "leaving"
+READY: Final = "ready"
+CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), SILENT, LEAVING, STARTING, GONE)
+
+
+def condition(record: Worker, *, is_missed: bool) -> str:
+    """One of `CONDITIONS`. `is_missed`: it is not heard any more, whatever its record says."""
+    if is_over(record):
+        return GONE
+    if is_missed or is_silent(record):
+        return SILENT
+    if record.state == INITIALIZING:
+        return STARTING
+    if record.shutdown_reason:
+        return LEAVING
+    return (record.hold or (BUSY if record.tasks else READY)).lower()
+
+
+def sensible(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:
+    """What people can want of a worker as it is: to drain it, to resume it, to have it removed."""
+    found: set[type[Command]] = set()
+    if hold and MACHINE.changes(state, Resume):
+        found.add(Resume)
+    if hold != DRAINED and not is_leaving and MACHINE.changes(state, Drain):
+        found.add(Drain)
+    if MACHINE.changes(state, Shutdown) and not is_leaving:
+        found.add(Shutdown)
+    if MACHINE.changes(state, GiveUp) and not tasks:
+        found.add(Shutdown)
+    return frozenset(found)

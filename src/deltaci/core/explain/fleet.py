@@ -30,9 +30,9 @@ def why_not_taken(story: Story, of: Attempt) -> Clause:
     Those that lost this one leave it to others where there are any.
     """
     queue_key, is_plain = of.queue_key, not of.job_id
-    known = story.by_worker.get(queue_key)
+    known = story.by_worker.get((queue_key, is_plain))
     if known is None:
-        known = story.by_worker[queue_key] = _found(story, queue_key, is_plain=is_plain)
+        known = story.by_worker[queue_key, is_plain] = _found(story, queue_key, is_plain=is_plain)
     if of.avoid and known.code == TURN:
         return _left(story, of) or known
     return known
@@ -64,7 +64,7 @@ def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
         return Clause(LEAVING, text, working[0].id, None, _advice(required))
     free = [each for each in taking if _has_room(each)]
     if not free:
-        return _busy(taking, len(fitting), wanted, is_held=bool(held))
+        return _busy(story, taking, len(fitting), wanted, is_held=bool(held))
     text = f"waits for its turn: {listed([each.id for each in free])} {_has(free)} a free place and may take it"
     return Clause(TURN, text, free[0].id)
 
@@ -85,7 +85,7 @@ def _left(story: Story, of: Attempt) -> Clause | None:
     free = [each for each in others if _has_room(each)]
     if not free:
         wanted = f"a worker{_with(sorted(required))}"
-        busy = _busy(others, len(others), wanted, is_held=False)
+        busy = _busy(story, others, len(others), wanted, is_held=False)
         return Clause(BUSY, f"{busy.text}; {lost}", others[0].id, None, busy.advice)
     text = f"waits for its turn: {listed([each.id for each in free])} {_has(free)} a free place and may take it"
     return Clause(TURN, f"{text}; {lost}", free[0].id)
@@ -126,7 +126,7 @@ def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wante
     return Clause(NO_FITTING_WORKER, f"waits for {wanted}: {said}", nearest.id, None, _advice(required))
 
 
-def _busy(taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool) -> Clause:
+def _busy(story: Story, taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool) -> Clause:
     doing = [f"{shown(each.id)} with {listed(each.tasks, 2)}" for each in taking[:MAX_LISTED]]
     if len(taking) > MAX_LISTED:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
@@ -134,7 +134,8 @@ def _busy(taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool)
     verb = "is" if len(taking) in (1, fitting) else "are"
     idle = "stopped answering, is held or will leave" if is_held else "stopped answering or will leave"
     rest = "" if len(taking) == fitting else f", and the rest {idle}"
-    text = f"waits for {wanted}: {who} {verb} busy ({'; '.join(doing)}){rest}"
+    with_what = "" if story.is_brief else f" ({'; '.join(doing)})"
+    text = f"waits for {wanted}: {who} {verb} busy{with_what}{rest}"
     return Clause(BUSY, text, taking[0].id, None, "It is taken when a place becomes free.")
 
 

@@ -24,7 +24,10 @@ class Story:
         attempts: Iterable[Attempt],
         events: Sequence[Event],
         around: Surroundings,
+        *,
+        is_brief: bool = False,
     ) -> None:
+        self.is_brief = is_brief  # Many things are told of at once: what busy workers do is left out.
         self.run = run
         self.jobs = {each.id: each for each in jobs}
         self.attempts = {each.id: each for each in attempts}
@@ -39,7 +42,8 @@ class Story:
                 self.of[event.entity_id] = [event]
             else:
                 known.append(event)
-        self.by_worker: dict[str, Clause] = {}  # Why no worker takes what needs these labels: the same for all of them.
+        # Why no worker takes what needs these labels: the same for all of them, those of the plain queue set apart.
+        self.by_worker: dict[tuple[str, bool], Clause] = {}
         self.workers = [(each, set(each.labels)) for each in around.workers if each.state not in worker.TERMINAL]
 
     def last(self, id: str, *triggers: str) -> Event | None:

@@ -25,11 +25,16 @@ LEASE_WORDS: Final = {
 
 def lines(events: Iterable[Event]) -> Iterator[bytes]:
     """The log as lines of text, without line ends."""
+    return map(to_line, spelled_out(events))
+
+
+def spelled_out(events: Iterable[Event]) -> Iterator[Event]:
+    """The log with a line of its own for every lease's change, and with times that people can read."""
     for event in events:
         told = event.metadata.get("lease")
-        yield to_line(_readable(event, event.metadata))
+        yield _readable(event, event.metadata)
         if told:
-            yield to_line(_lease_event(event, told))
+            yield _lease_event(event, told)
 
 
 def _readable(event: Event, metadata: dict[str, Any]) -> Event:

@@ -24,13 +24,20 @@ class _Job:
         self.attempt = 0
 
 
-def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Every `JobEvent` of the log, in order. Remembers only the jobs that are not over."""
-    live: dict[str, _Job] = {}
-    for event in events:
-        if event.entity != ATTEMPT:
-            continue
-        job = live.setdefault(event.entity_id, _Job())
+class JobEvents:
+    """Turns our events into document 004's. Remembers only the jobs that are not over."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, _Job] = {}
+
+    def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+        """The `JobEvent`s of the next events of the log, in order."""
+        for event in events:
+            if event.entity == ATTEMPT:
+                yield from self._export(event)
+
+    def _export(self, event: Event) -> Iterator[dict[str, Any]]:
+        job = self._live.setdefault(event.entity_id, _Job())
         steps, job.shown = JOB_VIEW.project_change(job.shown, Change(event.from_, event.to, event.trigger, event.actor))
         for step in steps:
             job.rev += 1
@@ -49,4 +56,9 @@ def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
                 told["request_id"] = event.request_id
             yield told
         if event.to in TERMINAL:
-            del live[event.entity_id]
+            del self._live[event.entity_id]
+
+
+def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    """Every `JobEvent` of a whole log, in order."""
+    return JobEvents().export(events)
