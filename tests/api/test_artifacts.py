@@ -13,7 +13,7 @@ import pytest
 
 from deltaci.blobs import keys
 from deltaci.server.api import files
-from deltaci.server.api.files import disposition
+from deltaci.server.api.sending import disposition
 from tests.api.following import asked
 from tests.api.site import ApiSite, task
 from tests.contract.places import Place, on_loop

@@ -134,6 +134,8 @@ async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
         for path in ("/runs", "/runs?label=l", "/runs?project=p", "/runs?status=RUNNING", "/runs?person=ada"):
             assert (await us.get(path)).body["runs"] == [], path
         assert (await us.get("/workers")).body["workers"] == []
+        queue = (await us.get("/queue")).body
+        assert (queue["waiting"], queue["running"], queue["reasons"]) == ([], [], [])
         assert (await us.get("/templates")).body["templates"] == []
         assert (await us.get("/projects")).body["projects"] == []
         assert (await us.get("/changes")).body["changes"] == []

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.blobs.logs import Logs
+from deltaci.runner.sections import Writer, new_nonce
 from deltaci.server.api.ranges import BadRange, chosen, first_byte
 from tests.api.following import asked
 from tests.api.site import ApiSite, gate, opened, task
@@ -192,6 +193,53 @@ async def test_the_log_of_a_lease_that_was_lost_is_still_there(site: Opened) -> 
         assert (await ada.get(f"{path}?lease=1")).body == b"first"
         async with asked(here.url, f"{path}?lease=1&follow=60", ada.token) as old:
             assert await old.rest() == b"first"  # That lease is over: nothing will be added.
+
+
+@on_loop
+async def test_an_index_says_where_lines_and_steps_are(site: Opened) -> None:
+    """As far as the log is now; of another lease if that is asked for; whether more may come."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build"))
+        path = f"/runs/{id}/jobs/build/attempts/1/log/index"
+        nobody = (await ada.get(path)).body
+        lease = await player.take()
+        writer = Writer(new_nonce())
+        log = writer.header() + writer.begin(0, "make") + b"one\n" * 20_000
+        await player.log(lease, log)
+        first = (await ada.get(f"{path}?lease=1")).body
+        end = writer.output(b"open") + writer.end(0, 2, 1.5)
+        await player.log(lease, end, len(log))
+        await player.finish(lease)
+        last = (await ada.get(f"{path}?block=1")).body
+
+        assert (nobody["lease"], nobody["lines"], nobody["is_open"]) == (0, 0, True)
+        assert (first["size"], first["lines"], first["is_open"], first["has_header"]) == (len(log), 20_002, True, True)
+        assert first["blocks"] == [0, log[:65_536].count(b"\n")]
+        section = {"index": 0, "name": "make", "first_line": 2, "last_line": None, "is_over": False}
+        assert first["sections"] == [{**section, "exit_code": None, "seconds": None}]
+        assert (last["first_block"], last["blocks"], last["is_open"]) == (1, first["blocks"][1:], False)
+        ended = {"last_line": 20_004, "is_over": True, "exit_code": 2, "seconds": 1.5}
+        assert last["sections"] == [{**section, **ended}]
+        assert (await ada.get(f"{path}?lease=2")).code == "not_found"
+        assert (await ada.get(f"{path}?block=-1")).code == "bad_message"
+
+
+@on_loop
+async def test_a_log_can_be_taken_as_a_file(site: Opened) -> None:
+    """Under a name that says whose it is; otherwise it is only shown. It is never a page of ours."""
+    async with site() as here:
+        ada, player = await here.key(), await here.player()
+        id = await ada.start(task("build (linux)"))
+        await player.log(await player.take(), TEXT)
+        path = f"/runs/{id}/jobs/build%20(linux)/attempts/1/log"
+
+        saved, shown = await ada.get(f"{path}?download=true"), await ada.get(path)
+
+        assert saved.body == shown.body == TEXT
+        assert saved.headers["content-disposition"].startswith('attachment; filename="build__linux_-1.log"')
+        assert "content-disposition" not in shown.headers
+        assert shown.headers["content-security-policy"] == "sandbox"
 
 
 # -- what is added

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from deltaci.control.merging.records import BatchView, EntryView, QueueView
+from deltaci.control.merging.records import BatchView, EntryView, QueueView, SplitView
 from deltaci.core import job
 from tests.api.site import TENANT, ApiSite, Player, task
 from tests.contract.places import on_loop
@@ -225,6 +225,55 @@ async def test_workstreams_are_found_by_state_project_and_person(site: Opened) -
         assert (await ada.get("/workstreams?state=RUNNING")).code == "bad_message"
         again = await ada.post(f"/workstreams/{ids[0]}/cancel")
         assert (again.status, again.body["state"]) == (200, "cancelled")
+
+
+@on_loop
+async def test_a_list_says_how_far_each_is_when_it_is_asked_to(site: Opened) -> None:
+    """Tasks by state, what goes on, the place in the merge queue, and the first rule that did not hold."""
+    async with site() as here:
+        desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
+        failing = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
+        bad = (await ada.post("/workstreams", {"spec": failing})).body["id"]
+        lease = await player.take()
+        wrong = {"rule": "make test", "is_passed": False, "found": "exit code 2", "wanted": "exit code 0"}
+        await player.finish(lease, verdicts=[wrong])
+        await here.until(ada, bad, "FAILED")
+        good = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
+        await player.take()
+        entry = EntryView(id=good, title="t", method="merge", head="c" * 40, at=1, problem="no way in")
+        desk.waiting = [QueueView(project="shop", base="main", entries=(entry,))]
+
+        plain = (await ada.get("/workstreams")).body["workstreams"]
+        first, second = (await ada.get("/workstreams?progress=true")).body["workstreams"]
+        read = (await ada.get(f"/workstreams/{good}")).body
+
+        assert [each["progress"] for each in plain] == [None, None]
+        assert (first["id"], second["id"]) == (good, bad)
+        assert first["progress"] == read["progress"]
+        assert (first["progress"]["tasks"], first["progress"]["counts"]) == (3, {"pending": 2, "running": 1})
+        assert (first["progress"]["under_way"], first["progress"]["waiting"]) == (["schema"], [])
+        assert (first["progress"]["position"], first["progress"]["waits_for"]) == (1, "no way in")
+        assert (first["progress"]["failed_task"], first["progress"]["failed_rule"]) == ("", None)
+        assert second["progress"]["failed_task"] == "api"
+        assert second["progress"]["failed_rule"] == {
+            "rule": "make test",
+            "found": "exit code 2",
+            "wanted": "exit code 0",
+        }
+        assert "make test" in second["progress"]["problem"]
+
+
+@on_loop
+async def test_a_merge_queue_shows_how_a_bad_batch_was_split(site: Opened) -> None:
+    """Both halves, and what the test said."""
+    async with site() as here:
+        desk, ada = StandIn(here.service), await here.key("ada", "run")
+        split = SplitView(number=3, first=("a",), second=("b", "c"), problem="no good")
+        desk.waiting = [QueueView(project="shop", base="main", splits=(split,))]
+
+        [queue] = (await ada.get("/merge-queues")).body["queues"]
+
+        assert queue["splits"] == [{"number": 3, "first": ["a"], "second": ["b", "c"], "problem": "no good"}]
 
 
 @on_loop

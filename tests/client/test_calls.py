@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import deltaci
-from deltaci.client import AsyncClient, Client, calls, workstreams
+from deltaci.client import AsyncClient, Client, calls, history, workstreams
 from deltaci.client.names import Name, readings
 from deltaci.wire.api_routes import ROUTES
 
 
 def test_every_route_has_a_call() -> None:
     """An address that the client does not know is one that people must write by hand."""
-    source = "".join(Path(inspect.getfile(each)).read_text("utf-8") for each in (calls, workstreams))
+    source = "".join(Path(inspect.getfile(each)).read_text("utf-8") for each in (calls, history, workstreams))
 
     assert set(re.findall(r'_call\(\s*"(\w+)"', source)) == {route.id for route in ROUTES}
 

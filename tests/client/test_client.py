@@ -34,6 +34,7 @@ def test_a_run_from_its_start_to_its_report(client: Client, player: Player) -> N
     assert client.outputs(started.id).outputs == {"build": {"n": 1}}
     assert client.costs(started.id).total == {"cents": 2}
     assert [job.name for job in client.plan(started.id).jobs] == ["build", "ok", "deploy"]
+    assert [each.job for each in client.timeline(started.id).jobs] == ["build", "ok", "deploy"]
     assert client.explain(started.id).entity == "run"
     assert client.explain(f"{started.id}/build").entity == "job"
     assert client.explain(f"{started.id}/build.1").entity == "attempt"
@@ -135,6 +136,17 @@ def test_workers_and_their_tokens(client: Client, player: Player) -> None:
     assert player.name in [each.id for each in client.workers().workers]
     assert list(client.iter_workers(gone=True)) == []
     assert client.worker_token("new", expires_seconds=60).token.startswith("dci_")
+
+
+def test_what_waits_and_why(client: Client) -> None:
+    """Page by page, as the filters want it."""
+    started = client.start(plan=plan(task("a", runs_on=["nobody-has-it"])))
+
+    [waiting] = client.queue(label="nobody-has-it").waiting
+    assert (waiting.run_id, waiting.job, waiting.reasons[0].code) == (started.id, "a", "no_fitting_worker")
+    assert client.queue(label="nobody-has-it", reason="quota").waiting == []
+    assert client.queue(label="nobody-has-it", project="none").count == 0
+    client.cancel(started.id)
 
 
 def test_a_tenant_and_its_quotas(hosted: Hosted) -> None:

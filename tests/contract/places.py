@@ -257,6 +257,9 @@ class Wrapped:
     async def waiting(self, before: int, limit: int) -> list[Ready]:
         return await self.inner.waiting(before, limit)
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        return await self.inner.queued(tenant, limit, queues)
+
     async def holder(self, tenant: str, group: str) -> str:
         return await self.inner.holder(tenant, group)
 

@@ -110,3 +110,29 @@ async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
         Ready(TENANT, "arm,x64", "arm", START),
         Ready("other", "", "theirs", START - 7),
     ]
+
+
+@on_loop
+async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(place: Place) -> None:
+    """Also what nobody may claim yet. Of many queues the first, of a long one its head, and nothing of others."""
+    async with place.opened() as store:
+        assert await store.queued(TENANT, 10, 10) == []
+        await write(
+            store,
+            *(waiting(f"a{n}", START + n, priority=n % 2) for n in range(4)),
+            waiting("later", START + 100, labels="arm,x64"),
+            waiting("gpu", START, labels="gpu"),
+            waiting("theirs", START - 7, tenant="other"),
+        )
+
+        listed = await store.queued(TENANT, 3, 10)
+        some = await store.queued(TENANT, 9, 2)
+        theirs = await store.queued("other", 9, 9)
+
+    assert listed == [
+        *(Ready(TENANT, "", "a1", START + 1), Ready(TENANT, "", "a3", START + 3), Ready(TENANT, "", "a0", START)),
+        Ready(TENANT, "arm,x64", "later", START + 100),
+        Ready(TENANT, "gpu", "gpu", START),
+    ]
+    assert [each.id for each in some] == ["a1", "a3", "a0", "a2", "later"]
+    assert theirs == [Ready("other", "", "theirs", START - 7)]

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 MAX_SECONDS: Final = 10.0  # For one request.
 MAX_BYTES: Final = 2_000_000  # Of one answer to anything that is asked here.
-LISTS: Final = ("/runs", "/runs/{run}/jobs", "/templates", "/templates/t/versions", "/workers", "/keys")
+LISTS: Final = ("/runs", "/runs/{run}/jobs", "/templates", "/templates/t/versions", "/queue", "/workers", "/keys")
 QUERIES: Final = sorted({route.query for route in ROUTES if route.query is not None}, key=lambda each: each.__name__)
 FIELDS: Final = sorted({name for kind in QUERIES for name in kind.__struct_fields__})
 
@@ -182,7 +182,7 @@ RUNS: Final = st.fixed_dictionaries(
         "labels": st.lists(st.sampled_from(("x", "~", "a/b", "=")), max_size=3),
     },
 )
-READS: Final = ("", "/plan", "/explain", "/jobs", "/events", "/artifacts", "/outputs", "/costs")
+READS: Final = ("", "/plan", "/explain", "/jobs", "/events", "/artifacts", "/outputs", "/costs", "/timeline")
 WHOLE: Final = {
     "plan": {
         "jobs": [job("a", needs=[], retry={"max_attempts": 2}), {"name": "g", "kind": "approval", "needs": ["a"]}]

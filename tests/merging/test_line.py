@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from deltaci.control.merging import line as lines
 from deltaci.control.merging.line import Built, Found, Limits, Line
 from deltaci.control.merging.records import NONE, Entry
+from deltaci.control.merging.shown import shown
 from deltaci.core.instants import SECOND
 from deltaci.engine.items import Overloaded
 from tests.merging.played import WHERE, World, content
@@ -240,3 +241,19 @@ def test_closed_everybody_is_told_why() -> None:
         ("a", False, "no project"),
         ("b", False, "no project"),
     ]
+
+
+def test_a_split_is_remembered_until_all_of_its_halves_are_gone() -> None:
+    """So that people see how a bad one is looked for, and no line grows without end."""
+    line = found_bad(with_batch(line_of(*(entry(id) for id in "abcd"))))
+
+    assert [(each.number, each.first, each.second) for each in line.splits] == [(1, ("a", "b"), ("c", "d"))]
+    assert shown(line).splits[0].problem == "no good"
+
+    again = found_bad(with_batch(line))
+    assert [(each.number, each.first) for each in again.splits] == [(1, ("a", "b")), (2, ("a",))]
+    without_first = lines.without(again, "ab")
+    assert [each.number for each in shown(without_first).splits] == [1]
+    later = lines.entered(lines.entered(lines.without(without_first, "cd"), entry("e")), entry("f"))
+    assert shown(later).splits == ()
+    assert [each.number for each in found_bad(with_batch(later)).splits] == [3]

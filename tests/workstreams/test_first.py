@@ -158,3 +158,13 @@ async def test_one_that_is_not_merged_leaves_its_branch(tmp_path: Path) -> None:
         assert refs == ["refs/heads/main", f"refs/heads/{told['branch']}"]
         assert git(here.upstream.bare, "rev-parse", "main") == here.upstream.first
         assert git(here.upstream.bare, "show", f"{told['branch']}:hello.txt") == "hello everybody"
+
+
+@on_loop
+async def test_one_whose_base_is_not_there_says_so(tmp_path: Path) -> None:
+    """A typing mistake in the branch is the whole answer, not only a state."""
+    async with bench(tmp_path) as here:
+        told = await here.over(await here.create(FIRST.replace("base: main", "base: nowhere")))
+
+        assert told["state"] == "failed"
+        assert "nowhere" in told["merge"]["problem"]

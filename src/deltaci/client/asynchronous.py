@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from deltaci.client import calls, logs, talks
+from deltaci.client import calls, history, logs, talks
 from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
@@ -115,6 +115,7 @@ class AsyncClient:
     reject = aasked(calls.reject)
     rerun = aasked(calls.rerun)
     plan = aasked(calls.plan)
+    timeline = aasked(calls.timeline)
     explain = afinished(talks.explain)
     wait = afinished(talks.wait)
     iter_runs = astreamed(talks.iter_runs)
@@ -130,6 +131,8 @@ class AsyncClient:
     artifacts = aasked(calls.artifacts)
     outputs = aasked(calls.outputs)
     costs = aasked(calls.costs)
+    transitions = aasked(history.transitions)
+    tests = aasked(history.run_tests)
 
     # -- jobs and attempts
 
@@ -139,6 +142,7 @@ class AsyncClient:
     attempts = aasked(calls.attempts)
     attempt = aasked(calls.attempt)
     log = aasked(calls.log)
+    log_index = aasked(calls.log_index)
     iter_jobs = astreamed(talks.iter_jobs)
     follow_log = astreamed(logs.follow_log)
 
@@ -173,8 +177,9 @@ class AsyncClient:
     merge_queues = aasked(streams.merge_queues)
     iter_workstreams = astreamed(streams.iter_workstreams)
 
-    # -- workers, keys, the tenant
+    # -- the queue, workers, keys, the tenant
 
+    queue = aasked(calls.queue)
     workers = aasked(calls.workers)
     worker = aasked(calls.worker)
     worker_token = aasked(calls.worker_token)

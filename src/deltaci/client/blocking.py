@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from deltaci.client import calls, logs, talks
+from deltaci.client import calls, history, logs, talks
 from deltaci.client import workstreams as streams
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
@@ -114,6 +114,7 @@ class Client:
     reject = asked(calls.reject)
     rerun = asked(calls.rerun)
     plan = asked(calls.plan)
+    timeline = asked(calls.timeline)
     explain = finished(talks.explain)
     wait = finished(talks.wait)
     iter_runs = streamed(talks.iter_runs)
@@ -129,6 +130,8 @@ class Client:
     artifacts = asked(calls.artifacts)
     outputs = asked(calls.outputs)
     costs = asked(calls.costs)
+    transitions = asked(history.transitions)
+    tests = asked(history.run_tests)
 
     # -- jobs and attempts
 
@@ -138,6 +141,7 @@ class Client:
     attempts = asked(calls.attempts)
     attempt = asked(calls.attempt)
     log = asked(calls.log)
+    log_index = asked(calls.log_index)
     iter_jobs = streamed(talks.iter_jobs)
     follow_log = streamed(logs.follow_log)
 
@@ -172,8 +176,9 @@ class Client:
     merge_queues = asked(streams.merge_queues)
     iter_workstreams = streamed(streams.iter_workstreams)
 
-    # -- workers, keys, the tenant
+    # -- the queue, workers, keys, the tenant
 
+    queue = asked(calls.queue)
     workers = asked(calls.workers)
     worker = asked(calls.worker)
     worker_token = asked(calls.worker_token)

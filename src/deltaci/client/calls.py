@@ -8,13 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from deltaci.client.names import Name
-from deltaci.wire import api, api_failures, api_input, api_projects
+from deltaci.wire import api, api_failures, api_input, api_logs, api_projects, api_queue, api_timeline
 from deltaci.wire.api_input import PlanInput, Quotas, Scope
 from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
 
@@ -181,6 +181,11 @@ def plan(run_id: str) -> Call[api.Plan]:
     return _call("readPlan", api.Plan, run=run_id)
 
 
+def timeline(run_id: str) -> Call[api_timeline.Timeline]:
+    """When the run did what."""
+    return _call("readTimeline", api_timeline.Timeline, run=run_id)
+
+
 def events(run_id: str = "", *, after: int = 0, limit: int = api_input.MAX_EVENTS) -> Call[api.EventPage]:
     """One page of the events of a run, or of the whole tenant, in the order of the log."""
     query = {"after": after, "limit": limit}
@@ -266,6 +271,12 @@ def log_stream(
     return _call("readJobLog", bytes, query=query, headers=headers, run=run_id, job=job)
 
 
+def log_index(run_id: str, job: str, index: int, *, lease: int = 0, block: int = 0) -> Call[api_logs.LogIndex]:
+    """Where the lines and steps of an attempt's log are; newlines are counted from this block on."""
+    query = {"lease": lease, "block": block}
+    return _call("readLogIndex", api_logs.LogIndex, query=query, run=run_id, job=job, index=index)
+
+
 # -- templates
 
 
@@ -347,6 +358,23 @@ def changes(
 def change(change_id: str) -> Call[api_projects.Change]:
     """What came of a change."""
     return _call("readChange", api_projects.Change, change=change_id)
+
+
+# -- the queue
+
+
+def queue(
+    *,
+    part: Literal["all", "running"] = "all",
+    reason: str = "",
+    label: str = "",
+    project: str = "",
+    limit: int = api_input.PAGE,
+    cursor: str = "",
+) -> Call[api_queue.Queue]:
+    """One page of what waits and why, and what workers have. Filters that are empty do not matter."""
+    query = {"part": part, **_given(reason=reason, label=label, project=project)}
+    return _call("listQueue", api_queue.Queue, query={**query, "limit": limit, "cursor": cursor})
 
 
 # -- workers, keys, the tenant

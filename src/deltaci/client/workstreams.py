@@ -32,11 +32,15 @@ def workstreams(
     state: str | None = None,
     project: str | None = None,
     person: str | None = None,
+    progress: bool | None = None,
     limit: int = api_input.PAGE,
     cursor: str = "",
 ) -> Call[wire.WorkstreamPage]:
-    """One page of workstreams, the newest first; all that is given must hold."""
-    query = {"state": state, "project": project, "person": person, "limit": limit, "cursor": cursor}
+    """One page of workstreams, the newest first; all that is given must hold. `progress`: how far each is, too."""
+    query = {
+        **{"state": state, "project": project, "person": person},
+        **{"progress": progress, "limit": limit, "cursor": cursor},
+    }
     return _call("listWorkstreams", wire.WorkstreamPage, query=query)
 
 

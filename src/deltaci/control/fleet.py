@@ -173,6 +173,10 @@ class Fleet:
         """When it was heard last: at least when it came in."""
         return max(self.hearing.at((record.tenant, worker_name(record.id))), record.created_at)
 
+    def is_missed(self, record: Worker) -> bool:
+        """Whether it missed too many checks in a row; also an idle one, of which nothing else says so."""
+        return (record.tenant, worker_name(record.id)) in self._missing and not worker.is_over(record)
+
     # -- who may be given work
 
     def rivals(self, tenant: str) -> Rivals:

@@ -28,7 +28,7 @@ PREFIX: Final = "dci_"  # So that a scanner for secrets recognises one that got 
 MAX_RUNNER_NAME: Final = 100
 MAX_TENANT_NAME: Final = 200
 
-Use = Literal["register", "run", "operate"]
+Use = Literal["register", "run", "operate", "enter"]
 
 
 class Claims(msgspec.Struct, frozen=True):

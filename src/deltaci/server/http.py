@@ -79,6 +79,7 @@ class Request:
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
+        self.is_tls: bool = scope.get("scheme") == "https"
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.peer: Peer | None = scope.get("state", {}).get(PEER)
         self._receive = receive

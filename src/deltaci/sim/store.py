@@ -224,6 +224,11 @@ class Connection:
         await self._reach()
         return await self._disk.waiting(before, limit)
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """What a tenant has in its queues."""
+        await self._reach()
+        return await self._disk.queued(tenant, limit, queues)
+
     async def holder(self, tenant: str, group: str) -> str:
         """Who has this group now."""
         await self._reach()

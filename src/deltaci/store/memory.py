@@ -331,6 +331,11 @@ class MemoryStore:
             found += [Ready(tenant, key, id, at) for at, id in islice(old, limit)]
         return found
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """What the tenant has in its queues."""
+        keys = sorted(key for owner, key in self._ready if owner == tenant)[:queues]
+        return [Ready(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
+
     async def holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         return self._holder(tenant, group, self._clock())

@@ -351,6 +351,13 @@ class Store(Protocol):
         """What waits to be claimed since before then: of every queue of every tenant so many, best first."""
         ...
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """What this tenant has in its queues, also for later and of groups that somebody has: for people to look at.
+
+        Of at most so many queues, in the order of their names, the first `limit` of each, in the order of claims.
+        """
+        ...
+
     async def holder(self, tenant: str, group: str) -> str:
         """The id of the attempt that has this group now; "" if nobody has."""
         ...

@@ -371,6 +371,10 @@ class PostgresStore:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """What the tenant has in its queues."""
+        return await self._ready.queued(tenant, limit, queues)
+
     async def holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         found = await self._fetch(_HOLDER, tenant, group, await self.now())

@@ -45,6 +45,15 @@ FIRST_READY: Final = (
     "SELECT id, ready_at FROM records r WHERE tenant = {0} AND queue_key = {1} AND ready_at <= {2} "
     f"AND {FREE.format('{2}')} ORDER BY priority DESC, ready_at, id LIMIT {{3}}"
 )
+# The same of one tenant, with what nobody may claim yet.
+NEXT_QUEUE_OF: Final = (
+    "SELECT queue_key FROM records WHERE ready_at IS NOT NULL AND tenant = {0} AND queue_key > {1} "
+    "ORDER BY queue_key LIMIT 1"
+)
+FIRST_QUEUED: Final = (
+    "SELECT id, ready_at FROM records WHERE ready_at IS NOT NULL AND tenant = {0} AND queue_key = {1} "
+    "ORDER BY priority DESC, ready_at, id LIMIT {2}"
+)
 
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
 PAGE: Final = 200
@@ -96,6 +105,8 @@ class ReadyReader:
         self._fetch = fetch
         self._next = NEXT_QUEUE.format(*marks)
         self._first = FIRST_READY.format(*marks)
+        self._next_of = NEXT_QUEUE_OF.format(*marks)
+        self._queued = FIRST_QUEUED.format(*marks)
 
     async def waiting(self, before: int, limit: int) -> list[Ready]:
         """Of every queue of every tenant the first that are ready since before then."""
@@ -105,6 +116,17 @@ class ReadyReader:
             tenant, key = queues[0]
             rows = await self._fetch(self._first, tenant, key, before, limit)
             found += [Ready(tenant, key, id, ready_at) for id, ready_at in rows]
+        return found
+
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """Of so many queues of this tenant the first, whether they may be claimed now or not."""
+        found: list[Ready] = []
+        keys: list[str] = [""]  # The queue of what needs no label; nothing comes before it.
+        while keys and queues:
+            rows = await self._fetch(self._queued, tenant, keys[0], limit)
+            found += [Ready(tenant, keys[0], id, ready_at) for id, ready_at in rows]
+            queues -= bool(rows)
+            keys = [key for (key,) in await self._fetch(self._next_of, tenant, keys[0])]
         return found
 
 

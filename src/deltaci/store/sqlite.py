@@ -393,6 +393,10 @@ class SqliteStore:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
 
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+        """What the tenant has in its queues."""
+        return await self._ready.queued(tenant, limit, queues)
+
     async def holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         return _only(await self._read(_HOLDER, tenant, group, self._clock()))

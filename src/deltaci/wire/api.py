@@ -122,6 +122,7 @@ class Job(Shown, frozen=True, kw_only=True):
     last_error: Failure | None
     approval: Gate | None
     tries: Annotated[list[Attempt], says("its attempts, the first one first")]
+    family: Annotated[str, says("jobs of one matrix share it; empty: it is of none")] = ""
 
 
 class Run(Shown, frozen=True, kw_only=True):
@@ -149,6 +150,7 @@ class Run(Shown, frozen=True, kw_only=True):
     number: Annotated[int, says("of the pull request; 0: it is none")]
     change: Annotated[str, says("the change that it was made for")]
     is_fork: bool
+    workstream: Annotated[str, says("its name, of a run that is one; the id is the run's")] = ""
     plan_hash: str
     started_by: str
     rerun_of: str
@@ -358,6 +360,9 @@ class Worker(Shown, frozen=True, kw_only=True):
     name: Annotated[str, says("what it is called in all of its lives")]
     state: str
     status: Annotated[str, says("the same in the words of document 003")]
+    condition: Annotated[
+        str, says("how it is, in one word: ready, busy, drained, quarantined, silent, leaving, starting or gone")
+    ]
     rev: int
     labels: list[str]
     slots: int

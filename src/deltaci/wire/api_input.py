@@ -283,3 +283,11 @@ class LogQuery(Asked, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=MAX_FOLLOW_SECONDS)],
         says("for so many seconds what is added is sent too, until that lease ends"),
     ] = 0
+    download: Annotated[bool, says("whether a browser is to save it as a file")] = False
+
+
+class LogIndexQuery(Asked, frozen=True, kw_only=True):
+    """Which log, and which part of its index."""
+
+    lease: Annotated[Quantity, says("of which lease of the attempt; 0: the last one")] = 0
+    block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], says("the first block to tell of")] = 0

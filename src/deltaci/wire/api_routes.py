@@ -7,7 +7,18 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import api, api_failures, api_input, api_projects, api_workstreams
+from deltaci.wire import (
+    api,
+    api_failures,
+    api_history,
+    api_input,
+    api_logs,
+    api_projects,
+    api_queue,
+    api_tests,
+    api_timeline,
+    api_workstreams,
+)
 from deltaci.wire.api_input import JobName, Scope, TemplateName
 
 ROOT: Final = "/api/v1"
@@ -157,6 +168,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=api.Explanation, codes=("not_found", "unreadable"),
     ),
     Route(
+        method="GET", path=f"{_RUN}/timeline", id="readTimeline", does="read when the run did what",
+        answer=api_timeline.Timeline, codes=("not_found", "unreadable"),
+    ),
+    Route(
         method="GET", path=f"{_RUN}/plan", id="readPlan", does="read what the run does",
         answer=api.Plan, codes=("not_found", "unreadable"),
     ),
@@ -164,6 +179,16 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path=f"{_RUN}/events", id="readRunEvents", answers="events",
         does="read the run's events, or follow them as server-sent events",
         query=api_input.EventQuery, answer=api.EventPage, codes=("not_found", "unreadable"),
+    ),
+    Route(
+        method="GET", path=f"{_RUN}/transitions", id="readTransitions",
+        does="read the run's events in the words of one of the documents",
+        query=api_history.TransitionQuery, answer=api_history.TransitionPage, codes=("not_found", "unreadable"),
+    ),
+    Route(
+        method="GET", path=f"{_RUN}/tests", id="readTests",
+        does="read what the run's test reports say, failures first, with what is known of each test from before",
+        query=api_tests.RunTestQuery, answer=api_tests.RunTests, codes=("not_found", "unreadable"),
     ),
     Route(
         method="GET", path=f"{_RUN}/artifacts", id="listRunArtifacts", does="list what the run's jobs left behind",
@@ -214,6 +239,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="GET", path=f"{_ATTEMPT}/log", id="readLog", answers="log", does="read an attempt's log",
         query=api_input.LogQuery, answer=bytes, codes=("not_found", "bad_range", "unreadable"),
+    ),
+    Route(
+        method="GET", path=f"{_ATTEMPT}/log/index", id="readLogIndex",
+        does="say where the lines and steps of an attempt's log are",
+        query=api_input.LogIndexQuery, answer=api_logs.LogIndex, codes=("not_found", "unreadable"),
     ),
     Route(
         method="GET", path=f"{_ATTEMPT}/artifacts", id="listArtifacts", does="list what an attempt left behind",
@@ -315,6 +345,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path="/merge-queues", id="listMergeQueues",
         does="read what waits to be merged, and what is being tested",
         query=api_workstreams.MergeQuery, answer=api_workstreams.MergeQueues,
+    ),
+    # -- the queue
+    Route(
+        method="GET", path="/queue", id="listQueue",
+        does="read what waits and why, in the order in which it is claimed, and what workers have",
+        query=api_queue.QueueQuery, answer=api_queue.Queue,
     ),
     # -- workers
     Route(

@@ -34,12 +34,36 @@ class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
     state: Annotated[Literal[WORKSTREAM_STATES] | None, says("in this state")] = None  # type: ignore[valid-type]
     project: Annotated[Word | None, says("of this project")] = None
     person: Annotated[Word | None, says("started by this person")] = None
+    progress: Annotated[bool, says("say of each how far it is, too")] = False
 
 
 class MergeQuery(Asked, frozen=True, kw_only=True):
     """Which merge queues."""
 
     project: Annotated[Word | None, says("of this project; absent: of all")] = None
+
+
+class FailedRule(Shown, frozen=True, kw_only=True):
+    """A rule that did not hold."""
+
+    rule: Annotated[str, says("its name, or what it says")]
+    found: str
+    wanted: str
+
+
+class WorkstreamProgress(Shown, frozen=True, kw_only=True):
+    """How far a workstream is, in a few words."""
+
+    tasks: Annotated[int, says("how many it has")]
+    counts: Annotated[dict[str, int], says("how many of them are in each state; empty: it is not planned yet")]
+    under_way: Annotated[list[str], says("the first tasks that a worker has, or whose rules are looked at")]
+    waiting: Annotated[list[str], says("the first tasks that wait for a worker, or to be tried again")]
+    position: Annotated[int, says("in the merge queue, from 1 on; 0: it is not in it")]
+    doing: Annotated[str, says("what is done with its batch: building, testing, waiting or landing; empty: nothing")]
+    waits_for: Annotated[str, says("what keeps it waiting in the merge queue, if that is more than others")]
+    failed_task: Annotated[str, says("the task that failed, a critical one if there is one")]
+    failed_rule: Annotated[FailedRule | None, says("the first rule that did not hold, of that task or of the whole")]
+    problem: Annotated[str, says("why that task failed, or why it was not merged")]
 
 
 class WorkstreamLine(Shown, frozen=True, kw_only=True):
@@ -59,14 +83,7 @@ class WorkstreamLine(Shown, frozen=True, kw_only=True):
     started_at: Annotated[Moment | None, says("when its first task did")]
     ended_at: Annotated[Moment | None, says("when its outcome stood, or was reported")]
     seconds: Annotated[float | None, says("how long it took, or has taken so far, since its first task started")]
-
-
-class FailedRule(Shown, frozen=True, kw_only=True):
-    """A rule that did not hold."""
-
-    rule: Annotated[str, says("its name, or what it says")]
-    found: str
-    wanted: str
+    progress: Annotated[WorkstreamProgress | None, says("how far it is; absent in a list that was not asked for it")]
 
 
 class Added(Shown, frozen=True, kw_only=True):
@@ -172,6 +189,15 @@ class MergeBatch(Shown, frozen=True, kw_only=True):
     not_before: Annotated[Moment | None, says("when it is tried again")]
 
 
+class MergeSplit(Shown, frozen=True, kw_only=True):
+    """A batch that was bad: it was split into two halves, which are never tested together again."""
+
+    number: Annotated[int, says("the number that the batch had")]
+    first: Annotated[list[str], says("the workstreams of its first half")]
+    second: Annotated[list[str], says("those of its second half")]
+    problem: Annotated[str, says("what its test said")]
+
+
 class MergeQueue(Shown, frozen=True, kw_only=True):
     """What waits to be merged to one branch of one project."""
 
@@ -179,6 +205,7 @@ class MergeQueue(Shown, frozen=True, kw_only=True):
     base: str
     entries: Annotated[list[QueuedMerge], says("in the order in which they are merged")]
     batches: Annotated[list[MergeBatch], says("what is under way")]
+    splits: Annotated[list[MergeSplit], says("how bad batches were split, the oldest first; until all of them are out")]
     problem: Annotated[str, says("what keeps all of it waiting")]
     not_before: Annotated[Moment | None, says("when that is tried again")]
 

@@ -99,6 +99,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return self.start if self.method == NONE else self.commits[-1]
 
 
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was bad, for people to see: its halves, and what its test said."""
+
+    number: int
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    details: str = ""
+
+
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     """What came of building a batch: who is in it, by which commits, and what became of the others."""
 
@@ -123,6 +132,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stopping: tuple[str, ...] = ()
     numbered: int = 0  # The last number that a batch got; and the last one of a group.
     grouped: int = 0
+    splits: tuple[Split, ...] = ()  # Of batches of which somebody may still be here.
     trouble: Trouble = NO_TROUBLE  # With the repository.
 
     @property
@@ -345,7 +355,19 @@ def judged(line: Line, number: int) -> Line:
     first, second = line.grouped + 1, line.grouped + 2
     groups = {id: first if n < cut else second for n, id in enumerate(batch.members)}
     places = tuple(replace(each, group=groups.get(each.entry.id, each.group)) for each in line.places)
-    return replace(_dropped(line, 0), places=places, grouped=second)
+    split = Split(
+        number=number,
+        first=batch.members[:cut],
+        second=batch.members[cut:],
+        details=batch.found.details[:MAX_PROBLEM],
+    )
+    return replace(_dropped(line, 0), places=places, grouped=second, splits=(*splits_of(line), split))
+
+
+def splits_of(line: Line) -> tuple[Split, ...]:
+    """The splits that somebody in the line comes from."""
+    here = {each.entry.id for each in line.places}
+    return tuple(each for each in line.splits if not here.isdisjoint((*each.first, *each.second)))
 
 
 def landing(line: Line, number: int) -> Line:

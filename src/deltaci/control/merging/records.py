@@ -77,6 +77,15 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     not_before: int = 0
 
 
+class SplitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was bad, for people: the halves that it was split into."""
+
+    number: int
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    problem: str = ""
+
+
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """The line before one base, for people: who waits, in order, and which batches are under way."""
 
@@ -84,6 +93,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     entries: tuple[EntryView, ...] = ()
     batches: tuple[BatchView, ...] = ()
+    splits: tuple[SplitView, ...] = ()
     problem: str = ""
     tries: int = 0
     not_before: int = 0

@@ -58,7 +58,9 @@ class Planning:
         await self._say(record, order)
 
     async def fail(self, record: Run, why: str) -> None:
-        """There is no plan, and the run says why."""
+        """There is no plan, and the run says why; so does the workstream, first."""
+        kept = self._desk.records.kept
+        await kept.edit(record.tenant, record.id, lambda known: known and replace(known, problem=why))
         await self._say(record, run.PlanFailed(id=record.id, error=why))
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:

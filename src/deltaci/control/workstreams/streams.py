@@ -111,8 +111,10 @@ class Streams:
                 )
             return found
         all = [each async for each in self.desk.projects.each(tenant)]
+        if not all:
+            raise Refused("bad_request", "there is no project to work on; 'deltaci project add NAME URL' makes one")
         if len(all) != 1:
-            names = ", ".join(each.name for each in all[:10]) or "none"
+            names = ", ".join(each.name for each in all[:10])
             raise Refused(
                 "bad_request",
                 f"the workstream names no project, and there are {len(all)} ({names}); add 'project: NAME'",

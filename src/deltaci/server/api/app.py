@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from typing import Any, Final
 
@@ -23,17 +24,22 @@ from deltaci.server.api import (
     explain,
     failures,
     files,
+    history,
     jobs,
     keys,
     live,
     projects,
     queries,
+    queue,
     runs,
     secrets,
     templates,
+    tested,
+    timeline,
     workers,
     workstreams,
 )
+from deltaci.server.api.callers import Caller
 from deltaci.server.api.calls import Call, Handler, Made, Parts, Sent
 from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
@@ -42,7 +48,7 @@ from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Unavailable
 from deltaci.wire import messages as wire
 from deltaci.wire.api import ApiProblem
-from deltaci.wire.api_input import MAX_BODY_BYTES
+from deltaci.wire.api_input import MAX_BODY_BYTES, Asked
 from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -54,9 +60,13 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
     **jobs.HANDLERS,
     **explain.HANDLERS,
+    **timeline.HANDLERS,
     **live.HANDLERS,
     **files.HANDLERS,
+    **history.HANDLERS,
+    **tested.HANDLERS,
     **templates.HANDLERS,
+    **queue.HANDLERS,
     **workers.HANDLERS,
     **keys.HANDLERS,
     **secrets.HANDLERS,
@@ -98,6 +108,7 @@ def _tree() -> _Node:
 
 
 _TREE: Final = _tree()
+_ROUTES: Final = {route.id: route for route in ROUTES}
 _NAMES: Final = {route.id: route.names for route in ROUTES}
 _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
 
@@ -122,11 +133,15 @@ def _collect(node: _Node, parts: list[str], open: list[str], found: dict[str, tu
         found.update({method: (route, [*open, "/".join(parts)]) for method, route in node.rest.items()})
 
 
+Visitor = Callable[[Request], Awaitable[Caller | None]]
+
+
 class ApiApp:
     """The addresses under /api/v1."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.visitor: Visitor | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -136,7 +151,7 @@ class ApiApp:
         try:
             answer = await self._answer(request, scope.get("query_string", b""))
         except Exception as error:
-            await _send_problem(send, request_id, *_refusal(error, request, request_id))
+            await _send_problem(send, request_id, *refusal(error, request, request_id))
             return
         if isinstance(answer, Sent):
             await answer.send(send)
@@ -144,9 +159,39 @@ class ApiApp:
         headers = {REQUEST_ID_HEADER: request_id, **answer.headers}
         await _send(send, answer.status or 200, wire.encode(answer.value), "application/json", headers)
 
+    async def ask(
+        self,
+        who: Caller,
+        id: str,
+        request: Request,
+        *,
+        params: Mapping[str, Any],
+        query: Mapping[str, Any],
+        body: Mapping[str, Any],
+        once: str = "",
+    ) -> Any:
+        """Answer somebody of this process, who has let this caller in: allowed and refused as everybody is.
+
+        `once` is the idempotency key, where there is one."""
+        route = _ROUTES[id]
+        who.check(route.needs)
+        call = Call(
+            route=route,
+            who=who,
+            params=_params(route, [str(params[name]) for name in _NAMES[id]]),
+            query=_converted(query, route.query),
+            body=_converted(body, route.body),
+            request=request,
+            parts=self._parts,
+            again=partial(self._caller, request),
+            once=once,
+        )
+        answer = await self._handled(call)
+        return answer.value if isinstance(answer, Made) else answer
+
     async def _answer(self, request: Request, query: bytes) -> Made | Sent:
         route, open = _route(request)
-        who = await self._parts.keys.caller(request.token())
+        who = await self._caller(request)
         await self._parts.tenants.admit(who.tenant)
         who.check(route.needs)
         call = Call(
@@ -157,8 +202,19 @@ class ApiApp:
             body=await _body(route, request),
             request=request,
             parts=self._parts,
+            again=partial(self._caller, request),
         )
-        async with self._parts.tenants.turns.turn(who.tenant):
+        return await self._handled(call)
+
+    async def _caller(self, request: Request) -> Caller:
+        """Whoever shows a key; a page of ours may read with the session of the one who looks at it."""
+        if self.visitor is not None and (who := await self.visitor(request)) is not None:
+            return who
+        return await self._parts.keys.caller(request.token())
+
+    async def _handled(self, call: Call) -> Made | Sent:
+        route = call.route
+        async with self._parts.tenants.turns.turn(call.who.tenant):
             answer = await HANDLERS[route.id](call)
         if isinstance(answer, Sent):
             return answer
@@ -198,6 +254,15 @@ def _query(route: Route, query: bytes) -> Any:
         raise msgspec.ValidationError(explained(error, route.query)) from None
 
 
+def _converted(given: Mapping[str, Any], kind: type[Asked] | None) -> Any:
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(explained(error, kind)) from None
+
+
 async def _body(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
@@ -211,7 +276,7 @@ async def _body(route: Route, request: Request) -> Any:
         raise msgspec.ValidationError(explained(error, route.body)) from None
 
 
-def _refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
+def refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
     """Every way to say no: its code, what it says, and the headers that HTTP asks for with it."""
     match error:
         case BadRange():

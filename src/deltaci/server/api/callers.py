@@ -109,8 +109,17 @@ class Keys:
         # Compared also when there is none: whether a key exists must not show in the time that it takes.
         digest = sha256(found[2].encode() if found else b"").hexdigest()
         is_good = hmac.compare_digest(digest, record.digest if record is not None else "0" * 64)
-        if record is None or not is_good or record.revoked_at:
-            raise Refused("bad_credential", "that is no API key of this server, or it was revoked")
+        return self._good(record if is_good else None)
+
+    async def by_id(self, id: str) -> Caller:
+        """Who a key is, for one who showed it before; refused if it is no longer good."""
+        return self._good(await self._find(id))
+
+    def _good(self, record: KeyRecord | None) -> Caller:
+        if record is None:
+            raise Refused("bad_credential", "that is no API key of this server")
+        if record.revoked_at:
+            raise Refused("bad_credential", "the API key was revoked")
         if record.expires_at and record.expires_at <= self.now():
             raise Refused("expired_credential", "the API key has expired")
         return Caller(

@@ -28,6 +28,8 @@ from deltaci.server.credentials import Signer
 from deltaci.server.disk import Disk
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.http import Request
+from deltaci.server.log_index import LogIndexes
+from deltaci.server.reports import TestReports
 from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import Route
@@ -64,9 +66,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Secrets
     rules: FailureRules
     flaky: FlakyTests
+    reports: TestReports
     repositories: Repositories
     fleet: Fleet
     lives: Lives
+    log_indexes: LogIndexes = msgspec.field(default_factory=LogIndexes)
     workstreams: WorkstreamDesk | None = None
 
 
@@ -80,6 +84,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
     request: Request
     parts: Parts
+    again: Callable[[], Awaitable[Caller]]  # Who asks, looked at once more: a stream may outlast a key.
+    once: str = ""  # In place of the idempotency key of the request, for who asks in this process.
 
     @property
     def actor(self) -> str:

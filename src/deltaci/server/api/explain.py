@@ -59,22 +59,28 @@ async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroun
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
     groups = {each.group for each in tries if each.group and ready_at(each)}
-    workers: list[Worker] = []
-    before = None
-    while len(workers) < MAX_WORKERS:
-        page = await store.page(Search(tenant=tenant, lists=[WORKERS], before=before, limit=_PAGE))
-        workers += [each for each in page.records if isinstance(each, Worker)]
-        before = page.next
-        if before is None:
-            break
     return explain.Surroundings(
         now=await store.now(),
-        workers=tuple(workers),
+        workers=tuple(await fleet_of(call)),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
         groups={group: await store.holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
         flaky=await _flaky(call, run, tries),
     )
+
+
+async def fleet_of(call: Call) -> list[Worker]:
+    """The tenant's workers that are there; of very many the newest."""
+    workers: list[Worker] = []
+    before = None
+    while len(workers) < MAX_WORKERS:
+        search = Search(tenant=call.who.tenant, lists=[WORKERS], before=before, limit=_PAGE)
+        page = await call.parts.store.page(search)
+        workers += [each for each in page.records if isinstance(each, Worker)]
+        before = page.next
+        if before is None:
+            break
+    return workers
 
 
 async def _flaky(call: Call, run: Run, tries: list[Attempt]) -> dict[str, frozenset[str]]:
@@ -94,12 +100,13 @@ def _shown(explanation: explain.Explanation) -> api.Explanation:
         state=explanation.state,
         status=explanation.status,
         summary=explanation.summary,
-        waiting=[_because(each) for each in explanation.waiting],
-        history=[_because(each) for each in explanation.history],
+        waiting=[because(each) for each in explanation.waiting],
+        history=[because(each) for each in explanation.history],
     )
 
 
-def _because(reason: explain.Reason) -> api.Because:
+def because(reason: explain.Reason) -> api.Because:
+    """One sentence."""
     return api.Because(
         code=reason.code, text=reason.text, about=reason.about, at=shown.maybe(reason.at), seq=reason.seq
     )

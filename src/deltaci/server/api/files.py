@@ -5,10 +5,8 @@ A file of a job is a stranger's: it is sent as something to save, never as a pag
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote
 
 from deltaci.blobs import keys
 from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
@@ -17,14 +15,13 @@ from deltaci.core.errors import Refused
 from deltaci.server.api.calls import Call, Handler, Send, missing
 from deltaci.server.api.lookup import attempt_of, attempts_of, jobs_of, run_of
 from deltaci.server.api.ranges import Bytes, chosen
-from deltaci.server.api.sending import sending, write_span
+from deltaci.server.api.sending import disposition, sending, write_span
 from deltaci.server.api.tails import last_lease
 from deltaci.wire import api
 from deltaci.wire.addresses import SHA256_HEADER
 
 MAX_LISTED: Final = 10_000  # Of one run, at once.
 AT_A_TIME: Final = 200
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
 
 
 async def list_artifacts(call: Call) -> api.Artifacts:
@@ -109,12 +106,6 @@ class File:
         if not part:
             raise BlobsUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
         return part
-
-
-def disposition(name: str) -> str:
-    """To be saved under this name: in plain letters for old clients, and as it is for others (RFC 6266)."""
-    plain = _UNSAFE.sub("_", name)
-    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"
 
 
 def _etag(stored: Stored) -> str:

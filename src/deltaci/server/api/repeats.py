@@ -55,9 +55,9 @@ class Repeat:
 
 
 def _idempotency_key(call: Call) -> str:
-    if not call.request.has(_KEY):
+    if not call.once and not call.request.has(_KEY):
         return ""
-    key = call.request.header(_KEY)
+    key = call.once or call.request.header(_KEY)
     if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return key

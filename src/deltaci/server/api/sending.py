@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import coroutine
 from typing import Any, Final
+from urllib.parse import quote
 
 from deltaci.server.api.ranges import Bytes
 from deltaci.server.disk import Disk
 from deltaci.server.http import Request, Send
 from deltaci.wire.api_routes import REQUEST_ID_HEADER
 
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
 STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.
 
 
@@ -100,3 +103,9 @@ async def write_span(out: Outlet, span: Bytes, disk: Disk, read: Callable[[int],
         part = await disk.do(partial(read, at))
         await out.write(part)
         at += len(part)
+
+
+def disposition(name: str) -> str:
+    """To be saved under this name: in plain letters for old clients, and as it is for others (RFC 6266)."""
+    plain = _UNSAFE.sub("_", name)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"

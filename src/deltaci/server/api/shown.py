@@ -16,7 +16,7 @@ from deltaci.core.timers import ready_at
 from deltaci.core.views.queue import job_status
 from deltaci.core.views.steps import run_status, step_attempts, step_status
 from deltaci.core.views.workstreams import worker_state
-from deltaci.core.worker import Worker, required_labels
+from deltaci.core.worker import Worker, condition, required_labels
 from deltaci.server.api.callers import KeyRecord
 from deltaci.wire import api
 from deltaci.wire.api_input import GateInput, RetryInput
@@ -71,6 +71,7 @@ def _run(record: Run) -> dict[str, Any]:
         "number": origin.number,
         "change": origin.change,
         "is_fork": origin.is_fork,
+        "workstream": origin.workstream,
         "plan_hash": record.plan_hash,
         "started_by": record.started_by,
         "rerun_of": record.rerun_of,
@@ -153,6 +154,7 @@ def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
         last_error=failure(record.last_error),
         approval=_gate(record),
         tries=shown,
+        family=spec.family,
     )
 
 
@@ -203,13 +205,14 @@ def planned(spec: JobSpec) -> api.PlannedJob:
     )
 
 
-def worker(record: Worker, seen_at: int) -> api.Worker:
-    """A worker of the fleet, and when it was heard last."""
+def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
+    """A worker of the fleet, when it was heard last, and whether that is too long ago."""
     return api.Worker(
         id=record.id,
         name=worker_name(record.id),
         state=record.state,
         status=worker_state(record),
+        condition=condition(record, is_missed=is_missed),
         rev=record.rev,
         labels=list(record.labels),
         slots=record.max_concurrent_tasks,

@@ -26,7 +26,7 @@ class Stay:
             return False
         call = self._call
         try:
-            who = await call.parts.keys.caller(call.request.token())
+            who = await call.again()
             who.check(call.route.needs)
         except Refused:
             return True

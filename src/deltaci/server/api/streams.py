@@ -102,6 +102,11 @@ class Channel:
         """Whoever comes late puts its own together."""
         self._pieces.clear()
 
+    @property
+    def newest(self) -> int:
+        """The last of which it knows."""
+        return self._frames[-1].seq if self._frames else self.since or 0
+
 
 class Piece:
     """Some frames as one text, and where it ends."""
@@ -180,6 +185,13 @@ class Subscription:
     async def skip(self) -> None:
         """Take nothing of what there was until now."""
         self.seq = max(self.seq, await self._streams.known_since(self._channel))
+
+    async def skip_all(self) -> bool:
+        """Take nothing of all that happened until now; whether there was anything. It costs the same for any number."""
+        await self._streams.known_since(self._channel)
+        newest = self._channel.newest
+        is_news, self.seq = newest > self.seq, max(newest, self.seq)
+        return is_news
 
     async def read_rest(self) -> list[Frame]:
         """A page of what is in the store and not in the channel yet; nothing when all was taken."""

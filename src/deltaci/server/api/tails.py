@@ -21,12 +21,14 @@ from deltaci.core.timers import is_over
 from deltaci.server.api.calls import Call, Handler, Send, missing
 from deltaci.server.api.lookup import attempt_of, job_of
 from deltaci.server.api.ranges import Bytes, chosen, first_byte
-from deltaci.server.api.sending import Gone, Outlet, sending, write_span
+from deltaci.server.api.sending import Gone, Outlet, disposition, sending, write_span
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
+from deltaci.server.log_index import BLOCK_BYTES
 from deltaci.store.port import Unavailable
 from deltaci.wire.addresses import OFFSET_HEADER
 from deltaci.wire.api_input import LogQuery
+from deltaci.wire.api_logs import LogIndex
 from deltaci.wire.api_routes import LEASE_NUMBER_HEADER
 
 POLL_SECONDS: Final = 1.0
@@ -34,6 +36,7 @@ HEADERS: Final = {
     "Content-Type": "text/plain; charset=utf-8",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "sandbox",
 }
 
 
@@ -58,11 +61,7 @@ async def read_job_log(call: Call) -> LogFile | Tail:
 
 async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> LogFile | Tail:
     query: LogQuery = call.query
-    last = last_lease(attempt) if attempt is not None else None
-    number = last.number if last is not None else 0
-    if query.lease > number:
-        raise missing("lease", str(query.lease))
-    number = query.lease or number
+    number = _number(attempt, query.lease)
     logs, wanted = call.parts.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
         wanted = ""  # A log has nothing to compare it with.
@@ -71,6 +70,35 @@ async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> Log
         return LogFile(call, id, number, chosen(wanted, size))
     call.parts.streams.check_room(call.who.tenant)
     return Tail(call, job_id, id, number, first_byte(wanted, size))
+
+
+def _number(attempt: Attempt | None, wanted: int) -> int:
+    """Of the lease that is asked for, or else of the last one; 0: there was none yet."""
+    last = last_lease(attempt) if attempt is not None else None
+    number = last.number if last is not None else 0
+    if wanted > number:
+        raise missing("lease", str(wanted))
+    return wanted or number
+
+
+async def read_log_index(call: Call) -> LogIndex:
+    """Where the lines and steps of an attempt's log are."""
+    attempt, query = await attempt_of(call), call.query
+    number, held = _number(attempt, query.lease), attempt.lease
+    logs, indexes = call.parts.logs, call.parts.log_indexes
+    seen = await call.parts.disk.do(lambda: indexes.look(logs, attempt.id, number, query.block))
+    return LogIndex(
+        lease=number,
+        size=seen.size,
+        lines=seen.lines,
+        newlines=seen.newlines,
+        block_bytes=BLOCK_BYTES,
+        first_block=query.block,
+        blocks=seen.blocks,
+        has_header=seen.has_header,
+        sections=seen.sections,
+        is_open=held.number == number if held is not None else not (number or is_over(attempt)),
+    )
 
 
 class LogFile:
@@ -85,9 +113,23 @@ class LogFile:
     async def send(self, send: Send) -> None:
         """All that was asked for."""
         headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._number), **self._span.headers}
+        if self._call.query.download:
+            headers["Content-Disposition"] = disposition(self._file_name)
         async with sending(send, self._call.request) as out:
             await out.begin(headers, self._span.status)
             await write_span(out, self._span, self._call.parts.disk, self._part)
+
+    async def last(self, limit: int) -> bytes:
+        """The end of it, for somebody of this process."""
+        start = max(self._span.start, self._span.stop - limit)
+        logs = self._call.parts.logs
+        return await self._call.parts.disk.do(lambda: logs.read(self._id, self._number, start, self._span.stop - start))
+
+    @property
+    def _file_name(self) -> str:
+        params = self._call.params
+        lease = f".{self._number}" if self._number > 1 else ""
+        return f"{params['job']}-{params.get('index', 'last')}{lease}.log"
 
     def _part(self, at: int) -> bytes:
         limit = min(PART_BYTES, self._span.stop - at)
@@ -200,4 +242,8 @@ class Tail:
             self._is_over = of is None or is_over(of)
 
 
-HANDLERS: Final[Mapping[str, Handler]] = {"readLog": read_log, "readJobLog": read_job_log}
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "readLog": read_log,
+    "readJobLog": read_job_log,
+    "readLogIndex": read_log_index,
+}

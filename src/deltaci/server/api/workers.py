@@ -86,7 +86,8 @@ async def _done(call: Call, order: Command) -> api.Worker:
 
 
 def _shown(call: Call, record: Worker) -> api.Worker:
-    return shown.worker(record, call.parts.fleet.seen_at(record))
+    fleet = call.parts.fleet
+    return shown.worker(record, fleet.seen_at(record), is_missed=fleet.is_missed(record))
 
 
 async def make_token(call: Call) -> api.WorkerToken:

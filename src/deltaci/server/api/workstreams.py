@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,11 +18,11 @@ from deltaci.control.merging.records import NONE, QueueView
 from deltaci.control.workstreams import records
 from deltaci.core import job as jobs
 from deltaci.core import listing, run
-from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run, is_let_go, is_over
+from deltaci.core.views.progress import progress
 from deltaci.core.views.steps import run_status, step_attempts
 from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstreams import model, reading
@@ -30,12 +30,13 @@ from deltaci.pipeline.workstreams.compile import graph
 from deltaci.server.api.calls import Call, Handler, Made, WorkstreamDesk, missing
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import Family, workstream_family, workstream_of
+from deltaci.server.api.progress import Known, known_of, report, rules, verdicts
+from deltaci.server.api.progress import shown as progress_shown
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.shown import failure, maybe, moment
 from deltaci.store.port import Search
 from deltaci.wire import api_workstreams as wire
 from deltaci.wire.api_routes import REPLAYED_HEADER, ROOT
-from deltaci.wire.messages import Verdict
 
 MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
 
@@ -127,14 +128,29 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     now = await call.parts.store.now()
-    lines = [_line(each, now) for each in page.records if isinstance(each, Run)]
+    runs = [each for each in page.records if isinstance(each, Run)]
+    known = await known_of(call.parts.store, runs) if query.progress else {}
+    queues = await _queues(call) if any(not is_over(each) for each in runs) and query.progress else ()
     kept = records.Workstreams(call.parts.store)
-    for each in lines:
-        if not each["base"]:  # The repository's default branch, which only its planning has found out.
-            record = await kept.find(call.who.tenant, each["id"])
-            each["base"] = record.base if record is not None else ""
-    found = [wire.WorkstreamLine(**each) for each in lines]
+    found = []
+    for each in runs:
+        line = _line(each, now)
+        # The document knows the repository's default branch, which only the planning has found out.
+        record = await kept.find(call.who.tenant, each.id) if query.progress or not line["base"] else None
+        if record is not None:
+            line["base"] = line["base"] or record.base
+            line["progress"] = _progress(known[each.id], record, queues) if query.progress else None
+        found.append(wire.WorkstreamLine(**{"progress": None, **line}))
     return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
+
+
+def _progress(known: Known, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamProgress:
+    stream = msgspec.convert(record.spec, model.Workstream)
+    return progress_shown(known, record, _merge(stream, record, queues))
+
+
+async def _queues(call: Call) -> Sequence[QueueView]:
+    return await call.parts.workstreams.queues(call.who.tenant) if call.parts.workstreams is not None else ()
 
 
 async def read_workstream(call: Call) -> wire.Workstream:
@@ -147,17 +163,14 @@ async def _workstream(call: Call, id: str) -> wire.Workstream:
     record = await records.Workstreams(call.parts.store).find(call.who.tenant, id)
     if record is None:
         raise missing("workstream", id)
-    queues: Sequence[QueueView] = ()
-    if not is_over(family.run) and call.parts.workstreams is not None:
-        queues = await call.parts.workstreams.queues(call.who.tenant)
+    queues = () if is_over(family.run) else await _queues(call)
     return _shown(family, record, queues, await call.parts.store.now())
 
 
 async def list_merge_queues(call: Call) -> wire.MergeQueues:
     """By project and branch."""
     wanted = call.query.project
-    found = await call.parts.workstreams.queues(call.who.tenant) if call.parts.workstreams is not None else ()
-    kept = [each for each in found if wanted is None or each.project == wanted]
+    kept = [each for each in await _queues(call) if wanted is None or each.project == wanted]
     return wire.MergeQueues(queues=[_queue(each) for each in sorted(kept, key=lambda each: (each.project, each.base))])
 
 
@@ -193,8 +206,12 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
     tasks = [_task(task, level[task.name], known, family, joined.get(task.name), record, now) for task in stream.tasks]
     states = [(task_state(each), each.spec.is_required) for each in family.jobs]
     line = _line(family.run, now)
+    merge = _merge(stream, record, queues)
+    so_far = progress(family.jobs)
+    last = family.tries.get(so_far.failed.id, [])[-1:] if so_far.failed is not None else []
     return wire.Workstream(
         **{**line, "project": record.project or line["project"], "base": record.base or line["base"]},
+        progress=progress_shown(Known(so_far, next(iter(last), None)), record, merge),
         derived_state=derive_workstream_state(states) if states else line["state"],
         base_commit=record.base_commit,
         branch=record.branch,
@@ -203,7 +220,7 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
-        merge=_merge(stream, record, queues),
+        merge=merge,
     )
 
 
@@ -244,8 +261,8 @@ def _task(
         completed_at=maybe(found.completed_at),
         seconds=_seconds(found.started_at, found.completed_at, now),
         last_error=failure(found.last_error),
-        failed_rules=_rules([*_verdicts(last), *stream.verdicts.get(task.name, ())]),
-        place="" if is_let_go(family.run) else str(_report(last).get("place", "")),
+        failed_rules=rules([*verdicts(last), *stream.verdicts.get(task.name, ())]),
+        place="" if is_let_go(family.run) else str(report(last).get("place", "")),
     )
 
 
@@ -254,23 +271,6 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
     **{"started_at": None, "completed_at": None, "seconds": None, "last_error": None, "failed_rules": []},
     "place": "",
 }
-
-
-def _report(last: Sequence[Attempt]) -> dict[str, Any]:
-    """What the runner of its last attempt said of it."""
-    report = last[0].report if last else None
-    return report if isinstance(report, dict) else {}
-
-
-def _verdicts(last: Sequence[Attempt]) -> list[Verdict]:
-    """What its runner found when it looked at the rules."""
-    return msgspec.convert(_report(last).get("verdicts") or [], list[Verdict])
-
-
-def _rules(verdicts: Iterable[Verdict]) -> list[wire.FailedRule]:
-    return [
-        wire.FailedRule(rule=each.rule, found=each.found, wanted=each.wanted) for each in verdicts if not each.is_passed
-    ]
 
 
 def _added(joined: records.Joined | None) -> wire.Added | None:
@@ -303,7 +303,7 @@ def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequenc
         tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
-        failed_rules=_rules(record.verdicts.get("", ())),
+        failed_rules=rules(record.verdicts.get("", ())),
     )
 
 
@@ -339,6 +339,10 @@ def _queue(queue: QueueView) -> wire.MergeQueue:
                 not_before=maybe(each.not_before),
             )
             for each in queue.batches
+        ],
+        splits=[
+            wire.MergeSplit(number=each.number, first=list(each.first), second=list(each.second), problem=each.problem)
+            for each in queue.splits
         ],
         problem=queue.problem,
         not_before=maybe(queue.not_before),

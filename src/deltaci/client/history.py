@@ -1,0 +1,37 @@
+"""What a run's past tells: its events in the words of each document, and its tests. Their calls."""
+
+from __future__ import annotations
+
+from deltaci.client.calls import Call, _call
+from deltaci.wire import api_history, api_input, api_tests
+
+
+def transitions(
+    run_id: str,
+    view: str = "canonical",
+    *,
+    order: str = "oldest",
+    after: int = 0,
+    before: int = 0,
+    kind: str | None = None,
+    job: str | None = None,
+    limit: int = api_history.PAGE,
+) -> Call[api_history.TransitionPage]:
+    """One page of a run's events in the words of one of the documents."""
+    query = {"view": view, "order": order, "after": after, "before": before, "kind": kind, "job": job, "limit": limit}
+    return _call("readTransitions", api_history.TransitionPage, query=query, run=run_id)
+
+
+def run_tests(
+    run_id: str,
+    text: str = "",
+    *,
+    outcome: str | None = None,
+    job: str | None = None,
+    order: str = "worst",
+    limit: int = api_input.PAGE,
+    cursor: str = "",
+) -> Call[api_tests.RunTests]:
+    """One page of a run's tests, failures first, with what is known of each from before."""
+    query = {"q": text, "outcome": outcome, "job": job, "order": order, "limit": limit, "cursor": cursor}
+    return _call("readTests", api_tests.RunTests, query=query, run=run_id)

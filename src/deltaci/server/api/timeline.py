@@ -1,0 +1,35 @@
+"""When a run did what: what the core reads from its events and the reports of its attempts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deltaci.core import timeline
+from deltaci.engine import feed
+from deltaci.server.api.calls import Call, Handler
+from deltaci.server.api.explain import MAX_EVENTS
+from deltaci.server.api.lookup import family_of
+from deltaci.server.api.shown import maybe, moment
+from deltaci.wire import api_timeline as wire
+
+
+async def read_timeline(call: Call) -> wire.Timeline:
+    """Every job, as far as the log tells."""
+    run, jobs, tries = await family_of(call)
+    events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
+    found = timeline.timeline(run, jobs, (each for some in tries.values() for each in some), events)
+    return wire.Timeline(
+        run_id=run.id,
+        start=moment(found.start),
+        until=moment(found.until),
+        is_over=found.is_over,
+        jobs=[wire.JobTimes(job=each.name, phases=[_phase(phase) for phase in each.phases]) for each in found.jobs],
+        critical=list(found.critical),
+    )
+
+
+def _phase(phase: timeline.Phase) -> wire.Phase:
+    return wire.Phase(phase=phase.name, attempt=phase.attempt, start=moment(phase.start), end=maybe(phase.end))
+
+
+HANDLERS: Final[dict[str, Handler]] = {"readTimeline": read_timeline}

@@ -1,0 +1,253 @@
+"""A run's events in the words of each document, page by page; and its tests, one by one, with their past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from deltaci.server import reports
+from deltaci.server.api import history, tested
+from tests.api.site import ApiSite, Caller, Player, gate, task
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+
+async def asked(caller: Caller, run: str, part: str, **query: Any) -> Any:
+    """A part of the run, which must be there."""
+    reply = await caller.get(f"/runs/{run}/{part}?{urlencode(query)}")
+    assert reply.status == 200, reply
+    return reply.body
+
+
+async def all_pages(caller: Caller, run: str, **query: Any) -> list[Any]:
+    """Every step, in pages of a few."""
+    found: list[Any] = []
+    name = "before" if query.get("order") == "newest" else "after"
+    next: int | None = 0
+    while next is not None:
+        page = await asked(caller, run, "transitions", limit=3, **{name: next}, **query)
+        assert page["transitions"] or page["next"] is None
+        found += page["transitions"]
+        next = page["next"]
+    return found
+
+
+# -- events
+
+
+@on_loop
+async def test_every_vocabulary_is_whole_from_both_ends_and_page_by_page(site: Opened) -> None:
+    """The newest first is the oldest first turned round; no step is missed and none is told twice."""
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        run = await ada.start(task("a"), task("b", needs=["a"]), gate("g", ["b"]))
+        await player.finish(await player.take())
+        await player.fail(await player.take())
+        await here.until(ada, run, "REPORTED")
+
+        for view in ("canonical", "orchestration", "steps", "workstreams", "queue"):
+            whole = (await asked(ada, run, "transitions", view=view, limit=1000))["transitions"]
+            told = [(each["seq"], each["kind"], each["from"], each["to"]) for each in whole]
+
+            assert [(e["seq"], e["kind"], e["from"], e["to"]) for e in await all_pages(ada, run, view=view)] == told
+            turned = await all_pages(ada, run, view=view, order="newest")
+            assert [(e["seq"], e["kind"], e["from"], e["to"]) for e in turned] == told[::-1]
+            assert all(bool(each["rule"]) for each in whole) == (view != "canonical")
+            of_a = await asked(ada, run, "transitions", view=view, job="a", limit=1000)
+            assert [each for each in whole if each["job"] == "a"] == of_a["transitions"] != []
+
+
+@on_loop
+async def test_only_what_is_asked_for_is_told_and_never_too_much_is_read(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word belongs to one vocabulary; a run that is too long is refused with what to do."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "read")
+        run = await ada.start(task("a"))
+
+        steps = await asked(ada, run, "transitions", view="steps", kind="step")
+        assert {each["kind"] for each in steps["transitions"]} == {"step"}
+        assert (await asked(ada, run, "transitions", view="steps", kind="lease"))["transitions"] == []
+        assert (await ada.get(f"/runs/{run}/transitions?view=french")).code == "bad_message"
+        monkeypatch.setattr(history, "MAX_LOOKED_AT", 2)
+        refused = await ada.get(f"/runs/{run}/transitions?view=steps")
+        assert refused.code == "too_large"
+        assert "deltaci events export" in refused.body["message"]
+
+
+@on_loop
+async def test_the_newest_events_of_a_long_run_are_found_without_reading_all_of_it(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In our own words; the others need to know what was before."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "read")
+        run = await ada.start(*(task(f"job{n}", needs=[]) for n in range(20)))
+        for n in range(5):
+            await ada.start(task(f"other{n}"))
+        await ada.post(f"/runs/{run}/cancel")
+        await here.until(ada, run, "REPORTED")
+        whole = (await asked(ada, run, "transitions", limit=1000))["transitions"]
+        monkeypatch.setattr(history, "AT_A_TIME", 10)
+        monkeypatch.setattr(history, "MAX_LOOKED_AT", 20)
+
+        found = await all_pages(ada, run, order="newest")
+
+        assert len(whole) > 80
+        assert [each["seq"] for each in found] == [each["seq"] for each in whole][::-1]
+        assert (await ada.get(f"/runs/{run}/transitions?order=newest&view=queue")).code == "too_large"
+
+
+# -- tests
+
+
+TOTAL = 4
+
+
+def xml(*failed: str) -> bytes:
+    """A report: tests that failed, and tests that did not, each slower than the one before."""
+    cases = [f"<testcase name='{name}'><failure message='no'>why &lt;b></failure></testcase>" for name in failed]
+    cases += [f"<testcase name='fine{n}' time='{n}.5'/>" for n in range(TOTAL - len(failed))]
+    return f"<testsuite>{''.join(cases)}</testsuite>".encode()
+
+
+async def ran(player: Player, *failed: str, report: bytes | None = None, kept: bool = True) -> None:
+    """The next job leaves a report with these tests failed."""
+    lease = await player.take()
+    if kept:
+        assert (await player.keep(lease, "r.xml", report if report is not None else xml(*failed))).status_code == 200
+    tests = {"total": TOTAL, "passed": TOTAL - len(failed), "failed": len(failed), "seconds": 2.0}
+    told = {**tests, "failures": [{"name": name, "message": "no"} for name in failed]}
+    artifact = {"type": "junit", "uri": "artifact:x/1/r.xml", "name": "r.xml", "bytes": 1}
+    end = player.fail if failed else player.finish
+    await end(lease, tests=told, artifacts=[artifact])
+
+
+@on_loop
+async def test_tests_are_told_worst_first_with_what_is_known_from_before(site: Opened) -> None:
+    """Of earlier runs of the same branch, as far as their records go; what is flaky is marked."""
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        about = {"project": "shop", "branch": "main"}
+        other = await ada.start(task("test"), project="shop", branch="other")
+        await ran(player, "net")
+        first = await ada.start(task("test"), **about, commit="c1")
+        await ran(player, "net")
+        silent = await ada.start(task("test"), **about)
+        await player.finish(await player.take())
+        again = await ada.start(task("test"), **about, commit="c1")
+        await ran(player)
+        await here.service.flaky.catch_up()
+        run = await ada.start(task("test"), **about, commit="c2")
+        await ran(player, "math", "net")
+
+        found = await asked(ada, run, "tests")
+        assert [(each["name"], each["outcome"]) for each in found["tests"]] == [
+            *(("math", "failed"), ("net", "failed"), ("fine1", "passed"), ("fine0", "passed")),
+        ]
+        assert [each["id"] for each in found["earlier"]] == [again, silent, first]
+        assert other not in str(found["earlier"])
+        by_name = {each["name"]: each for each in found["tests"]}
+        assert by_name["net"]["history"] == ["not_failed", "unknown", "failed"]
+        assert by_name["math"]["history"] == ["not_failed", "unknown", "not_failed"]
+        assert (by_name["net"]["is_flaky"], by_name["net"]["flake"]["times"]) == (True, 1)
+        assert (by_name["math"]["is_flaky"], by_name["math"]["flake"]) == (False, None)
+        assert (by_name["math"]["message"], by_name["math"]["output"]) == ("no", "why <b>")
+        assert found["counts"] == {"failed": 2, "flaky": 1, "skipped": 0, "passed": 2}
+        [totals] = found["jobs"]
+        assert (totals["total"], totals["failed"], totals["is_whole"]) == (4, 2, True)
+
+
+@on_loop
+async def test_tests_are_searched_and_paged(site: Opened) -> None:
+    """All that is given must hold, and each test is on one page."""
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        run = await ada.start(task("one", needs=[]), task("two", needs=[]))
+        await ran(player, "Broken")
+        await ran(player)
+
+        names: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await asked(ada, run, "tests", limit=2, cursor=cursor, order="name")
+            names += [each["name"] for each in page["tests"]]
+            cursor = page["next"]
+        assert names == ["Broken", "fine0", "fine0", "fine1", "fine1", "fine2", "fine2", "fine3"]
+        assert [each["name"] for each in (await asked(ada, run, "tests", q="bROK"))["tests"]] == ["Broken"]
+        assert (await asked(ada, run, "tests", job="one", q="fine"))["found"] == 3
+        assert (await asked(ada, run, "tests", outcome="failed"))["found"] == 1
+        slowest = (await asked(ada, run, "tests", order="slowest", limit=1))["tests"]
+        assert [each["seconds"] for each in slowest] == [3.5]
+        assert (await ada.get(f"/runs/{run}/tests?cursor=nonsense")).code == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("report", "kept", "why"),
+    [
+        (b"<html/>", True, "begins with <html>"),
+        (b"<testsuite>" + b"<testcase/>" * 10 + b"<!-- long enough to be too long -->" * 10, True, "bytes; at most"),
+        (b"", False, "is no longer kept"),
+    ],
+    ids=["no-report", "too-large", "gone"],
+)
+@on_loop
+async def test_of_what_cannot_be_read_the_record_tells(
+    site: Opened, report: bytes, kept: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The totals, and the first that failed; and it says why there is no more."""
+    monkeypatch.setattr(reports, "MAX_BYTES", 300)
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        run = await ada.start(task("test"))
+        await ran(player, "net", report=report, kept=kept)
+
+        found = await asked(ada, run, "tests")
+
+        [totals] = found["jobs"]
+        assert (totals["total"], totals["is_whole"]) == (TOTAL, False)
+        assert why in totals["troubles"][0]
+        [only] = found["tests"]
+        assert (only["name"], only["outcome"], only["message"], only["seconds"]) == ("net", "failed", "no", None)
+
+
+@on_loop
+async def test_a_report_says_nothing_that_a_terminal_or_a_page_would_obey(site: Opened) -> None:
+    """Names as runners report them, so that they are known again; outputs line by line."""
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        run = await ada.start(task("test"))
+        report = (
+            "<testsuite><testcase name='turned\u202earound'><failure>one\u202e\ntwo</failure></testcase></testsuite>"
+        )
+        await ran(player, "turned\u202earound", report=report.encode())
+
+        [only] = (await asked(ada, run, "tests"))["tests"]
+
+        assert only["name"] == "turned\ufffdaround"
+        assert only["output"] == "one\ufffd\ntwo"
+
+
+@on_loop
+async def test_only_so_many_jobs_are_read_at_once(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others say how they can be; what was read is not read again."""
+    monkeypatch.setattr(tested, "MAX_JOBS", 1)
+    async with site() as here:
+        ada, player = await here.key("ada", "run", "read"), await here.player()
+        run = await ada.start(task("one", needs=[]), task("two", needs=[]))
+        await ran(player)
+        await ran(player)
+
+        found = await asked(ada, run, "tests")
+        assert [each["is_whole"] for each in found["jobs"]] == [True, False]
+        assert "ask for one job" in found["jobs"][1]["troubles"][0]
+        assert (await asked(ada, run, "tests", job="two"))["found"] == TOTAL
+        for blob in list(here.service.blobs.list("artifacts/")):
+            here.service.blobs.delete(blob.key)
+        assert (await asked(ada, run, "tests"))["tests"] == found["tests"]

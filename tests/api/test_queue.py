@@ -1,0 +1,214 @@
+"""The queue by the API: what waits and why, in which order, what workers have, and nothing of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from deltaci.server.api import queue
+from tests.api.site import ApiSite, Caller, gate, task
+from tests.contract.places import on_loop
+
+Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
+
+
+async def read(caller: Caller, query: str = "") -> Any:
+    """The queue."""
+    reply = await caller.get(f"/queue{query}")
+    assert reply.status == 200, reply
+    return reply.body
+
+
+async def why(caller: Caller, job: str) -> tuple[str, str]:
+    """The code and the sentence of a job's first reason."""
+    [found] = [each for each in (await read(caller))["waiting"] if each["job"] == job]
+    return found["reasons"][0]["code"], found["reasons"][0]["text"]
+
+
+@on_loop
+async def test_what_makes_no_sense_is_refused(site: Opened) -> None:
+    """A field that is not known, a cursor of another list or with more in it than a place."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        for _ in range(3):
+            await ada.start(task("a"))
+        foreign = (await ada.get("/runs?limit=1")).body["next"]
+
+        for query, status, code in (
+            ("?colour=red", 422, "bad_message"),
+            ("?limit=0", 422, "bad_message"),
+            (f"?cursor={foreign}", 400, "bad_request"),
+            ("?cursor=%21", 400, "bad_request"),
+            ("?cursor=MSAy", 400, "bad_request"),
+        ):
+            reply = await ada.get(f"/queue{query}")
+            assert (reply.status, reply.code) == (status, code), (query, reply)
+
+
+@on_loop
+async def test_an_empty_queue_says_so(site: Opened) -> None:
+    """With all of its fields."""
+    async with site() as here:
+        assert await read(await here.key("ada", "read")) == {
+            **{"waiting": [], "next": None, "count": 0, "reasons": [], "running": [], "running_count": 0},
+            "is_whole": True,
+        }
+
+
+@on_loop
+async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
+    """Nobody at all, nobody with the label, all busy, a group, people, other jobs, a hold."""
+    async with site() as here:
+        ada, ops = await here.key("ada", "run"), await here.key("ops", "runner")
+        await ada.start(task("lonely"))
+        assert await why(ada, "lonely") == ("no_worker", "Waits for a worker: there is none at all.")
+        [shared] = (await read(ada))["reasons"]
+        assert shared["text"] == "Waits for a worker: there is none at all. Start one with `deltaci runner`."
+
+        player = await here.player("linux", slots=1)
+        lease = await player.take()
+        first = await ada.start(
+            task("busy"),
+            task("gpu", runs_on=["gpu"], needs=[]),
+            gate("people", needs=[]),
+            task("after", needs=["busy", "gpu"]),
+            title="A run of many kinds",
+        )
+
+        assert await why(ada, "busy") == ("workers_busy", "Waits for a worker: the only one that fits is busy.")
+        assert (await why(ada, "gpu"))[0] == "no_fitting_worker"
+        assert "the only one, w1, lacks gpu" in (await why(ada, "gpu"))[1]
+        assert await why(ada, "people") == (
+            "waiting_for_approval",
+            "Waits for a person to approve it. It waits for as long as that takes.",
+        )
+        assert await why(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
+        await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
+        assert (await why(ada, "busy"))[0] == "workers_held"
+        assert "“new disk”" in (await why(ada, "busy"))[1]
+
+        found = await read(ada)
+        assert [each["job"] for each in found["waiting"]] == ["busy", "gpu", "people", "after"]
+        [under_way] = found["running"]
+        assert (under_way["job"], under_way["worker_id"], under_way["index"]) == ("lonely", player.name, 1)
+        assert {each["title"] for each in found["waiting"]} == {"A run of many kinds"}
+        assert {each["run_id"] for each in found["waiting"]} == {first}
+        assert found["count"] == 4
+        assert found["is_whole"]
+        await player.finish(lease)
+
+
+@on_loop
+async def test_a_group_a_retry_and_a_quota_are_told(site: Opened) -> None:
+    """What has a time says when it comes."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        player = await here.player()
+        await ada.start(task("one", group="deploy"), project="shop")
+        lease = await player.take()
+        await ada.start(task("two", group="deploy"))
+        again = {"max_attempts": 2, "base_delay_seconds": 600}
+        flaky = await ada.start(task("again", retry=again))
+        other = await player.take()
+        await player.fail(other, error_code="CACHE_FETCH")
+
+        code, text = await why(ada, "two")
+        assert (code, "which job one of run" in text) == ("waiting_for_group", True)
+        found = {each["job"]: each for each in (await read(ada))["waiting"]}
+        assert found["again"]["reasons"][0]["code"] == "retry_scheduled"
+        assert found["again"]["ready_at"] is not None
+        assert (found["again"]["id"], found["again"]["index"]) == (f"{flaky}/again", 0)
+        assert found["two"]["reason"] == "waiting_for_group:deploy"
+
+        assert (await here.operator().ask("PUT", "/tenants/default/quotas", {"running_jobs": 1})).status == 200
+        await ada.start(task("over"))
+        assert (await why(ada, "over"))[0] == "quota"
+        await player.finish(lease)
+
+
+@on_loop
+async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) -> None:
+    """What needs somebody comes first; each can be asked for by its id or its code."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        await here.player("linux")
+        await ada.start(*(task(f"g{n}", runs_on=["gpu"], needs=[]) for n in range(3)), project="shop")
+        await ada.start(task("arm", runs_on=["arm", "linux"]), task("after"), project="app")
+
+        reasons = (await read(ada))["reasons"]
+        assert [(each["id"], each["count"]) for each in reasons] == [
+            ("no_fitting_worker:gpu", 3),
+            ("no_fitting_worker:arm,linux", 1),
+            ("waiting_for_jobs", 1),
+        ]
+        assert reasons[0]["text"].startswith("Wait for a worker with the label gpu: the only one, w1, lacks gpu.")
+        assert reasons[2]["text"] == "Waits for other jobs of its run."
+        for query, jobs in (
+            ("?reason=no_fitting_worker:gpu", ["g0", "g1", "g2"]),
+            ("?reason=no_fitting_worker", ["g0", "g1", "g2", "arm"]),
+            ("?label=linux", ["arm"]),
+            ("?project=app", ["arm", "after"]),
+            ("?project=app&reason=waiting_for_jobs", ["after"]),
+            ("?reason=nonsense", []),
+        ):
+            found = await read(ada, query)
+            assert sorted(each["job"] for each in found["waiting"]) == sorted(jobs), query
+            assert found["count"] == len(jobs)
+
+
+@on_loop
+async def test_the_order_is_that_of_claims_on_every_page(site: Opened) -> None:
+    """The most important first, then the oldest; pages have each once."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        for name, priority in (("low", -5), ("old", 0), ("young", 0), ("high", 9)):
+            await ada.start(task(name, priority=priority))
+
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await read(ada, f"?limit=3&cursor={cursor}")
+            found += [each["job"] for each in page["waiting"]]
+            cursor = page["next"]
+            assert page["count"] == 4
+
+        assert found == ["high", "old", "young", "low"]
+
+
+@on_loop
+async def test_of_very_much_only_the_beginning_is_looked_at(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the answer says so."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        for _ in range(3):
+            await ada.start(task("a"), task("b"))
+        whole = await read(ada)
+        for name, limit in (("MAX_QUEUED", 2), ("MAX_RUNS", 2), ("MAX_JOBS", 1)):
+            with monkeypatch.context() as patch:
+                patch.setattr(queue, name, limit)
+                assert not (await read(ada))["is_whole"], name
+
+        assert (whole["is_whole"], whole["count"]) == (True, 6)
+
+
+@on_loop
+async def test_tenants_see_nothing_of_each_others_queues(site: Opened) -> None:
+    """Neither what waits, nor what is under way, nor by the sentences, nor by a cursor."""
+    async with site() as here:
+        them, us = await here.key("ada", "run", tenant="them"), await here.key("eve", "run", tenant="us")
+        player = await here.player(tenant="them")
+        await them.start(task("secret", group="deploy"), gate("also"), title="their secret")
+        lease = await player.take()
+        await them.start(task("next", group="deploy"), task("third"))
+        await us.start(task("ours", group="deploy"))
+
+        found = await read(us)
+        assert [each["job"] for each in found["waiting"]] == ["ours"]
+        assert found["waiting"][0]["reasons"][0]["code"] == "no_worker"
+        assert (found["running"], found["running_count"]) == ([], 0)
+        cursor = (await read(them, "?limit=1"))["next"]
+        assert {each["job"] for each in (await read(us, f"?cursor={cursor}"))["waiting"]} <= {"ours"}
+        await player.finish(lease)
