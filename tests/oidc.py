@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from joserfc import jwt
 from joserfc.jwk import ECKey, OKPKey, RSAKey
@@ -16,6 +16,7 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 AUDIENCE: Final = "https://ci.example.org"
 CONFIGURATION: Final = "/.well-known/openid-configuration"
 
+T = TypeVar("T", bound="TinyIssuer")
 Key = ECKey | OKPKey | RSAKey
 
 
@@ -50,6 +51,10 @@ class TinyIssuer:
             return 404, {}, b"{}"
         return 200, {"Content-Type": "application/json"}, json.dumps(about).encode()
 
+    def posted(self, path: str, body: bytes, authorization: str) -> tuple[int, dict[str, str], bytes]:
+        """What a form that was sent to it gives; this one takes none."""
+        return 404, {}, b"{}"
+
     def claims(self, **changed: Any) -> dict[str, Any]:
         """What a good token says, with changes; None leaves a claim out."""
         now = int(time.time())
@@ -69,11 +74,25 @@ class TinyIssuer:
 @contextmanager
 def tiny_issuer() -> Iterator[TinyIssuer]:
     """One that answers until the end of the block."""
+    with issuing(TinyIssuer) as issuer:
+        yield issuer
+
+
+@contextmanager
+def issuing(kind: Callable[[str], T]) -> Iterator[T]:
+    """An issuer of this kind, until the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """Any of its pages."""
-            status, headers, body = issuer.answer(self.path)
+            self._answer(*issuer.answer(self.path))
+
+        def do_POST(self) -> None:
+            """Any of its forms."""
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(*issuer.posted(self.path, body, self.headers.get("Authorization", "")))
+
+        def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -85,7 +104,7 @@ def tiny_issuer() -> Iterator[TinyIssuer]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        issuer = TinyIssuer(f"http://127.0.0.1:{server.server_port}")
+        issuer = kind(f"http://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

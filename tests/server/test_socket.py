@@ -413,7 +413,7 @@ async def test_what_is_no_http_gets_a_problem_like_any_other(tmp_path: Path, cap
 @pytest.mark.parametrize(
     "target",
     [
-        "/",
+        "/lease",
         "/runner/v1/../v1/lease",
         "/runner/v1//lease",
         "/runner/v1/lease/",

@@ -58,8 +58,13 @@ from deltaci.server.http import RunnerApp
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Issuer, Registry
+from deltaci.server.reports import TestReports
 from deltaci.server.secrets import Secrets, Where
 from deltaci.server.trees import Trees
+from deltaci.server.ui.app import WebApp
+from deltaci.server.ui.endings import Endings
+from deltaci.server.ui.oidc_sign_in import OidcSignIn
+from deltaci.server.ui.sessions import Sessions
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
 from deltaci.wire.api_routes import ROOT as API_ROOT
@@ -122,6 +127,7 @@ class Service:
         failure_rules: Sequence[FailureRule] = (),
         has_transitions: bool = True,
         health: Limits | None = None,
+        sign_in: OidcSignIn | None = None,
     ) -> None:
         self.store = store
         key = server_key(folder / KEY_FILE)
@@ -162,7 +168,9 @@ class Service:
             self.protocol, registry, self.logs, self.control, self._uploads, trees, self.fleet.hearing
         )
         self._tell_all()
-        self._api = self._people(tenants, secrets, rules_of)
+        parts = self._people(tenants, secrets, rules_of)
+        self._api = ApiApp(parts)
+        self._web = self._pages(key, parts, public_url, sign_in)
         self._timers: asyncio.Task[None] | None = None
 
     def _tell_all(self) -> None:
@@ -186,27 +194,33 @@ class Service:
         )
         return Streams(desk, self.repositories.owner, landing)
 
-    def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> ApiApp:
+    def _pages(self, key: bytes, parts: Parts, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
+        """What people look at."""
+        endings = Endings(self.store, self.signer.now, time.monotonic)
+        trusted = sign_in.grants if sign_in is not None else None
+        sessions = Sessions(key, parts.keys, self.signer.now, endings, trusted)
+        return WebApp(parts, self._api, sessions, public_url, sign_in)
+
+    def _people(self, tenants: Tenants, secrets: Secrets, rules: FailureRules) -> Parts:
         """What people and programs talk to."""
-        return ApiApp(
-            Parts(
-                store=self.store,
-                applier=self.applier,
-                logs=self.logs,
-                blobs=self.blobs,
-                disk=self._disk,
-                signer=self.signer,
-                keys=Keys(self.store, self.signer, time.monotonic),
-                tenants=tenants,
-                streams=self.streams,
-                secrets=secrets,
-                rules=rules,
-                flaky=self.flaky,
-                repositories=self.repositories,
-                fleet=self.fleet,
-                lives=self.lives,
-                workstreams=self.workstreams,
-            )
+        return Parts(
+            store=self.store,
+            applier=self.applier,
+            logs=self.logs,
+            blobs=self.blobs,
+            disk=self._disk,
+            signer=self.signer,
+            keys=Keys(self.store, self.signer, time.monotonic),
+            tenants=tenants,
+            streams=self.streams,
+            secrets=secrets,
+            rules=rules,
+            flaky=self.flaky,
+            reports=TestReports(),
+            repositories=self.repositories,
+            fleet=self.fleet,
+            lives=self.lives,
+            workstreams=self.workstreams,
         )
 
     async def __aenter__(self) -> Service:
@@ -258,8 +272,12 @@ class Service:
             if scope["path"].startswith(HOOKS_ROOT):
                 await self._hooks(scope, receive, send)
                 return
-            is_api = f"{scope['path']}/".startswith(f"{API_ROOT}/")
-            await (self._api if is_api else self._runners)(scope, receive, send)
+            if f"{scope['path']}/".startswith(f"{API_ROOT}/"):
+                await self._api(scope, receive, send)
+            elif self._web.serves(scope):
+                await self._web(scope, receive, send)
+            else:
+                await self._runners(scope, receive, send)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for something is answered now."""
