@@ -95,6 +95,14 @@ def test_an_operators_token_is_shown_only_to_its_own_server(desk: Desk) -> None:
     assert desk.json("whoami", "--server", desk.hosted.url, "--data", ".state")["is_operator"]
 
 
+def test_a_refusal_begins_with_all_that_was_called(desk: Desk) -> None:
+    """`deltaci show:` is another command than `deltaci ws show:`."""
+    assert desk.refused(3, "template", "show", "none").startswith("deltaci template show: ")
+    assert desk.refused(3, "workers", "drain", "none").startswith("deltaci workers drain: ")
+    assert desk.refused(3, "artifacts", "list", "none").startswith("deltaci artifacts list: ")
+    assert desk.refused(3, "show", "none").startswith("deltaci show: ")
+
+
 def test_a_worker_is_drained_resumed_and_removed(desk: Desk, player: Player) -> None:
     """Each shows the worker as it is then; removing asks, and where nobody is there to answer it needs a word more."""
     name = player.name

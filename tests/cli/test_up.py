@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -22,6 +28,30 @@ def test_up_shows_a_run_that_ends_well_and_leaves_a_log_that_verifies(
     assert "run-1 is REPORTED, its status SUCCEEDED" in shown.stdout
     for log in ("events.jsonl", "transitions.jsonl"):
         assert CliRunner().invoke(app, ["verify", f".state/{log}"]).exit_code == 0
+
+
+def test_up_prints_a_link_that_signs_in(tmp_path: Path) -> None:
+    """From the command to the first page it is one click."""
+    words = [sys.executable, "-m", "deltaci.main", "up", "--port", "0"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        [link] = [found[1] for found in (re.search(r"signed in: (\S+)", line) for line in _until(up)) if found]
+        url, _, token = link.partition("/sign-in#token=")
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            answer = http.post("/sign-in", data={"key": token}, headers={"Origin": url})
+            assert answer.headers["location"] == "/runs", answer.text
+            assert "run-1" in http.get("/runs").text
+        up.send_signal(signal.SIGINT)
+        assert up.wait(30) == 0
+
+
+def _until(up: subprocess.Popen[str]) -> Iterator[str]:
+    assert up.stdout is not None
+    for line in up.stdout:
+        yield line
+        if "Ctrl-C stops it" in line:
+            return
+    raise AssertionError("it ended by itself")
 
 
 def test_version_and_help_are_there() -> None:

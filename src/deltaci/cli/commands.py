@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "key": Entry("key", PEOPLE, "Make, list and revoke API keys."),
     "whoami": Entry("me", PEOPLE, "Show who you are to the server, and what you may do."),
     "tenant": Entry("me", PEOPLE, "What a tenant may use and what it uses."),
+    "web": Entry("web", SERVER, "Open the web interface of a server on this machine, signed in; and print the link."),
     "server": Entry("server", SERVER, "Run a server."),
     "token": Entry("server", SERVER, "Make a registration token for a runner: it is good once."),
     "runner": Entry("runner", SERVER, "Run a runner."),

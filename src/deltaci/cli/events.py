@@ -25,7 +25,10 @@ from deltaci.core.views.transitions import Transitions
 from deltaci.wire import api
 
 app = typer.Typer(
-    add_completion=False, help="Export or follow the log of everything that happened.", no_args_is_help=True
+    name="events",
+    add_completion=False,
+    help="Export or follow the log of everything that happened.",
+    no_args_is_help=True,
 )
 
 

@@ -21,7 +21,10 @@ MAX_LOG_BYTES: Final = 1024 * 1024  # The end of it: only the last lines are loo
 SENT_LINES: Final = 50  # So many a runner sends.
 
 app = typer.Typer(
-    add_completion=False, help="Show, set and try the rules by which failures are classed.", no_args_is_help=True
+    name="failure-rules",
+    add_completion=False,
+    help="Show, set and try the rules by which failures are classed.",
+    no_args_is_help=True,
 )
 
 

@@ -16,7 +16,7 @@ from deltaci.cli.shown import Rows, ago, facts, safe, show, since
 from deltaci.wire import api
 from deltaci.wire.api_input import SCOPES, Scope
 
-app = typer.Typer(add_completion=False, help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(name="key", add_completion=False, help="Make, list and revoke API keys.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id.", autocompletion=complete_key)]
 

@@ -13,8 +13,10 @@ from deltaci.wire import api
 from deltaci.wire.api_input import Quotas
 
 app = typer.Typer(add_completion=False)
-tenant_app = typer.Typer(add_completion=False, cls=Defaults, help="What a tenant may use and what it uses.")
-app.add_typer(tenant_app, name="tenant")
+tenant_app = typer.Typer(
+    name="tenant", add_completion=False, cls=Defaults, help="What a tenant may use and what it uses."
+)
+app.add_typer(tenant_app)
 
 
 @command(app, "whoami")

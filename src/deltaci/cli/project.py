@@ -18,7 +18,10 @@ from deltaci.client.errors import ApiError
 from deltaci.wire import api_projects as wire
 
 app = typer.Typer(
-    add_completion=False, help="Tell a server of repositories, list and change them.", no_args_is_help=True
+    name="project",
+    add_completion=False,
+    help="Tell a server of repositories, list and change them.",
+    no_args_is_help=True,
 )
 
 FORGES: Final = get_args(wire.ForgeKind)

@@ -18,9 +18,9 @@ from deltaci.wire import api
 
 app = typer.Typer(add_completion=False)
 artifacts_app = typer.Typer(
-    add_completion=False, help="List and get the files that jobs left behind.", no_args_is_help=True
+    name="artifacts", add_completion=False, help="List and get the files that jobs left behind.", no_args_is_help=True
 )
-app.add_typer(artifacts_app, name="artifacts")
+app.add_typer(artifacts_app)
 
 MAX_SHOWN: Final = 100_000
 

@@ -40,7 +40,10 @@ from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.wire import api
 
 app = typer.Typer(
-    add_completion=False, help="Set, list and remove the secrets that jobs may name.", no_args_is_help=True
+    name="secret",
+    add_completion=False,
+    help="Set, list and remove the secrets that jobs may name.",
+    no_args_is_help=True,
 )
 
 NameArgument = Annotated[str, typer.Argument(help="Its name: the variable in which a job finds it.")]

@@ -22,6 +22,7 @@ from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.server.registry import Issuer
 from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
 from deltaci.server.tls import server_context
+from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.store import open_store
 from deltaci.store.port import Unavailable
 
@@ -35,14 +36,19 @@ BlobsOption = Annotated[
 ClientCertOption = Annotated[
     bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
 ]
+OidcIssuerOption = Annotated[str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")]
 OidcTenantOption = Annotated[str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")]
 OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
-PublicUrlOption = Annotated[str, typer.Option(help="Where people find this server; statuses at forges link there.")]
+PublicUrlOption = Annotated[
+    str, typer.Option(help="Where people find this server: statuses link there, issuers send people back there.")
+]
 AllowForgeOption = Annotated[
     list[str] | None,
     typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
 ]
-
+WebOidcOption = Annotated[
+    Path | None, typer.Option(help="A file that says by which OIDC issuer people sign in, and as what: docs/web.md.")
+]
 
 AllowOption = Annotated[
     list[str] | None,
@@ -91,9 +97,7 @@ def server_command(
     client_ca: ClientCaOption = None,
     require_client_cert: ClientCertOption = False,
     allow_repositories: AllowOption = None,
-    oidc_issuer: Annotated[
-        str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")
-    ] = "",
+    oidc_issuer: OidcIssuerOption = "",
     oidc_audience: Annotated[str, typer.Option(help="What the tokens' aud must be, exactly.")] = "",
     oidc_tenant_claim: OidcTenantOption = "",
     oidc_runner_claim: Annotated[
@@ -101,6 +105,7 @@ def server_command(
     ] = "sub",
     oidc_ca: OidcCaOption = None,
     public_url: PublicUrlOption = "",
+    web_oidc: WebOidcOption = None,
     allow_forge: AllowForgeOption = None,
     no_transitions: NoTransitionsOption = False,
 ) -> None:
@@ -129,6 +134,7 @@ def server_command(
             rules=_rules(allow_repositories or []),
             has_transitions=not no_transitions,
             health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
+            sign_in=OidcSignIn.of(web_oidc, public_url) if web_oidc is not None else None,
         )
         loops.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:

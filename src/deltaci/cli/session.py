@@ -129,11 +129,14 @@ class Defaults(TyperGroup):
 def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Session, P], None]], None]:
     """Make a function a command that asks a server: it gets a session, and its caller the options for that."""
 
+    group = app.info.name
+    whole = f"{group} {name}" if isinstance(group, str) else name
+
     def made(function: Callable[Concatenate[Session, P], None]) -> None:
         @wraps(function)
         def called(**given: Any) -> None:
             shared = {option: given.pop(option) for option in _SHARED}
-            with reported(name), patient_client(shared) as client:
+            with reported(whole), patient_client(shared) as client:
                 function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
                 sys.stdout.flush()
 

@@ -15,7 +15,10 @@ from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
 from deltaci.wire import api
 
 app = typer.Typer(
-    add_completion=False, help="Save, list and look at templates: plans to be used again.", no_args_is_help=True
+    name="template",
+    add_completion=False,
+    help="Save, list and look at templates: plans to be used again.",
+    no_args_is_help=True,
 )
 
 NameArgument = Annotated[

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from deltaci.cli.web import signed_link
 from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import job, run
 from deltaci.core.decide import StartRun
@@ -135,6 +136,8 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
         try:
             code = await _first_run(service, console, folder, stopped)
             if not once and not stopped.is_set():
+                console.print(f"\nlook at it, signed in: {signed_link(listener.url, folder, TENANT)}", highlight=False)
+                console.print("the link is good for ten minutes; 'deltaci web' makes a new one")
                 console.print("\nrunning; Ctrl-C stops it")
                 await stopped.wait()
         finally:

@@ -15,7 +15,10 @@ from deltaci.cli.shown import Rows, ago, facts, show, since
 from deltaci.wire import api
 
 app = typer.Typer(
-    add_completion=False, cls=Defaults, help="List workers, drain, resume or remove one, let a new one in."
+    name="workers",
+    add_completion=False,
+    cls=Defaults,
+    help="List workers, drain, resume or remove one, let a new one in.",
 )
 
 GONE: Final = "shutdown"  # As document 003 calls it.
@@ -143,7 +146,7 @@ def remove_command(
       deltaci workers remove build-1 --yes
     """
     if not yes and not _is_sure(name):
-        fail("remove", f"{name} stays; with --yes nobody is asked", USAGE)
+        fail("workers remove", f"{name} stays; with --yes nobody is asked", USAGE)
     _print(session, session.client.remove_worker(name))
 
 

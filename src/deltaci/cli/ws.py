@@ -24,6 +24,7 @@ from deltaci.wire import api_workstreams as wire
 from deltaci.wire.api_workstreams import WORKSTREAM_STATES
 
 app = typer.Typer(
+    name="ws",
     add_completion=False,
     no_args_is_help=True,
     help="Start workstreams: several tasks on one branch, validated and merged; look at them, stop them.",

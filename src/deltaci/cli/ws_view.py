@@ -214,6 +214,11 @@ def queue_shown(queue: wire.MergeQueue) -> RenderableType:
         told += f" on {short(batch.base_commit)}" if batch.base_commit else ""
         told += f"; {queue.base} would become {short(batch.commit)}" if batch.commit and batch.method != NONE else ""
         parts.append(Text(safe(f"{told}{_bracketed(_trouble(batch.problem, batch.not_before))}", 2000), style="dim"))
+    for split in queue.splits:
+        halves = f"split into {', '.join(split.first)} and {', '.join(split.second)}"
+        parts.append(
+            Text(safe(f"batch {split.number} was bad, {halves}{_bracketed(split.problem)}", 2000), style="dim")
+        )
     if trouble := _trouble(queue.problem, queue.not_before):
         parts.append(Text(safe(f"all of it waits: {trouble}", 2000), style="yellow"))
     return Group(*parts)
