@@ -17,6 +17,7 @@ up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, sto
 	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
 
 test: check ## everything: set-up, check, all tests
+	@scripts/browser >/dev/null
 	@# More workers than cores: the tests with real processes wait more than they compute.
 	@$(PY) -m pytest -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 

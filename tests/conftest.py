@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from hypothesis import settings
 
 from deltaci.engine import applier
 from deltaci.engine.clock import ForwardClock
 from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
+
+# A machine that is busy with other tests says nothing about the code: no example is failed for being slow.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

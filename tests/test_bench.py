@@ -17,6 +17,7 @@ from bench import (
     bench_queue,
     bench_streams,
     bench_verify,
+    bench_web,
     bench_workstreams,
     peers,
 )
@@ -180,3 +181,16 @@ def test_the_benchmark_of_workstreams_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert all(figure.value > 0 for figure in figures.values())
     assert set(figures["tasks"].ratios) == {"a plain loop of git and sh", "plain jobs"}
+
+
+def test_the_benchmark_of_pages_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what a browser makes of them; a log that is written fast is looked at while it comes."""
+    small = {"JOBS": (5,), "RUNS": 2, "ROUNDS": 1, "ASKED": 2, "CHANGES": 1, "CALM_SECONDS": 0.1, "LOG_SECONDS": 1.0}
+    for name, value in small.items():
+        monkeypatch.setattr(bench_web, name, value)
+
+    figures = {figure.metric: figure for figure in bench_web.run()}
+
+    assert 0 < figures["run of 5 jobs: first view"].value < 100
+    assert figures["a change, committed to on the screen, on a busy page, p50"].value > 0
+    assert set(figures["a log of 10,000 lines/s: frame time, p95"].ratios) == {"one element a line", "an empty page"}

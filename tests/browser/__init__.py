@@ -1,0 +1,1 @@
+"""The web interface in a real Chromium, before a real server and a real runner."""

@@ -1,0 +1,105 @@
+"""A browser, and somebody who is signed in before it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.browser.house import House
+
+PATIENCE_MS: Final = 30_000
+expect.set_options(timeout=PATIENCE_MS)  # A machine may be busy with other things.
+WORDS: Final = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+# WCAG 2.2 AA and below, and what axe calls good practice.
+AXE: Final = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "resultTypes": ["violations"],
+}
+WIDTHS: Final = ((360, 740), (1280, 800), (3840, 2160))
+
+
+def executable() -> str:
+    """The Chromium that scripts/browser finds."""
+    script = Path(__file__).parents[2] / "scripts" / "browser"
+    return subprocess.run([script], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def browsers() -> Iterator[Browser]:
+    """A browser that has seen nothing. Open it for a module, not for longer: other tests need the loop it takes."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable(), args=list(WORDS))
+        yield browser
+        browser.close()
+
+
+class Person:
+    """Somebody before a browser of their own. Whatever the browser complains about is kept, and is a failure."""
+
+    def __init__(self, browser: Browser, house: House, **context: Any) -> None:
+        self.house = house
+        self.complaints: list[str] = []
+        self.context: BrowserContext = browser.new_context(base_url=house.url, **context)
+        self.context.set_default_timeout(PATIENCE_MS)
+        self.page = self.new_page()
+
+    def new_page(self) -> Page:
+        """Another tab."""
+        page = self.context.new_page()
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        return page
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def sign_in(self, key: str) -> Person:
+        """By the form, as people do."""
+        self.page.goto("/sign-in")
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Sign in", exact=True).click()
+        self.page.wait_for_url("**/runs")
+        return self
+
+    def let_in(self, person: str) -> Person:
+        """Signed in before, as somebody who comes back: no page is looked at, so nothing is in the browser's cache."""
+        cookies = self.house.sign_in(person)
+        self.context.add_cookies(
+            [{"name": name, "value": each, "url": self.house.url} for name, each in cookies.items()]
+        )
+        return self
+
+    def go(self, path: str) -> Page:
+        """Look at a page, until it says that it is live."""
+        answer = self.page.goto(path)
+        assert answer is not None
+        assert answer.ok, f"{path}: {answer.status}"
+        return self.page
+
+    def check(self, *, is_accessible: bool = True) -> None:
+        """Nothing of this page keeps anybody out, in light and dark, and the browser had nothing to complain about."""
+        for scheme in ("light", "dark") if is_accessible else ():
+            self.page.emulate_media(color_scheme=scheme)
+            found = Axe().run(self.page, options=AXE)
+            assert found.violations_count == 0, f"{self.page.url} in {scheme}: {found.generate_report()}"
+        assert self.complaints == []
+
+    def check_fits(self) -> None:
+        """At every width: nothing is cut off, and nobody has to scroll sideways."""
+        before = self.page.viewport_size
+        for width, height in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": height})
+            wide = self.page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{self.page.url} is {wide} px wide at {width}"
+        if before is not None:
+            self.page.set_viewport_size(before)
