@@ -1,0 +1,56 @@
+"""The same uvicorn with answers that were written before: whatever a page costs beyond this, we made it cost.
+
+python -m bench.recorded    a line of JSON on its input says what to answer: {"/runs": [[["name", "value"], …], "…"]}
+"""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64decode
+from typing import Any
+
+import msgspec
+
+from bench.serving import listen
+from deltaci.engine import loops
+
+Headers = list[tuple[str, str]]
+
+
+class Recorded:
+    """An application that answers bytes by their address."""
+
+    protocol: Any
+
+    def __init__(self, answers: dict[str, tuple[Headers, str]]) -> None:
+        self.protocol = self
+        self._answers = {
+            path: ([(name.encode(), value.encode()) for name, value in headers], b64decode(body))
+            for path, (headers, body) in answers.items()
+        }
+
+    def stop_waiting(self) -> None:
+        """Nobody waits."""
+
+    async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer what is asked for."""
+        while (await receive()).get("more_body"):
+            pass
+        headers, body = self._answers.get(scope["path"], ([(b"content-type", b"text/plain")], b""))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    answers = msgspec.json.decode(sys.stdin.readline(), type=dict[str, tuple[Headers, str]])
+
+    async def serve() -> None:
+        await listen(Recorded(answers))
+
+    loops.run(serve())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
