@@ -21,6 +21,8 @@ ARTIFACT: Final = "out/report.txt"
 WITH_FILES: Final = ("build", "done")  # The jobs that leave it behind.
 LOG: Final = b"made \xff something\n" * 20
 SPARE_KEYS: Final = 5
+SPARE_WORKERS: Final = 5
+PLAYER: Final = "player"
 
 
 class People(NamedTuple):
@@ -38,10 +40,10 @@ async def _key(operator: Caller, person: str, *scopes: str) -> str:
     return str(reply.body["token"])
 
 
-async def _player(http: httpx.AsyncClient, folder: Path) -> Player:
-    body = {"token": registration_token(folder, "player", TENANT), "capabilities": [], "slots": 100}
+async def _player(http: httpx.AsyncClient, folder: Path, name: str) -> Player:
+    body = {"token": registration_token(folder, name, TENANT), "capabilities": [], "slots": 100}
     answer = await http.post("/runner/v1/register", json=body)
-    return Player(http, "player", answer.json()["credential"], [])
+    return Player(http, name, answer.json()["credential"], [])
 
 
 async def _play(ada: Caller, player: Player) -> None:
@@ -91,7 +93,9 @@ async def _settled(here: Prey) -> People:
         reader = await _key(operator, "reader", "read")
         for n in range(SPARE_KEYS):
             await _key(operator, f"spare{n}", "run")
-        await _play(Caller(http, admin), await _player(http, here.folder))
+        for n in range(SPARE_WORKERS):
+            await _player(http, here.folder, f"spare{n}")
+        await _play(Caller(http, admin), await _player(http, here.folder, PLAYER))
         await _tell(Caller(http, admin))
     return People(admin, token, reader)
 

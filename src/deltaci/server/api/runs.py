@@ -82,7 +82,7 @@ async def rerun_run(call: Call) -> Made:
     of = await run_of(call)
     if of.origin.workstream:
         raise Refused(
-            "bad_request", f"{of.id} is a workstream, with a branch of its own; create it once more from its file"
+            "wrong_state", f"{of.id} is a workstream, with a branch of its own; create it once more from its file"
         )
     specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
     record = repeat.run(
