@@ -248,7 +248,7 @@ def test_a_hundred_megabytes_stay_smooth(ada: Person, house: House) -> None:
     ada.page.on("response", lambda answer: fetched.append(int(answer.headers.get("content-length", 0))))
     page = ada.go(path)
 
-    expect(page.locator(".log-note")).to_contain_text(f"{count:,} lines, 104.9 MB")
+    expect(page.locator(".log-note")).to_contain_text(f"{count:,} lines, 100.0 MiB")
     expect(line(page, f"{count - 4:09d}")).to_be_visible()
     assert nodes(page) < MAX_NODES
     page.goto("about:blank")

@@ -373,7 +373,7 @@ def test_results_are_saved_and_read_never_run(ada: Person, house: House, tmp_pat
     house.until(run)
 
     page = ada.go(f"/runs/{run}/results")
-    expect(line(page, "ä#?.bin")).to_contain_text("1.5 kB")
+    expect(line(page, "ä#?.bin")).to_contain_text("1.5 KiB")
     for name in ("page.html", "ä#?.bin"):
         with page.expect_download() as download:
             page.get_by_role("link", name=name).click()
@@ -393,7 +393,7 @@ def test_results_are_saved_and_read_never_run(ada: Person, house: House, tmp_pat
     outputs.get_by_text("list").last.click()
     expect(outputs.get_by_role("region")).to_contain_text('"a": 2')
     expect(page.locator("#cost tbody tr").first).to_contain_text("All together")
-    expect(line(page.locator("#cost"), "make")).to_contain_text(re.compile(r"\d s.*\d MB.*kB", re.S))
+    expect(line(page.locator("#cost"), "make")).to_contain_text(re.compile(r"\d s.*\d MiB.*KiB", re.S))
     ada.check()
     ada.check_fits()
 

@@ -8,9 +8,10 @@ import msgspec
 import typer
 
 from deltaci.cli.session import Defaults, Session, command
-from deltaci.cli.shown import Rows, ago, facts, show, size
+from deltaci.cli.shown import Rows, ago, facts, show
 from deltaci.wire import api
 from deltaci.wire.api_input import Quotas
+from deltaci.wire.texts import size
 
 app = typer.Typer(add_completion=False)
 tenant_app = typer.Typer(

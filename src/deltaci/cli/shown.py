@@ -101,16 +101,6 @@ def took(begun: datetime | None, ended: datetime | None) -> str:
     return span(max(0.0, ((ended or datetime.now(UTC)) - begun).total_seconds()))
 
 
-def size(count: int) -> str:
-    """Bytes as people say them."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 class Rows:
     """A table without lines. What is flexible (`~`) is cut when it does not fit and left out when it is empty, the rest
     is not; `#` is a number (`~#` may be both)."""

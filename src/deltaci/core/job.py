@@ -37,6 +37,10 @@ JOB_CANCELED: Final = "JOB_CANCELED"
 # These say what happened to the run or to a need: only the orchestrator's own findings go by such a name.
 FINDINGS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
 
+# Why an approval is FAILED.
+REJECTED: Final = "REJECTED"
+APPROVAL_EXPIRED: Final = "APPROVAL_EXPIRED"
+
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who must approve: so many different people, with this role, and not the one who started the run."""
@@ -322,14 +326,14 @@ def _approve_again(job: Job, command: Approve, _at: int) -> None:
 
 def _reject(job: Job, command: Reject, at: int) -> Move:
     gates.check_decider(job, command)
-    told = {"reason": "REJECTED", **gates.told(job, command, job.approvals)}
-    return FAILED, {"completed_at": at, "reason": "REJECTED"}, told
+    told = {"reason": REJECTED, **gates.told(job, command, job.approvals)}
+    return FAILED, {"completed_at": at, "reason": REJECTED}, told
 
 
 def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Move:
     if not job.approve_by or at < job.approve_by:
         raise Refused("not_due", f"the approval of job {job.id} is still open; let people decide")
-    return FAILED, {"completed_at": at, "reason": "APPROVAL_EXPIRED"}, {"reason": "APPROVAL_EXPIRED"}
+    return FAILED, {"completed_at": at, "reason": APPROVAL_EXPIRED}, {"reason": APPROVAL_EXPIRED}
 
 
 def _cancel(_job: Job, command: Cancel, at: int) -> Move:

@@ -21,3 +21,13 @@ def plain(text: str, most: int) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " if c.isspace() else _UNSHOWN for c in text)
     return text[:most]
+
+
+def size(count: int) -> str:
+    """Bytes as people say them: `512 B`, `1.5 KiB`, `3.2 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

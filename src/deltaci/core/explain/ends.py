@@ -143,7 +143,7 @@ def job_end(story: Story, of: Job) -> Clause:
 
 
 def _not_approved(of: Job, event: Event | None) -> Clause:
-    if of.reason == "APPROVAL_EXPIRED":
+    if of.reason == job.APPROVAL_EXPIRED:
         done = f"only {len(of.approvals)} of {of.spec.gate.approvers} people" if of.approvals else "nobody"
         text = f"failed, because {done} approved it by {moment(of.approve_by)}"
         return Clause("approval_expired", text, of.id, event)

@@ -36,7 +36,7 @@ def decided(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         return
     if of.is_task:
         log.bad("STP-P1", f"task {of.id} is decided by a person", "an approval that waits")
-    if line.trigger == "rejected" and (told.reason == "REJECTED") != (actor_kind(line.actor) == USER):
+    if line.trigger == "rejected" and (told.reason == job.REJECTED) != (actor_kind(line.actor) == USER):
         log.bad("MOD-8", f"{line.actor} ends the approval {of.id} as {told.reason}", "REJECTED by a person only")
     if told.plan_hash is not None and told.plan_hash != of.run.plan_hash:
         log.bad("MOD-G4", f"gate {of.id} is decided for plan {told.plan_hash}", of.run.plan_hash or "a run with a hash")

@@ -35,6 +35,7 @@ from deltaci.server.ui.visit import NEEDS, Page, Visit
 
 STYLES: Final = ("forms.css",)
 MODULES: Final = ("forms.js",)
+NAME: Final = "letters, digits and _ . -, beginning with a letter, a digit or _"
 REFUSED: Final = 422
 BROKEN: Final = 500
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
@@ -99,6 +100,10 @@ class Form:
             **{"type": "text", **more, **self._about(name, title, help)},
         )
         return self._field(name, title, join([control, offered]), help, expects)
+
+    def name(self, help: Child) -> Markup:
+        """What something is called."""
+        return self.text("name", "Name", help=help, expects=NAME, required=True, maxlength=100, autocomplete="off")
 
     def area(
         self,
@@ -171,24 +176,37 @@ class Form:
 
     # -- the whole
 
-    def whole(
+    def page(
         self,
         visit: Visit,
+        title: str,
         *fields: Child,
+        here: str,
         to: str,
         submit: str,
-        back: str,
+        back: str = "",
+        under: Child = None,
         values: Mapping[str, str] | None = None,
         more: Child = None,
-    ) -> Markup:
-        """All of it: what is wrong, the fields, and the way on and back."""
-        return form(
+    ) -> Page:
+        """The page of it: what is wrong, with `more` about that, the fields, and the way on, and back to the list.
+
+        `values` are sent as well, without being shown."""
+        body = form(
             hidden(visit, **(values or {})),
             self._summary(more),
             *fields,
-            div(button(submit, type="submit", class_="primary"), a("Cancel", href=back), class_="actions"),
+            div(button(submit, type="submit", class_="primary"), a("Cancel", href=back or here), class_="actions"),
             **{"method": "post", "action": to, "class_": "form stack", "novalidate": True, "data_once": True},
             id="form",
+        )
+        return Page(
+            title=title,
+            here=here,
+            status=self.status,
+            styles=STYLES,
+            modules=MODULES,
+            body=join([top(title, under=under), body]),
         )
 
     def _summary(self, more: Child) -> Markup | None:

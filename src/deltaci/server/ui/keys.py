@@ -201,14 +201,7 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
         ),
         form.text("description", "Description", help="What it is for.", maxlength=1000, autocomplete="off"),
     ]
-    return Page(
-        title="New API key",
-        here=HERE,
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top("New API key"), form.whole(visit, *fields, to=NEW, submit="Make the key", back=HERE)]),
-    )
+    return form.page(visit, "New API key", *fields, here=HERE, to=NEW, submit="Make the key")
 
 
 def _scopes(form: Form, problem: Problem | None) -> Markup:

@@ -84,14 +84,7 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
             help="One that is gone needs only a new token.",
         ),
     ]
-    return Page(
-        title=TITLE,
-        here=HERE,
-        status=made.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top(TITLE), made.whole(visit, *fields, to=PATH, submit="Make a token", back=HERE)]),
-    )
+    return made.page(visit, TITLE, *fields, here=HERE, to=PATH, submit="Make a token")
 
 
 def _made(token: WorkerToken, command: str) -> Page:

@@ -8,7 +8,6 @@ from typing import Final
 from urllib.parse import quote
 
 from deltaci.server.ui.markup import (
-    EMPTY,
     Child,
     Markup,
     a,
@@ -136,16 +135,6 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def bytes_text(count: int) -> str:
-    """`512 B`, `1.5 kB`, `3.2 MB`."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 # -- how pages are laid out
 
 
@@ -202,13 +191,6 @@ def tabs(entries: Sequence[tuple[str, str, str]], here: str) -> Markup:
         class_="tabs",
         aria_label="Parts of this page",
     )
-
-
-def more(visit: Visit, next: str | None, name: str = "cursor") -> Markup:
-    """The way to the next page of a list."""
-    back = a("newest", href=visit.same(**{name: None})) if visit.query.get(name) else None
-    onward = a("older", href=visit.same(**{name: next}), rel="next") if next else None
-    return nav(back, onward, class_="more-pages", aria_label="Pages") if back or onward else EMPTY
 
 
 # -- forms

@@ -23,6 +23,7 @@ from deltaci.server.ui.markup import (
     ul,
 )
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import badge, card, lasted, nothing, path, rows, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.worker import labels_of
@@ -54,7 +55,7 @@ async def listed(visit: Visit) -> Answer:
                 _filters(visit, queue),
                 _waiting(queue) if queue.waiting else _empty(queue, is_filtered=bool(wanted)),
                 None if queue.is_whole else p("There is more than is looked at at once.", class_="quiet", id="more"),
-                _pages(visit, queue.next),
+                onward(visit, queue.next, first="first", more="more"),
                 card("Under way", _running(queue), id="under-way"),
             ]
         ),
@@ -171,12 +172,6 @@ def _empty(queue: Queue, *, is_filtered: bool) -> Markup:
     return nothing(
         "Nothing waits, and nothing is under way.", join(["Start a run: ", code("deltaci submit plan.json")])
     )
-
-
-def _pages(visit: Visit, next: str | None) -> Markup | None:
-    back = a("first", href=visit.same(cursor=None)) if visit.query.get("cursor") else None
-    onward = a("more", href=visit.same(cursor=next), rel="next") if next else None
-    return div(back, onward, class_="more-pages") if back or onward else None
 
 
 # -- what is under way

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from deltaci.server.ui.filters import ANY, box, choice, filters, search
-from deltaci.server.ui.markup import (
-    Markup,
-    a,
-    code,
-    div,
-    join,
-    span,
-)
+from deltaci.server.ui.markup import Child, Markup, a, code, div, join, span
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import badge, lasted, more, nothing, path, rows, top, when, words
+from deltaci.server.ui.paging import onward
+from deltaci.server.ui.parts import badge, lasted, nothing, path, rows, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.wire.api import Run, RunPage
 from deltaci.wire.api_input import STATUSES
 
-FILTERS: Final = ("project", "branch", "status", "person")
+FILTERS: Final = ("project", "branch", "template", "status", "person")
 PER_PAGE: Final = 40
 MAX_PAGES_SEARCHED: Final = 10  # Of two hundred runs each.
 SEARCH_PAGE: Final = 200
+MAX_INPUT_CHARS: Final = 40
 HEADINGS: Final = ("Run", "Status", "Project", "Branch", "By", "Started", "Took")
 
 
@@ -40,9 +36,9 @@ async def listed(visit: Visit) -> Answer:
             [
                 top("Runs", a("Start a run", href="/templates", class_="button") if visit.may("startRun") else None),
                 _filters(visit, search),
-                _table(found) if found else _empty(is_filtered=is_filtered, searched=searched if search else 0),
+                table(found, HEADINGS, caption="Runs") if found else _empty(is_filtered, searched if search else 0),
                 div(f"Looked through the newest {searched} runs.", class_="quiet") if search and next else None,
-                more(visit, next),
+                onward(visit, next),
             ]
         ),
     )
@@ -77,27 +73,28 @@ def _filters(visit: Visit, search_for: str) -> Markup:
         search(search_for, "title, commit, id, label"),
         box("project", "Project", asked["project"]),
         box("branch", "Branch", asked["branch"]),
+        box("template", "Template", asked["template"]) if asked["template"] else None,
         choice("status", "Status", [ANY, *((each, words(each)) for each in STATUSES)], asked["status"]),
         box("person", "Person", asked["person"]),
         to="/runs",
     )
 
 
-def _table(found: list[Run]) -> Markup:
-    return rows(HEADINGS, [_line(each) for each in found], caption="Runs", keys=[f"run-{each.id}" for each in found])
+def _empty(is_filtered: bool, searched: int) -> Markup:
+    if is_filtered:
+        return nothing(
+            f"No run fits{f' among the newest {searched}' if searched else ''}.", a("All runs", href="/runs")
+        )
+    return nothing("There is no run yet.", join(["Start one: ", code("deltaci submit plan.json")]))
 
 
-def _line(run: Run) -> list[Markup | str]:
-    over = run.updated_at if run.conclusion else None
-    return [
-        join([a(name_of(run), href=path("runs", run.id), class_="name"), span(short(run), class_="quiet mono")]),
-        badge(run.status, run.conclusion or run.state),
-        run.project,
-        code(run.branch) if run.branch else "",
-        run.started_by,
-        when(run.created_at),
-        lasted(run.started_at, over),
-    ]
+# -- a run as a line
+
+
+def table(found: Sequence[Run], headings: Sequence[str], *, caption: str) -> Markup:
+    """Runs, each a line, with these of the columns that there are."""
+    lines = [[_CELLS[heading](each) for heading in headings] for each in found]
+    return rows(headings, lines, caption=caption, keys=[f"run-{each.id}" for each in found])
 
 
 def name_of(run: Run) -> str:
@@ -110,12 +107,21 @@ def short(run: Run) -> str:
     return run.commit[:9] or run.id
 
 
-def _empty(*, is_filtered: bool, searched: int) -> Markup:
-    if is_filtered:
-        return nothing(
-            f"No run fits{f' among the newest {searched}' if searched else ''}.", a("All runs", href="/runs")
-        )
-    return nothing("There is no run yet.", join(["Start one: ", code("deltaci submit plan.json")]))
+def _link(run: Run) -> Child:
+    return [a(name_of(run), href=path("runs", run.id), class_="name"), span(short(run), class_="quiet mono")]
+
+
+_CELLS: Final[Mapping[str, Callable[[Run], Child]]] = {
+    "Run": _link,
+    "Status": lambda run: badge(run.status, run.conclusion or run.state),
+    "Project": lambda run: run.project,
+    "Branch": lambda run: code(run.branch) if run.branch else "",
+    "Version": lambda run: span(str(run.template_version), class_="number"),
+    "Inputs": lambda run: ", ".join(f"{name}={value[:MAX_INPUT_CHARS]}" for name, value in run.inputs.items()),
+    "By": lambda run: run.started_by,
+    "Started": lambda run: when(run.created_at),
+    "Took": lambda run: lasted(run.started_at, run.updated_at if run.conclusion else None),
+}
 
 
 PAGES: Final = (PageRoute(path="/runs", get=listed),)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlencode
 
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, needed
+from deltaci.server.ui.forms import STYLES, Form, Problem, asked, needed
 from deltaci.server.ui.markup import Child, Markup, a, code, div, fieldset, join, legend, p, span, strong
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, nothing, rows, top, when
@@ -213,14 +213,7 @@ async def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None
             ),
         ),
     ]
-    return Page(
-        title="Set a secret",
-        here=HERE,
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top("Set a secret"), form.whole(visit, *fields, to=NEW, submit="Keep it", back=HERE, more=again)]),
-    )
+    return form.page(visit, "Set a secret", *fields, here=HERE, to=NEW, submit="Keep it", more=again)
 
 
 PAGES: Final[tuple[PageRoute, ...]] = (

@@ -24,7 +24,8 @@ from deltaci.server.ui.markup import (
     ul,
 )
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import badge, lasted, more, nothing, path, rows, sign, tabs, top, when
+from deltaci.server.ui.paging import onward, pages, start_of
+from deltaci.server.ui.parts import badge, lasted, nothing, path, rows, sign, tabs, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.worker import STYLES, actions, labels_of, running_now, why_gone, words_of
 from deltaci.wire.api import Worker, WorkerPage
@@ -52,7 +53,7 @@ async def _there(visit: Visit) -> Page:
     every, is_all = await _read(visit)
     running = await running_now(visit)
     fitting = [each for each in every if _fits(visit, each)]
-    first = _offset(visit)
+    first = start_of(visit)
     some = fitting[first : first + SHOWN]
     lines = [_line(visit, each, running) for each in some]
     table = rows(HEADINGS, lines, caption="Workers", keys=[_id(each.name) for each in some])
@@ -63,7 +64,7 @@ async def _there(visit: Visit) -> Page:
         _filters(visit, every) if every else None,
         table if some else _empty(bool(every)),
         p(f"Only the newest {len(every)} workers are looked at.", class_="quiet") if not is_all else None,
-        _pages(visit, first, len(fitting)),
+        pages(visit, first, SHOWN, len(fitting), what="workers"),
     )
 
 
@@ -79,11 +80,6 @@ async def _read(visit: Visit) -> tuple[list[Worker], bool]:
     return sorted(found, key=lambda each: (each.name.lower(), each.id)), False
 
 
-def _offset(visit: Visit) -> int:
-    told = visit.query.get("from", "")
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 6 else 0
-
-
 async def _gone(visit: Visit) -> Page:
     query = {"gone": True, "limit": SHOWN, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listWorkers", WorkerPage, query=query)
@@ -96,7 +92,7 @@ async def _gone(visit: Visit) -> Page:
         "gone",
         _filters(visit, page.workers) if page.workers or visit.query.get("q") else None,
         table if some else nothing(none, a("Those who are there", href="/workers")),
-        more(visit, page.next),
+        onward(visit, page.next),
     )
 
 
@@ -153,16 +149,6 @@ def _filters(visit: Visit, every: Iterable[Worker]) -> Markup:
         to="/workers",
         keeps={"gone": "1" if is_gone else ""},
     )
-
-
-def _pages(visit: Visit, first: int, count: int) -> Markup | None:
-    """The way to the workers before and after these."""
-    before = a("before", href=visit.same(**{"from": str(max(0, first - SHOWN))})) if first else None
-    after = a("after", href=visit.same(**{"from": str(first + SHOWN)}), rel="next") if first + SHOWN < count else None
-    if not before and not after:
-        return None
-    shown = span(f"{first + 1} to {min(count, first + SHOWN)} of {count}", class_="quiet")
-    return div(before, shown, after, class_="more-pages")
 
 
 def _empty(is_filtered: bool) -> Markup:

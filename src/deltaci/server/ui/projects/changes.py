@@ -9,7 +9,8 @@ from deltaci.server.ui.filters import box, filters
 from deltaci.server.ui.forms import STYLES
 from deltaci.server.ui.markup import Child, Markup, a, code, join, li, span, ul
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import badge, more, nothing, path, rows, tabs, top, when, words
+from deltaci.server.ui.paging import onward
+from deltaci.server.ui.parts import badge, nothing, path, rows, tabs, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.wire.api_projects import Change, ChangePage, HandledFile
 
@@ -44,7 +45,7 @@ async def listed(visit: Visit) -> Answer:
                 tabs(TABS, "changes"),
                 _filter(project),
                 table(page.changes) if page.changes else _empty(project, is_more=page.next is not None),
-                more(visit, page.next),
+                onward(visit, page.next),
             ]
         ),
     )

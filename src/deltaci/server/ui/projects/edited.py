@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from deltaci.server.ui import secrets
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, needed
-from deltaci.server.ui.markup import Child, Markup, a, code, div, fieldset, join, legend, p
+from deltaci.server.ui.forms import NAME, Form, Problem, asked, needed
+from deltaci.server.ui.markup import Child, Markup, a, code, div, fieldset, legend, p
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import path, rows, top
+from deltaci.server.ui.paging import number
+from deltaci.server.ui.parts import path, rows
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api_projects import ForgeKind, Project
 
@@ -43,7 +44,6 @@ FRESH: Final = {
     "policies.poll_seconds": "0",
     "policies.schedules": "on",
 }
-NAME: Final = "letters, digits and _ . -, beginning with a letter, a digit or _"
 SECRET: Final = "the name of a secret: letters, digits and _"
 SUPERSEDED: Final = (("none", "none"), ("queued", "those that have not begun"), ("all", "all"))
 REPORTS: Final = (("statuses", "as statuses"), ("checks", "as checks (GitHub)"), ("nothing", "not at all"))
@@ -78,8 +78,7 @@ async def edit(visit: Visit) -> Answer:
 async def save(visit: Visit) -> Answer:
     """Keep it, if nobody else was faster."""
     name, values = visit.params["project"], _typed(visit)
-    told = visit.field("version")
-    version = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
+    version = number(visit.field("version"))
     answer = await asked(visit, "saveProject", Project, body=_body(values, version), project=name)
     if not isinstance(answer, Problem):
         return Redirect(to=path("projects", name), said=f"The project {name} is saved.")
@@ -111,7 +110,7 @@ def _body(values: Mapping[str, str], version: int) -> dict[str, Any]:
     poll = values["policies.poll_seconds"] or "0"
     policies: dict[str, Any] = {name: values[f"policies.{name}"] for name in POLICIES}
     policies["schedules"] = values["policies.schedules"] == "on"
-    policies["poll_seconds"] = int(poll) if poll.isascii() and poll.isdecimal() and len(poll) < 10 else poll
+    policies["poll_seconds"] = poll if (seconds := number(poll, -1)) < 0 else seconds
     return {**{name: values[name] for name in TEXTS}, "policies": policies, "expected_version": version}
 
 
@@ -159,31 +158,20 @@ async def _form(
     problem = _worded(problem, values, is_new=not name)
     form = Form(values, problem, _at(problem, is_new=not name))
     known = sorted({each.name for each in await secrets.every(visit)})
-    title = f"Edit {name}" if name else "New project"
-    to = path("projects", name, "edit") if name else NEW
-    fields = [_named(form) if not name else None, *_first(form), _secrets(form, known), _policies(form)]
-    body = form.whole(
+    return form.page(
         visit,
-        *fields,
-        to=to,
+        f"Edit {name}" if name else "New project",
+        None if name else form.name("How runs, secrets and addresses call it; it cannot be changed later."),
+        *_first(form),
+        _secrets(form, known),
+        _policies(form),
+        here="/projects",
+        to=path("projects", name, "edit") if name else NEW,
         submit="Save" if name else "Add the project",
-        back=path("projects", name) if name else "/projects",
+        back=path("projects", name) if name else "",
         values={"version": str(version)},
         more=_differs(values, theirs) if theirs is not None else None,
     )
-    return Page(
-        title=title,
-        here="/projects",
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top(title), body]),
-    )
-
-
-def _named(form: Form) -> Markup:
-    help = "How runs, secrets and addresses call it; it cannot be changed later."
-    return form.text("name", "Name", help=help, expects=NAME, required=True, maxlength=100, autocomplete="off")
 
 
 def _first(form: Form) -> list[Markup]:

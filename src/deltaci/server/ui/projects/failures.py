@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlencode
 
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, needed, way
+from deltaci.server.ui.forms import STYLES, Form, Problem, asked, needed, way
 from deltaci.server.ui.markup import Child, Markup, a, code, join, li, p, pre, span, ul
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import card, more, nothing, rows, tabs, top, when
+from deltaci.server.ui.paging import number, onward
+from deltaci.server.ui.parts import card, nothing, rows, tabs, top, when
 from deltaci.server.ui.projects.changes import TABS
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api_failures import FailureRule, FailureRules, FlakyJob, FlakyPage
@@ -88,8 +89,7 @@ async def edit(visit: Visit) -> Answer:
 
 async def save(visit: Visit) -> Answer:
     """Keep it, if it makes sense and nobody else was faster."""
-    told = visit.field("version")
-    version = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
+    version = number(visit.field("version"))
     text = visit.field("text").replace("\r\n", "\n")
     answer = await asked(visit, "setFailureRules", FailureRules, body={"text": text, "expected_version": version})
     if not isinstance(answer, Problem):
@@ -121,15 +121,16 @@ def _form(
             p("Saving once more replaces it by yours."),
         ]
     help = ["YAML; these rules are asked before all others. ", code("rules: []"), " for none."]
-    fields = form.area("text", "Your rules", help=help, place=place, rows=18)
-    body = form.whole(visit, fields, to=EDIT, submit="Save", back=RULES, values={"version": str(version)}, more=kept)
-    return Page(
-        title="Edit failure rules",
+    return form.page(
+        visit,
+        "Edit failure rules",
+        form.area("text", "Your rules", help=help, place=place, rows=18),
         here="/projects",
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top("Edit failure rules"), body]),
+        to=EDIT,
+        submit="Save",
+        back=RULES,
+        values={"version": str(version)},
+        more=kept,
     )
 
 
@@ -158,7 +159,7 @@ async def flaky(visit: Visit) -> Answer:
                 _jobs(page.jobs)
                 if page.jobs
                 else nothing("Nothing is known to be flaky.", "What fails and succeeds on the same commit shows here."),
-                more(visit, page.next),
+                onward(visit, page.next),
             ]
         ),
     )

@@ -7,7 +7,8 @@ from typing import Final
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, Markup, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import badge, more, nothing, path, rows, tabs, top, when
+from deltaci.server.ui.paging import onward
+from deltaci.server.ui.parts import badge, nothing, path, rows, tabs, top, when
 from deltaci.server.ui.projects.changes import TABS, newest, what
 from deltaci.server.ui.runs import name_of
 from deltaci.server.ui.visit import Answer, Page, Visit
@@ -47,7 +48,7 @@ async def listed(visit: Visit) -> Answer:
                     "The server knows no repository yet.",
                     ["Add one here, or with ", code("deltaci project add NAME URL"), "."],
                 ),
-                more(visit, page.next),
+                onward(visit, page.next),
             ]
         ),
     )

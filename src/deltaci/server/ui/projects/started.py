@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any, Final
 
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, needed
-from deltaci.server.ui.markup import code, div, join
+from deltaci.server.ui.forms import Form, Problem, asked, needed
+from deltaci.server.ui.markup import code, div
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import path, top
+from deltaci.server.ui.parts import path
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api import Run
 from deltaci.wire.api_projects import Project
@@ -85,26 +85,16 @@ async def _form(visit: Visit, name: str, values: Mapping[str, str], problem: Pro
         ),
         form.area("inputs", "Inputs", help=["One on a line: ", code("name=value")], expects=INPUTS, rows=3),
     ]
-    back = path("projects", name)
-    return Page(
-        title=f"Run {name}",
+    return form.page(
+        visit,
+        f"Run {name}",
+        *fields,
+        under=code(project.url),
         here="/projects",
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join(
-            [
-                top(f"Run {name}", under=code(project.url)),
-                form.whole(
-                    visit,
-                    *fields,
-                    to=path("projects", name, "start"),
-                    submit="Start the run",
-                    back=back,
-                    values={"once": once(visit, problem)},
-                ),
-            ]
-        ),
+        to=path("projects", name, "start"),
+        submit="Start the run",
+        back=path("projects", name),
+        values={"once": once(visit, problem)},
     )
 
 

@@ -9,9 +9,9 @@ from deltaci.server.ui import secrets
 from deltaci.server.ui.forms import MODULES, STYLES, copied, way
 from deltaci.server.ui.markup import Child, Markup, a, code, dd, div, dl, dt, join, p, span, strong
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import action, badge, card, lasted, nothing, path, rows, seconds_text, top, when
+from deltaci.server.ui.parts import action, card, nothing, path, seconds_text, top, when
 from deltaci.server.ui.projects import changes
-from deltaci.server.ui.runs import name_of, short
+from deltaci.server.ui.runs import table
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api import Run, RunPage
 from deltaci.wire.api_projects import Change, Project
@@ -152,21 +152,8 @@ def _hears(visit: Visit, project: Project, known: Known) -> Markup:
 def _runs(project: Project, runs: list[Run]) -> Markup:
     if not runs:
         return nothing("Nothing of it ran yet.")
-    lines = [_line(each) for each in runs]
-    table = rows(HEADINGS, lines, caption="The newest runs", keys=[f"run-{each.id}" for each in runs])
-    return join([p(a("All its runs", href=f"/runs?{urlencode({'project': project.name})}")), table])
-
-
-def _line(run: Run) -> list[Child]:
-    over = run.updated_at if run.conclusion else None
-    return [
-        [a(name_of(run), href=path("runs", run.id), class_="name"), span(short(run), class_="quiet mono")],
-        badge(run.status, run.state),
-        code(run.branch) if run.branch else "",
-        run.started_by,
-        when(run.created_at),
-        lasted(run.started_at, over),
-    ]
+    to = f"/runs?{urlencode({'project': project.name})}"
+    return join([p(a("All its runs", href=to)), table(runs, HEADINGS, caption="The newest runs")])
 
 
 def _changes(project: Project, found: list[Change]) -> Markup:

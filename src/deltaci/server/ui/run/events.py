@@ -34,6 +34,7 @@ from deltaci.server.ui.markup import (
     time,
 )
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import nothing, path, rows, seconds_text, sign
 from deltaci.server.ui.run.folding import STYLES, job_asked
 from deltaci.server.ui.run.frame import framed
@@ -78,6 +79,8 @@ async def shown(visit: Visit) -> Answer:
         if refused.code != "too_large":
             raise
         page = None
+    first, more = ("newest", "older") if is_newest else ("oldest", "newer")
+    next = str(page.next) if page is not None and page.next is not None else None
     return framed(
         visit,
         run,
@@ -89,7 +92,7 @@ async def shown(visit: Visit) -> Answer:
         else _table(run, page.transitions)
         if page.transitions
         else _empty(visit, run.id),
-        _more(visit, page.next if page is not None else None, is_newest=is_newest),
+        onward(visit, next, name="at", first=first, more=more),
         _taken_away(run.id, vocabulary),
         styles=STYLES,
     )
@@ -202,18 +205,6 @@ def _too_many(run_id: str) -> Markup:
         "This run has too many events to be told in these words here, or to be filtered.",
         join(["All of them in our own words: ", a("events", href=path("runs", run_id, "events")), "."]),
         join(["To keep and to search: ", code(f"deltaci events export --run {run_id}")]),
-    )
-
-
-def _more(visit: Visit, next: int | None, *, is_newest: bool) -> Child:
-    if next is None and not visit.query.get("at"):
-        return None
-    first, onward = ("newest", "older") if is_newest else ("oldest", "newer")
-    return nav(
-        a(first, href=visit.same(at=None)) if visit.query.get("at") else None,
-        a(onward, href=visit.same(at=str(next)), rel="next") if next is not None else None,
-        class_="more-pages",
-        aria_label="Pages",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, dd, details, dl, dt, nav, pre, span, summary
+from deltaci.server.ui.markup import Child, Markup, code, dd, details, dl, dt, pre, span, summary
 from deltaci.server.ui.visit import Visit
 from deltaci.wire.api_input import JobName
 from deltaci.wire.texts import plain
@@ -46,25 +46,6 @@ def job_asked(visit: Visit) -> str | None:
 def text_asked(visit: Visit, name: str = "q") -> str:
     """What somebody searches for, as one line that the API takes."""
     return plain(visit.query.get(name, ""), MAX_ASKED_CHARS).strip()
-
-
-def start_of(visit: Visit, name: str) -> int:
-    """Where a list begins that is shown page by page; what makes no sense is its beginning."""
-    told = visit.query.get(name, "")
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
-
-
-def pages(visit: Visit, name: str, start: int, per_page: int, count: int, what: str) -> Markup:
-    """The way to the pages before and behind, of a list of which everything is known."""
-    if count <= per_page and not start:
-        return EMPTY
-    before = str(start - per_page) if start > per_page else None
-    links: list[Child] = [
-        a("previous", href=visit.same(**{name: before}), rel="prev") if start else None,
-        span(f"{start + 1} to {min(count, start + per_page)} of {count}", class_="quiet"),
-        a("next", href=visit.same(**{name: str(start + per_page)}), rel="next") if start + per_page < count else None,
-    ]
-    return nav(*links, class_="more-pages", aria_label=f"Pages of {what}")
 
 
 def facts(known: Iterable[tuple[str, Child]]) -> Markup:

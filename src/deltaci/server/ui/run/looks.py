@@ -21,8 +21,8 @@ REASONS: Final[Mapping[str, tuple[str, str]]] = {
     jobs.JOB_CANCELED: ("canceled", "somebody canceled it"),
 }
 FAILED: Final[Mapping[str, str]] = {
-    "REJECTED": "somebody said no",
-    "APPROVAL_EXPIRED": "nobody approved it in time",
+    jobs.REJECTED: "somebody said no",
+    jobs.APPROVAL_EXPIRED: "nobody approved it in time",
 }
 MAX_NAMED: Final = 3
 MAX_SAID: Final = 300
@@ -45,7 +45,7 @@ def look(job: Job) -> Look:
     if feels == "bad":
         if job.allow_failure:
             return Look("failed, allowed", "held")
-        return Look("rejected" if job.reason == "REJECTED" else words(job.state), "bad")
+        return Look("rejected" if job.reason == jobs.REJECTED else words(job.state), "bad")
     if job.approval is not None and job.completed_at is not None and feels == "good":
         return Look("approved", "good")
     return Look(words(job.state), feels)

@@ -29,6 +29,7 @@ from deltaci.server.ui.markup import (
     ul,
 )
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import pages, start_of
 from deltaci.server.ui.parts import card, lasted, nothing, path, rows, stroke, when
 from deltaci.server.ui.run.actions import RUN_PAGE, approvals, cancel_job
 from deltaci.server.ui.run.frame import framed
@@ -62,11 +63,17 @@ async def overview(visit: Visit) -> Answer:
     parts: list[Child] = [_why(run, told), approvals(visit, run)]
     if run.jobs:
         times = await visit.ask("readTimeline", Timeline, run=id)
-        chosen, shown = _chosen(visit, run)
+        first = start_of(visit)
+        chosen = _chosen(visit, run)
+        shown = chosen[first : first + PER_PAGE]
         parts += [
             card("Graph", graph(run.id, run.jobs), id="graph"),
             card(
-                "Jobs", _choices(visit, run), _table(visit, run, shown, told), _pages(visit, chosen, shown), id="jobs"
+                "Jobs",
+                _choices(visit, run),
+                _table(visit, run, shown, told),
+                pages(visit, first, PER_PAGE, len(chosen), what="jobs", at="jobs"),
+                id="jobs",
             ),
             card("Timing", waterfall(run.id, times, [each for _, each in shown]), id="timing"),
         ]
@@ -155,17 +162,10 @@ def _because(reason: Because, links: Mapping[str, str], *, is_past: bool = False
 # -- jobs
 
 
-def _chosen(visit: Visit, run: RunWithJobs) -> tuple[int, list[tuple[int, Job]]]:
-    """How many jobs are wanted, and those of this page with their numbers."""
+def _chosen(visit: Visit, run: RunWithJobs) -> list[tuple[int, Job]]:
+    """The jobs that are wanted, with their numbers."""
     only = visit.query.get("only", "")
-    found = [(at, each) for at, each in enumerate(run.jobs) if not only or look(each).tone == only]
-    first = _first(visit)
-    return len(found), found[first : first + PER_PAGE]
-
-
-def _first(visit: Visit) -> int:
-    said = visit.query.get("from", "")
-    return int(said) if said.isascii() and said.isdecimal() and len(said) <= 6 else 0
+    return [(at, each) for at, each in enumerate(run.jobs) if not only or look(each).tone == only]
 
 
 def _choices(visit: Visit, run: RunWithJobs) -> Markup:
@@ -250,18 +250,6 @@ def _reason(job: Job, known: Mapping[str, Job], reasons: Sequence[Because]) -> C
     if job.next_run_at is not None:
         return span(said, "; again at ", when(job.next_run_at), class_="reason")
     return span(said, class_="reason")
-
-
-def _pages(visit: Visit, count: int, shown: Sequence[tuple[int, Job]]) -> Markup:
-    first = _first(visit)
-    if count <= PER_PAGE and not first:
-        return EMPTY
-    before = str(max(0, first - PER_PAGE)) if first > PER_PAGE else None
-    back = a("previous", href=f"{visit.same(**{'from': before})}#jobs", rel="prev") if first else None
-    more = first + len(shown)
-    onward = a("next", href=f"{visit.same(**{'from': str(more)})}#jobs", rel="next") if more < count else None
-    place = span(f"{first + 1}–{more} of {count}") if shown else None
-    return nav(back, place, onward, class_="more-pages", aria_label="Pages of jobs")
 
 
 # -- what it is

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from deltaci.server.ui.markup import Child, Markup, a, code, details, div, join, li, ol, p, span, strong, summary, ul
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import pages, start_of
 from deltaci.server.ui.parts import card, nothing, path, rows, seconds_text
-from deltaci.server.ui.run.folding import STYLES, facts, pages, start_of, told
+from deltaci.server.ui.run.folding import STYLES, facts, told
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
 from deltaci.wire import api
@@ -75,7 +76,7 @@ def _jobs(visit: Visit, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[s
     return card(
         "Jobs that run",
         rows(headings, [line[: len(headings)] for line in lines], caption="Jobs that run", keys=keys),
-        pages(visit, "jobs", start, PER_PAGE, len(jobs), "jobs"),
+        pages(visit, start, PER_PAGE, len(jobs), what="jobs", name="jobs"),
         id="kept",
     )
 
@@ -170,7 +171,7 @@ def _left_out(visit: Visit, left: list[api.Choice]) -> Markup:
     return card(
         "Jobs that were left out",
         rows(LEFT_HEADINGS, lines, caption="Jobs that were left out", keys=keys),
-        pages(visit, "left", start, PER_PAGE, len(left), "jobs that were left out"),
+        pages(visit, start, PER_PAGE, len(left), what="jobs that were left out", name="left"),
         id="left-out",
     )
 

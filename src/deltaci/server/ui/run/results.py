@@ -12,12 +12,14 @@ from deltaci.blobs.keys import shared_name
 from deltaci.core.errors import Refused
 from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, p, span, strong
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import bytes_text, card, path, rows, seconds_text
-from deltaci.server.ui.run.folding import STYLES, pages, start_of, told
+from deltaci.server.ui.paging import pages, start_of
+from deltaci.server.ui.parts import card, path, rows, seconds_text
+from deltaci.server.ui.run.folding import STYLES, told
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
 from deltaci.wire import api
 from deltaci.wire.api_routes import ROOT
+from deltaci.wire.texts import size
 
 PER_PAGE: Final = 50
 MAX_TEXT_CHARS: Final = 100
@@ -75,15 +77,15 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
             a(_name(each), href=address(run_id, each), download=True, class_="name"),
             _job(run_id, each.job, each.attempt),
             each.attempt,
-            span(bytes_text(each.bytes), class_="number"),
+            span(size(each.bytes), class_="number"),
         ]
         for each in some
     ]
-    size = sum(each.bytes for each in artifacts)
+    whole = sum(each.bytes for each in artifacts)
     return card(
         "Artifacts",
         p(
-            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {bytes_text(size)} together. ",
+            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {size(whole)} together. ",
             "To get all of them: ",
             code(f"deltaci artifacts get {run_id}"),
             class_="quiet",
@@ -94,7 +96,7 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
             caption="Artifacts",
             keys=[quote(f"file-{each.job}.{each.attempt}/{each.path}") for each in some],
         ),
-        pages(visit, "files", start, PER_PAGE, len(artifacts), "artifacts"),
+        pages(visit, start, PER_PAGE, len(artifacts), what="artifacts", name="files"),
     )
 
 
@@ -136,7 +138,7 @@ def _outputs(visit: Visit, run_id: str, outputs: Mapping[str, Any]) -> Markup:
     return card(
         "Outputs",
         rows(("Output", "Value", "Job"), lines, caption="Outputs", keys=[f"output-{at}" for at in range(len(lines))]),
-        pages(visit, "outputs", start, PER_PAGE, len(every), "outputs"),
+        pages(visit, start, PER_PAGE, len(every), what="outputs", name="outputs"),
     )
 
 
@@ -177,7 +179,7 @@ def _costs(visit: Visit, run_id: str, costs: api.Costs) -> Markup:
             caption="Cost",
             keys=["cost-of-all", *(quote(f"cost-{each.job}.{each.attempt}") for each in some)],
         ),
-        pages(visit, "costs", start, PER_PAGE, len(costs.attempts), "costs"),
+        pages(visit, start, PER_PAGE, len(costs.attempts), what="costs", name="costs"),
     )
 
 
@@ -195,7 +197,7 @@ def _amount(name: str, value: Any) -> Child:
     if name.endswith("_seconds"):
         return span(seconds_text(value), class_="number")
     if name.endswith("_bytes"):
-        return span(bytes_text(int(value)), class_="number")
+        return span(size(int(value)), class_="number")
     return span(f"{value:,}", class_="number")
 
 

@@ -24,6 +24,7 @@ from deltaci.server.ui.markup import (
     ul,
 )
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import badge, card, nothing, path, rows, seconds_text
 from deltaci.server.ui.run.folding import STYLES, job_asked, text_asked, told
 from deltaci.server.ui.run.frame import framed
@@ -71,7 +72,13 @@ async def shown(visit: Visit) -> Answer:
         _chooser(visit, run.id, found, outcome),
         _filters(visit, run.id, found, asked),
         _table(run.id, found) if found.tests else nothing("No test fits.", a("All tests", href="?")),
-        _more(visit, found),
+        onward(
+            visit,
+            found.next,
+            first="first",
+            more="next",
+            says=f"{found.found:,} {'fits' if found.found == 1 else 'fit'}",
+        ),
         _by_job(run.id, found.jobs) if len(found.jobs) > 1 else None,
         _missing(run.id, found.jobs),
         styles=STYLES,
@@ -192,18 +199,6 @@ def _past(each: RunTest, earlier: Sequence[EarlierRun]) -> Markup:
         address = path("runs", run.id, "tests")
         signs.append(li(a(href=address, class_=f"past {how}", title=f"{word}: {name}")))
     return ol(*signs, class_="pasts", aria_label="Earlier runs, the newest last")
-
-
-def _more(visit: Visit, found: RunTests) -> Child:
-    if not visit.query.get("cursor") and found.next is None:
-        return None
-    return nav(
-        a("first", href=visit.same(cursor=None)) if visit.query.get("cursor") else None,
-        span(f"{found.found:,} {'fits' if found.found == 1 else 'fit'}", class_="quiet"),
-        a("next", href=visit.same(cursor=found.next), rel="next") if found.next is not None else None,
-        class_="more-pages",
-        aria_label="Pages",
-    )
 
 
 def _by_job(run_id: str, jobs: Sequence[ReportedTests]) -> Markup:

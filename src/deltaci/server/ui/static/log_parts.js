@@ -100,9 +100,9 @@ function shortened({ text, state, more }) {
 
 export function bytesText(count) {
   let size = count;
-  for (const unit of ["B", "kB", "MB"]) {
-    if (size < 1000) return unit === "B" ? `${size} B` : `${size.toFixed(1)} ${unit}`;
-    size /= 1000;
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (size < 1024) return unit === "B" ? `${size} B` : `${size.toFixed(1)} ${unit}`;
+    size /= 1024;
   }
-  return `${size.toFixed(1)} GB`;
+  return `${size.toFixed(1)} GiB`;
 }

@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, needed
-from deltaci.server.ui.markup import Markup, a, code, join, p
+from deltaci.server.ui.forms import NAME, Form, Problem, asked, needed
+from deltaci.server.ui.markup import Markup, a, code, p
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import path, top, when
+from deltaci.server.ui.paging import number
+from deltaci.server.ui.parts import path, when
 from deltaci.server.ui.templates.plan_text import NotJson, Place, place_of, read, written
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api import Template
 
 NEW: Final = "/new/template"
 TEXTS: Final = ("plan", "inputs")
-NAME: Final = "letters, digits and _ . -, beginning with a letter, a digit or _"
 FRESH: Final = {
     "inputs": '{\n  "env": {"description": "where to", "choices": ["staging", "production"], "default": "staging"}\n}',
     "plan": """{
@@ -64,9 +64,7 @@ async def add(visit: Visit) -> Answer:
 
 async def save(visit: Visit) -> Answer:
     """Save the next version, if nobody else was faster."""
-    told = visit.field("version")
-    version = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
-    return await _save(visit, visit.params["template"], version, is_new=False)
+    return await _save(visit, visit.params["template"], number(visit.field("version")), is_new=False)
 
 
 async def _save(visit: Visit, name: str, version: int, *, is_new: bool) -> Answer:
@@ -136,30 +134,18 @@ def _form(
     theirs: Template | None = None,
 ) -> Page:
     form = Form(values, problem, problem.path if problem is not None else "")
-    title = f"Edit {name}" if name else "New template"
-    body = form.whole(
+    return form.page(
         visit,
-        None if name else _named(form),
+        f"Edit {name}" if name else "New template",
+        None if name else form.name("It cannot be changed later."),
         *_fields(form, place),
+        here="/templates",
         to=path("templates", name, "edit") if name else NEW,
         submit="Save a new version" if name else "Save the template",
-        back=path("templates", name) if name else "/templates",
+        back=path("templates", name) if name else "",
         values={"version": str(version)},
         more=_meanwhile(theirs) if theirs is not None else None,
     )
-    return Page(
-        title=title,
-        here="/templates",
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join([top(title), body]),
-    )
-
-
-def _named(form: Form) -> Markup:
-    help = "It cannot be changed later."
-    return form.text("name", "Name", help=help, expects=NAME, required=True, maxlength=100, autocomplete="off")
 
 
 def _fields(form: Form, place: Place | None) -> list[Markup]:

@@ -7,7 +7,8 @@ from typing import Final
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import more, nothing, path, rows, top, when
+from deltaci.server.ui.paging import onward
+from deltaci.server.ui.parts import nothing, path, rows, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.wire.api import TemplateLine, TemplatePage
 
@@ -36,7 +37,7 @@ async def listed(visit: Visit) -> Answer:
                     ["A template is a plan to be used again. Write one here, or start a plan as it is: "],
                     code("deltaci submit plan.json"),
                 ),
-                more(visit, page.next),
+                onward(visit, page.next),
             ]
         ),
     )

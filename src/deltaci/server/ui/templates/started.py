@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, needed
-from deltaci.server.ui.markup import Markup, a, details, div, join, p, summary
+from deltaci.server.ui.forms import Form, Problem, needed
+from deltaci.server.ui.markup import Markup, a, details, div, p, summary
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import path, top
+from deltaci.server.ui.parts import path
 from deltaci.server.ui.projects.started import once, started
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api import Template
@@ -84,30 +84,17 @@ def _form(visit: Visit, template: Template, values: Mapping[str, str], problem: 
         open=is_open,
     )
     name = template.name
-    body = form.whole(
+    return form.page(
         visit,
+        f"Start {name}",
         *(inputs or [p("This template asks nothing.", class_="quiet")]),
         about,
+        under=[a(f"version {template.version}", href=path("templates", name)), template.description],
+        here="/templates",
         to=path("templates", name, "start"),
         submit="Start the run",
         back=path("templates", name),
         values={"once": once(visit, problem), "version": str(template.version)},
-    )
-    return Page(
-        title=f"Start {name}",
-        here="/templates",
-        status=form.status,
-        styles=STYLES,
-        modules=MODULES,
-        body=join(
-            [
-                top(
-                    f"Start {name}",
-                    under=[a(f"version {template.version}", href=path("templates", name)), template.description],
-                ),
-                body,
-            ]
-        ),
     )
 
 

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, Markup, a, code, div, join, p, pre, span, strong
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import action, badge, card, lasted, nothing, path, rows, top, when
-from deltaci.server.ui.runs import name_of, short
+from deltaci.server.ui.parts import action, card, nothing, path, rows, top, when
+from deltaci.server.ui.runs import table
 from deltaci.server.ui.templates.plan_text import written
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api import Run, RunPage, Template, TemplateLine, TemplatePage
@@ -18,6 +18,7 @@ from deltaci.wire.api_input import MAX_PAGE, InputRule, JobInput
 RUNS: Final = 10
 MAX_VERSION_PAGES: Final = 5
 MAX_JOBS: Final = 100
+HEADINGS: Final = ("Run", "Status", "Version", "Inputs", "By", "Started", "Took")
 
 
 async def newest(visit: Visit) -> Answer:
@@ -142,21 +143,8 @@ def _job(job: JobInput) -> list[Child]:
 def _runs(name: str, runs: list[Run]) -> Markup:
     if not runs:
         return nothing("Nothing was started from it yet.")
-    lines: list[list[Child]] = [
-        [
-            [a(name_of(run), href=path("runs", run.id), class_="name"), span(short(run), class_="quiet mono")],
-            badge(run.status, run.state),
-            span(str(run.template_version), class_="number"),
-            ", ".join(f"{key}={value[:40]}" for key, value in run.inputs.items()),
-            run.started_by,
-            when(run.created_at),
-            lasted(run.started_at, run.updated_at if run.conclusion else None),
-        ]
-        for run in runs
-    ]
-    headings = ("Run", "Status", "Version", "Inputs", "By", "Started", "Took")
-    table = rows(headings, lines, caption=f"The newest runs of {name}", keys=[f"run-{each.id}" for each in runs])
-    return join([p(a("All runs", href=f"/runs?{urlencode({'q': name})}")), table])
+    to = f"/runs?{urlencode({'template': name})}"
+    return join([p(a("All its runs", href=to)), table(runs, HEADINGS, caption="The newest runs")])
 
 
 def _table(template: Template, versions: list[TemplateLine], *, is_all: bool) -> Markup:

@@ -24,7 +24,8 @@ from deltaci.server.ui.markup import (
     span,
 )
 from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import badge, lasted, more, nothing, rows, sign, top, when
+from deltaci.server.ui.paging import onward
+from deltaci.server.ui.parts import badge, lasted, nothing, rows, sign, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.workstreams.look import (
     HERE,
@@ -216,7 +217,7 @@ async def _all_of(visit: Visit, wanted: dict[str, Any], search: str) -> Markup:
                 caption=f"Workstreams that are {wanted['state']}",
                 keys=[f"ws-{each.id}" for each in found],
             ),
-            more(visit, page.next),
+            onward(visit, page.next),
         ]
     )
 

@@ -25,6 +25,7 @@ from deltaci.server.ui.markup import (
     ul,
 )
 from deltaci.server.ui.pages import PageRoute
+from deltaci.server.ui.paging import pages, start_of
 from deltaci.server.ui.parts import action, badge, card, lasted, path, rows, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.server.ui.workstreams.graph import MAX_DRAWN, graph
@@ -155,7 +156,7 @@ def _why(why: Explanation, stream: Workstream) -> Markup:
 def _tasks(visit: Visit, stream: Workstream) -> Markup:
     level = {name: number for number, names in enumerate(stream.stages) for name in names}
     ordered = sorted(stream.tasks, key=lambda each: level[each.name])
-    first = _first(visit, len(ordered))
+    first = start_of(visit)
     shown = ordered[first : first + MAX_TASKS]
     return card(
         "Tasks",
@@ -167,17 +168,9 @@ def _tasks(visit: Visit, stream: Workstream) -> Markup:
             caption="Tasks by stages",
             keys=[f"task-{each.name}" for each in shown],
         ),
-        p(a("Those before", href=visit.same(first=str(first - MAX_TASKS)))) if first else None,
-        p(a("Those after", href=visit.same(first=str(first + MAX_TASKS))))
-        if first + MAX_TASKS < len(ordered)
-        else None,
+        pages(visit, first, MAX_TASKS, len(ordered), what="tasks", at="tasks"),
+        id="tasks",
     )
-
-
-def _first(visit: Visit, count: int) -> int:
-    said = visit.query.get("first", "")
-    wanted = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
-    return wanted // MAX_TASKS * MAX_TASKS if wanted < count else 0
 
 
 def _task(stream: Workstream, task: WorkstreamTask) -> list[Child]:
