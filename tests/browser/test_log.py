@@ -326,6 +326,22 @@ def test_long_lines_are_scrolled_or_wrapped(ada: Person, house: House) -> None:
     ada.check()
 
 
+def test_who_follows_sees_the_last_line(ada: Person, house: House, tmp_path: Path) -> None:
+    """Also when it is not the stream that brings it: here no stream ever comes, and the log is only looked at."""
+    gate = tmp_path / "gate"
+    run = house.start(task("talks", f"seq 1 500; {waits(gate)}; seq 501 900; exit 1"))
+    ada.page.route("**/log?*follow=*", lambda route: route.abort())
+    page = ada.go(f"/runs/{run}/jobs/talks")
+    expect(line(page, "500")).to_be_visible()
+
+    gate.touch()
+    house.until(run)
+
+    expect(page.locator(".log-state")).to_have_text("complete", timeout=BACK_MS)
+    expect(line(page, "900")).to_be_visible()
+    ada.complaints.clear()  # The browser's own, about the stream.
+
+
 def test_a_server_that_is_killed_is_missed_and_found_again(visitor: Callable[..., Person], tmp_path: Path) -> None:
     """The log goes on from the byte where it was: no gap, nothing double, without a reload."""
     house = House(tmp_path).open(slots=1)

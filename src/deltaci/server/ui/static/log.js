@@ -11,6 +11,7 @@ const MAX_PIXELS = 15_000_000; // Less than any browser's limit.
 const LEAST_PIXELS = 300;
 const FOOT = 62; // Of the page, and of the log itself.
 const MORE_ROWS = 2;
+const END = Number.MAX_SAFE_INTEGER; // As a row: behind all that there are.
 const KEYS = "/ search  f failure  p follow  z fold  w wrap  c copy link";
 const NOTE_APART = 250;
 
@@ -126,7 +127,11 @@ class View {
   heard(word, why) {
     this.state = word;
     this.word.title = why?.message ?? "";
-    if (word === "over") this.isFollowing = false;
+    if (word === "over" && this.isFollowing) {
+      this.isFollowing = false;
+      this.top = END; // Its last lines may have come just now, and are not drawn yet.
+      this.schedule();
+    }
     this.sayState();
   }
 
@@ -148,7 +153,7 @@ class View {
     this.isPlaced = true;
     if (this.goToHash()) return;
     this.isFollowing = this.source.isOpen;
-    this.top = Infinity;
+    this.top = END;
     if (!this.source.isOpen && this.isFailed) this.goToFailure();
     this.sayState();
   }
