@@ -17,7 +17,7 @@ up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, sto
 	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
 
 test: check ## everything: set-up, check, all tests
-	@scripts/browser >/dev/null
+	@scripts/programs
 	@# More workers than cores: the tests with real processes wait more than they compute.
 	@$(PY) -m pytest -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
 
@@ -59,6 +59,7 @@ bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside ot
 		.venv/peers/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input \
 			install --no-compile --require-hashes -r requirements/peers.lock && \
 		cp requirements/peers.lock .venv/peers/lock; } || echo "the peers cannot be installed; going on without" >&2
+	@scripts/programs
 	@$(PY) -m bench $(ONLY)
 
 chaos: setup-dev ## kill, starve and break real processes, and count what is lost (ONLY=servers_killed: that one)

@@ -28,9 +28,9 @@ WIDTHS: Final = ((360, 740), (1280, 800), (3840, 2160))
 
 
 def executable() -> str:
-    """The Chromium that scripts/browser finds."""
-    script = Path(__file__).parents[2] / "scripts" / "browser"
-    return subprocess.run([script], check=True, capture_output=True, text=True).stdout.strip()
+    """The Chromium that scripts/programs finds."""
+    script = Path(__file__).parents[2] / "scripts" / "programs"
+    return subprocess.run([script, "browser"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 @contextmanager

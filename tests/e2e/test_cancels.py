@@ -12,11 +12,11 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.runner import reaper
-from deltaci.runner.executors.sandbox import SandboxExecutor
 from deltaci.runner.reaper import MARK, Handle
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_alive, on_loop
 from tests.e2e.pipes import Death
 from tests.e2e.proxy import Held
+from tests.runner.cells import needs
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 
 RACES = 24
@@ -113,8 +113,7 @@ def mark_in(log: str) -> str:
 @pytest.mark.parametrize("executor", ["process", "sandbox"])
 def test_whoever_a_job_leaves_behind_ends_with_it(tmp_path: Path, executor: str) -> None:
     """Daemons and the deaf, of a job that ends by itself, of one that is canceled and of one that takes too long."""
-    if executor == "sandbox" and (reason := SandboxExecutor().why_not()):
-        pytest.skip(reason)
+    needs(executor)
 
     @on_loop
     async def story() -> None:

@@ -17,6 +17,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.e2e.deployment import Deployment, deployed, on_loop
+from tests.runner.cells import needs
 from tests.runner.repositories import Repository
 
 
@@ -40,6 +41,7 @@ def job(
 @on_loop
 async def test_sources_conditions_and_outputs_go_from_job_to_job(executor: str, tmp_path: Path) -> None:
     """The second job sees what the first one said; the third is not for this run, and the fourth needs it."""
+    needs(executor)
     repository = Repository(tmp_path / "origin")
     commit = repository.commit(VERSION="1.2.3\n")
     source = {"url": str(repository.path), "commit": commit, "ref": "refs/heads/main"}
@@ -153,6 +155,7 @@ async def test_what_a_step_sets_holds_for_those_after_it(tmp_path: Path) -> None
 @on_loop
 async def test_files_go_from_job_to_job_by_name(tmp_path: Path) -> None:
     """A named artifact, and what a job keeps by its rules; in the sandbox, too."""
+    needs("sandbox")
     async with deployed(tmp_path) as place:
         place.start_runner("r1")
         make = job(

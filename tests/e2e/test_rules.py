@@ -12,6 +12,7 @@ from deltaci.core.job import Job, JobSpec
 from tests.e2e.deployment import deployed, on_loop
 from tests.e2e.test_pipelines import started
 from tests.pipeline.planned import by_name, plan
+from tests.runner.cells import needs
 from tests.runner.test_reports import COVERAGE_JSON, COVERAGE_XML
 
 FILE = r"""
@@ -67,6 +68,7 @@ def jobs(executor: str) -> list[JobSpec]:
 @on_loop
 async def test_each_kind_of_rule_holds_or_fails_its_job(executor: str, tmp_path: Path) -> None:
     """Whoever reads the job's error knows what to do; its log and its attempt say the same."""
+    needs(executor)
     async with deployed(tmp_path) as place:
         place.start_runner("r1", "--slots", "4")
         specs = jobs(executor)

@@ -27,6 +27,12 @@ KINDS: dict[str, Callable[[Nursery], Executor]] = {
 }
 
 
+def needs(kind: str) -> None:
+    """Skip, and say why, where a runner that is a process of its own cannot have this executor."""
+    if kind == "sandbox" and (reason := SandboxExecutor().why_not()):
+        pytest.skip(reason)
+
+
 def executor_of(kind: str, nursery: Nursery) -> Executor:
     """This executor, or a skip that says why it cannot be had here."""
     executor = KINDS[kind](nursery)

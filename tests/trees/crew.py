@@ -19,6 +19,7 @@ from deltaci.server.service import registration_token
 from deltaci.wire import messages as wire
 from tests.api.site import TENANT
 from tests.repositories.site import RepositorySite
+from tests.runner.cells import needs
 
 
 class LocalMachine(Machine):
@@ -70,6 +71,7 @@ async def worker(
     site: RepositorySite, folder: Path, name: str = "r1", executor: str = "sandbox"
 ) -> AsyncIterator[Worker]:
     """A runner that has come in, until it leaves."""
+    needs(executor)
     client = Client(site.url)
     token = registration_token(site.folder, name, TENANT)
     client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential

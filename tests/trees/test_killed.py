@@ -20,6 +20,7 @@ from deltaci.core.run import Origin, Run
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
 from tests.repositories.upstream import Upstream
+from tests.runner.cells import needs
 from tests.trees.stand import BRANCH, tree
 
 TENANT = "default"
@@ -60,6 +61,7 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
 @on_loop
 async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Path) -> None:
     """It comes back to its tree and begins at the tip; what is sent is the second try's. Then its trees go."""
+    needs("sandbox")
     upstream = Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", ".gitignore": "build/\n"})
     async with deployed(tmp_path, "--allow-repositories", "file") as place:
         first = place.start_runner("r1", DELTACI_GIT_PROTOCOLS="file")
