@@ -302,14 +302,14 @@ def first_lost_lease_is_the_last() -> Iterator[None]:
 @fault
 def max_attempts_is_ignored() -> Iterator[None]:
     """A job is retried as long as its failures are worth it."""
-    with instead((failures, "may_retry", lambda failure, attempts, most: failure.is_retryable)):
+    with instead((failures, "may_retry", lambda failure, attempts, most, on=(): failure.is_retryable)):
         yield
 
 
 @fault
 def every_failure_is_retried() -> Iterator[None]:
     """A failure of the user's own is retried as well."""
-    with instead((failures, "may_retry", lambda failure, attempts, most: attempts < most)):
+    with instead((failures, "may_retry", lambda failure, attempts, most, on=(): attempts < most)):
         yield
 
 
