@@ -5,6 +5,9 @@ PY := .venv/bin/python
 LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
 
+# Hundreds of processes are started here: where this is set, each of them would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help up test check fix fuzz bench chaos lock clean setup-runtime setup-dev
 
