@@ -22,7 +22,7 @@ HOURS: Final = 2.0
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Some seeds, in a process of their own; and what is known of the mistakes that were planted."""
-    seeds = stage.size(150, 2)
+    seeds = stage.size(300, 2)
     *histories, summary = [told async for told in _told(stage, seeds)]
     times: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
