@@ -224,11 +224,21 @@ async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: 
         assert all_ids(found) == [f"q{n}" for n in range(7)]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
 @on_loop
-async def test_what_comes_while_one_looks_is_not_missed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a look that found nothing and the wait, work may come: its hint finds nobody who waits."""
+async def test_what_comes_while_one_looks_is_not_missed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """Between a look that found nothing and the wait, work may come: its hint finds nobody who waits.
+
+    Also a hint that only says that there may be something, as when the wire to other servers was just laid.
+    """
     async with place.server() as server:
+        wakers = server.store.wakers
+        hint = wakers.hint
         hall = Hall(server, monkeypatch)
+        if not is_named:
+            monkeypatch.setattr(wakers, "hint", lambda ready=None: hint() if ready else None)
         look = server.applier.look
         enqueued = False
 

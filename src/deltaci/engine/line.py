@@ -61,6 +61,12 @@ class _Line:
             self.waiting.popitem(last=False)[0].call(turn)
         return count
 
+    def offer(self) -> None:
+        """There may be something: one looks, and more when something is found."""
+        turn = self.turn(spreads=True)
+        self.keep(turn, 1)
+        self.wake(turn, 1)
+
     def keep(self, turn: Turn, count: int) -> None:
         """Who looks right now may have been too early: if nothing is found, look once more."""
         self._kept += [turn] * min(count, self.looking - len(self._kept))
@@ -259,19 +265,16 @@ class Line:
                 self._lines.move_to_end(line.name)
 
     def _offer_room(self, tenant: str) -> None:
-        """The tenant may have more leases now: one of each of its lines looks, and more when something is found."""
+        """The tenant may have more leases now: one of each of its lines looks."""
         for line in list(self._lines.values()):
             if line.name[0] == tenant:
-                turn = line.turn(spreads=True)
-                line.keep(turn, 1)
-                line.wake(turn, 1)
+                line.offer()
 
     def _look_around(self) -> None:
         """One of each line looks, of so many lines."""
         for name in list(self._lines)[:MAX_POLLED]:
-            line = self._lines[name]
             self._lines.move_to_end(name)
-            line.wake(line.turn(spreads=True), 1)
+            self._lines[name].offer()
 
     async def _poll(self) -> None:
         """For as long as anybody waits."""
