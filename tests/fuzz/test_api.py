@@ -39,14 +39,14 @@ def test_a_runner_finds_what_is_described(tmp_path: Path, record_property: Calla
 
 def test_a_runner_finds_it_in_new_ways_too(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """The same requests each time would only ever find the same."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(15 * SCALE), phases="fuzzing,stateful")
+    found = fuzz_api(tmp_path, new_seed(), examples=round(6 * SCALE), phases="fuzzing,stateful")
 
     judge(found, test_a_runner_finds_it_in_new_ways_too, record_property)
 
 
 def test_a_stranger_is_told_who_may_come_in(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Without a credential nothing but registration and the description is answered."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(10 * SCALE), phases="fuzzing,stateful", who="no runner")
+    found = fuzz_api(tmp_path, new_seed(), examples=round(4 * SCALE), phases="fuzzing,stateful", who="no runner")
 
     judge(found, test_a_stranger_is_told_who_may_come_in, record_property)
 
