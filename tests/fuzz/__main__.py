@@ -2,7 +2,7 @@
 
 python -m tests.fuzz --minutes 5        for so long
 python -m tests.fuzz --seed 123         one round, with this seed: the same examples again
-python -m tests.fuzz --only archive     only targets with this in their names
+python -m tests.fuzz --only archive     only targets with this word, or all of these words, in their names
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ OUT: Final = ROOT / "chaos" / "out" / "fuzz.json"
 SCALES: Final = (2, 4, 8)  # The first round is short, so that every target had its turn before the time is over.
 WORKERS: Final = 2
 ROUND_SECONDS: Final = 1800
+FAILURES: Final = 1  # As pytest says it.
+NOTHING_FITS: Final = 5
 INVARIANT: Final = "no traceback, no 5xx, no hang, no memory without end; what is refused changes nothing"
 
 
@@ -61,7 +64,7 @@ class Tally:
         ]
 
 
-def one_round(seed: int, scale: float, only: str, tally: Tally) -> str:
+def one_round(seed: int, scale: float, only: list[str], tally: Tally) -> str:
     """Every target once. What pytest says, if something failed."""
     with tempfile.TemporaryDirectory() as folder:
         report, counts = Path(folder, "report.xml"), Path(folder, "counts")
@@ -69,7 +72,7 @@ def one_round(seed: int, scale: float, only: str, tally: Tally) -> str:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(WORKERS), "tests/fuzz"),
-                *("--dist", "worksteal", f"--junitxml={report}", *(("-k", only) if only else ())),
+                *("--dist", "worksteal", f"--junitxml={report}", *(("-k", " and ".join(only)) if only else ())),
             ],
             cwd=ROOT,
             env={**os.environ, "FUZZ_SEED": str(seed), "FUZZ_SCALE": str(scale), "FUZZ_COUNTS": str(counts)},
@@ -77,11 +80,15 @@ def one_round(seed: int, scale: float, only: str, tally: Tally) -> str:
             timeout=ROUND_SECONDS,
             check=False,
         )
+        if done.returncode == NOTHING_FITS:
+            sys.exit(f"make fuzz: no target has {' and '.join(map(repr, only))} in its name; leave ONLY out for all")
+        if done.returncode not in (0, FAILURES):
+            sys.exit(f"make fuzz: pytest itself failed\n{done.stdout.decode(errors='replace')[-20_000:]}")
         examples: Counter[str] = Counter()
         for path in counts.iterdir():
             examples.update(json.loads(path.read_text(encoding="utf-8")))
         tally.add(seed, examples, _failed(report))
-        return done.stdout.decode(errors="replace") if done.returncode not in (0, 5) else ""
+        return done.stdout.decode(errors="replace") if done.returncode else ""
 
 
 def _failed(report: Path) -> Iterator[str]:
@@ -98,12 +105,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
+    only = re.findall(r"\w+", asked.only)
     tally, until, number = Tally(), time.monotonic() + asked.minutes * 60, 0
     while not number or (not asked.seed and time.monotonic() < until):
         seed = asked.seed or random.SystemRandom().randrange(1, 2**31)
         scale = SCALES[0] if asked.seed else SCALES[min(number, len(SCALES) - 1)]
         print(f"round {number + 1}: seed {seed}, {scale} times the examples of 'make test' …", flush=True)
-        said = one_round(seed, scale, asked.only, tally)
+        said = one_round(seed, scale, only, tally)
         if said:
             print(said[-20_000:], flush=True)
         number += 1
