@@ -118,6 +118,21 @@ def test_a_run_is_started_by_what_the_template_asks_and_only_once(ada: Person, h
     assert form["once"] not in other.text()
 
 
+def test_a_template_shows_what_waits_for_what_and_the_way_to_its_runs(ada: Person, house: House) -> None:
+    """Jobs of which none says what it needs go one after the other; the runs are those of this template alone."""
+    _put(house, "web-order", plan={"jobs": [task("build"), task("test"), task("ship")]}, inputs={})
+    run = house.ask("POST", "/runs", {"template": "web-order"}, token=house.key("ada"))["id"]
+    other = house.start(task("web-order-in-name-only"), title="web-order")
+    page = ada.go("/templates/web-order")
+    expect(page.get_by_role("row").filter(has_text="ship").first).to_contain_text("test")
+
+    page.get_by_role("link", name="All its runs").click()
+
+    expect(page.locator(f"#run-{run}")).to_be_visible()
+    expect(page.locator(f"#run-{other}")).to_have_count(0)
+    expect(page.get_by_label("Template")).to_have_value("web-order")
+
+
 def test_versions_are_kept_and_who_is_slower_is_told(ada: Person, house: House) -> None:
     """Somebody else saved meanwhile: refused, with the way to look at theirs; what was typed is still there."""
     _put(house, "web-versions", description="the first")

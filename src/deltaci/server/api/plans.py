@@ -18,11 +18,15 @@ from deltaci.wire.api_input import GateInput, InputRule, JobInput, PlanInput
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:
     """The jobs of a plan that makes sense. `env` is what every task finds in its environment beside its own."""
-    # Who says what it comes after has said what it waits for.
-    needs = ordered([(each.name, () if each.needs is None and each.after else each.needs) for each in plan.jobs])
-    found = tuple(_spec(each, needed, env or {}) for each, needed in zip(plan.jobs, needs, strict=True))
+    found = tuple(_spec(each, needed, env or {}) for each, needed in zip(plan.jobs, needs_of(plan), strict=True))
     dependents(found)  # Refuses what makes no sense, before anything exists.
     return found
+
+
+def needs_of(plan: PlanInput) -> tuple[tuple[str, ...], ...]:
+    """What must succeed before each job, also where nobody says so."""
+    # Who says what it comes after has said what it waits for.
+    return ordered([(each.name, () if each.needs is None and each.after else each.needs) for each in plan.jobs])
 
 
 def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:

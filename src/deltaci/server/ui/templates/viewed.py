@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlencode
 
+from deltaci.server.api.plans import needs_of
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, Markup, a, code, div, join, p, pre, span, strong
 from deltaci.server.ui.pages import PageRoute
@@ -125,17 +126,18 @@ def _input(name: str, rule: InputRule) -> list[Child]:
 def _jobs(template: Template) -> Markup:
     jobs = template.plan.jobs
     more = len(jobs) - MAX_JOBS
+    lines = [_job(job, needs) for job, needs in zip(jobs[:MAX_JOBS], needs_of(template.plan), strict=False)]
     return card(
         "Jobs",
-        rows(("Job", "Needs", "Runs on"), [_job(each) for each in jobs[:MAX_JOBS]], caption="Its jobs"),
+        rows(("Job", "Needs", "Runs on"), lines, caption="Its jobs"),
         p(f"And {more:,} more; the plan has all of them.", class_="quiet") if more > 0 else None,
     )
 
 
-def _job(job: JobInput) -> list[Child]:
+def _job(job: JobInput, needs: tuple[str, ...]) -> list[Child]:
     return [
         [span(job.name, class_="name"), span(job.kind, class_="quiet") if job.approval or not job.work else None],
-        ", ".join([*(job.needs or []), *(f"{each} (over)" for each in job.after)]),
+        ", ".join([*needs, *(f"{each} (over)" for each in job.after)]),
         ", ".join(job.runs_on),
     ]
 
