@@ -43,18 +43,14 @@ class House:
     def close(self) -> None:
         """End all of it."""
         self._http.close()
-        for process in (*self._runners, self._server):
-            if process is not None:
-                process.send_signal(signal.SIGTERM)
-        for process in (*self._runners, self._server):
-            if process is not None:
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+        for runner in self._runners:  # Asked twice, it lets its jobs be instead of waiting for them.
+            runner.send_signal(signal.SIGINT)
+            runner.send_signal(signal.SIGTERM)
+        for runner in self._runners:
+            _ended(runner)
+        if self._server is not None:
+            self._server.send_signal(signal.SIGTERM)
+            _ended(self._server)
 
     def start_server(self) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
@@ -153,6 +149,16 @@ class House:
         found = self.ask("GET", f"/runs/{run}")
         assert found["status"] in wanted, found["status"]
         return found
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def task(name: str, *steps: str, **fields: Any) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Scene:
         self.house = House(folder / "house", "--allow-repositories", "file")
         self.house.folder.mkdir()
         self.door = folder / "go-on"
-        self.upstream = Upstream(folder / "up")
+        # No browser breaks such a name by itself.
+        self.upstream = Upstream(folder / "upstream_with_a_name_that_is_rather_long")
         self.ids: dict[str, str] = {}
 
     def open(self) -> Scene:

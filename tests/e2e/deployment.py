@@ -225,6 +225,8 @@ class Deployment:
                 if process.poll() is None:
                     process.send_signal(signal.SIGCONT)
                     process.terminate()
+                    if processes is self.runners:  # Asked twice, it does not wait for what still runs.
+                        process.send_signal(signal.SIGINT)
             for process in processes:
                 try:
                     await asyncio.to_thread(process.wait, 15)

@@ -78,7 +78,7 @@ class Job:
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
         self._is_lost = False
-        self._is_executing = False
+        self._is_executed = False
         self._is_handed_back = False
         self._is_proved_gone = True
         self._end_work: Callable[[], None] | None = None
@@ -153,7 +153,7 @@ class Job:
 
     def hand_back(self) -> None:
         """The runner leaves: stop the job and let others have it. What is over but for the telling is told."""
-        if self._is_executing:
+        if not self._is_executed:
             self._is_handed_back = True
             self._stop(GRACE_SECONDS)
 
@@ -171,15 +171,16 @@ class Job:
         told = JobLog(log, self._nonce())
         told.line(cell.describe)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
-        self._is_executing = True
         work = Work(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
+            if self._is_over():  # Before it began.
+                raise Over
             ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
             self._ended_at = self._now()
         except Over:
             return self._failed("", "stopped", told)
         finally:
-            self._is_executing = False
+            self._is_executed = True
             if self._stopping is not None:
                 self._is_proved_gone = await self._stopping
             self._is_proved_gone = await cell.close() and self._is_proved_gone

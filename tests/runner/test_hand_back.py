@@ -1,0 +1,72 @@
+"""A job that is handed back: also one that has only just begun, and never one that is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from deltaci.core.attempt import Attempt
+from deltaci.core.reactions import Birth
+from deltaci.runner.executors import Executors
+from deltaci.runner.job import Job
+from deltaci.runner.machine import Machine
+from deltaci.runner.places import Places
+from deltaci.wire import messages as wire
+from tests.contract.places import on_loop
+from tests.runner.desk import TENANT, Office, opened
+
+
+@asynccontextmanager
+async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, Job]]:
+    """A server, and what does its one job with this step."""
+    async with opened(folder) as office:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
+        spec = {"steps": [step], "executor": "process"}
+        await office.service.applier.do(Birth(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
+        [granted] = await asyncio.to_thread(office.client.lease, wire.Lease(runner_id="w1", wait_seconds=10))
+        (folder / "work").mkdir()
+        places = Places(folder / "work", Executors(("process",)))
+        try:
+            yield office, Job(office.client, "w1", granted, places, Machine("http://127.0.0.1"))
+        finally:
+            await places.close()
+            office.client.close_all()
+
+
+@on_loop
+async def test_what_has_not_begun_does_not_begin(tmp_path: Path) -> None:
+    """The runner is asked to leave while its word that it takes the job is still on the way."""
+    mark = tmp_path / "begun"
+    async with taken(tmp_path, f"touch {mark}") as (office, job):
+        running = asyncio.create_task(job.run(lambda _: None))
+        await asyncio.sleep(0)  # It says so now.
+
+        job.hand_back()
+
+        assert await running == "handed back"
+        record = await office.service.store.find("q")
+        assert isinstance(record, Attempt)
+        assert record.state == "QUEUED"
+        assert record.lost_leases == 0
+        assert not mark.exists()
+
+
+@on_loop
+async def test_what_is_over_is_told(tmp_path: Path) -> None:
+    """Its work is done: nobody should have to do it again."""
+    async with taken(tmp_path, "true") as (office, job):
+        tell = job._tell
+
+        async def told(*words: object) -> str:
+            job.hand_back()
+            return await tell(*words)  # type: ignore[arg-type]
+
+        job._tell = told  # type: ignore[method-assign, assignment]
+
+        assert await job.run(lambda _: None) == "succeeded"
+        record = await office.service.store.find("q")
+        assert isinstance(record, Attempt)
+        assert record.state == "SUCCEEDED"
