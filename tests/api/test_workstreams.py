@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from deltaci.control.merging.records import BatchView, EntryView, QueueView, SplitView
+from deltaci.control.merging.records import BatchView, EntryView, QueueView, Split
 from deltaci.core import job
 from tests.api.site import TENANT, ApiSite, Player, task
 from tests.contract.places import on_loop
@@ -268,7 +268,7 @@ async def test_a_merge_queue_shows_how_a_bad_batch_was_split(site: Opened) -> No
     """Both halves, and what the test said."""
     async with site() as here:
         desk, ada = StandIn(here.service), await here.key("ada", "run")
-        split = SplitView(number=3, first=("a",), second=("b", "c"), problem="no good")
+        split = Split(number=3, first=("a",), second=("b", "c"), problem="no good")
         desk.waiting = [QueueView(project="shop", base="main", splits=(split,))]
 
         [queue] = (await ada.get("/merge-queues")).body["queues"]

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from deltaci.control.changes import digest
-from deltaci.control.merging.records import NONE, Entry, Outcome
+from deltaci.control.merging.records import NONE, Entry, Outcome, Split
 from deltaci.core.instants import SECOND
 from deltaci.engine.items import Overloaded
 
@@ -97,15 +97,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def top(self) -> str:
         """What the next one is built on."""
         return self.start if self.method == NONE else self.commits[-1]
-
-
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was bad, for people to see: its halves, and what its test said."""
-
-    number: int
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    details: str = ""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,7 +350,7 @@ def judged(line: Line, number: int) -> Line:
         number=number,
         first=batch.members[:cut],
         second=batch.members[cut:],
-        details=batch.found.details[:MAX_PROBLEM],
+        problem=batch.found.details[:MAX_PROBLEM],
     )
     return replace(_dropped(line, 0), places=places, grouped=second, splits=(*splits_of(line), split))
 

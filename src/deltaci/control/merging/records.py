@@ -77,8 +77,8 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     not_before: int = 0
 
 
-class SplitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was bad, for people: the halves that it was split into."""
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was bad, for people to see: the halves that it was split into, and what its test said."""
 
     number: int
     first: tuple[str, ...]
@@ -93,7 +93,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     entries: tuple[EntryView, ...] = ()
     batches: tuple[BatchView, ...] = ()
-    splits: tuple[SplitView, ...] = ()
+    splits: tuple[Split, ...] = ()
     problem: str = ""
     tries: int = 0
     not_before: int = 0

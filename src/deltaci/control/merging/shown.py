@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaci.control.merging.line import Batch, Line, run_of, splits_of, tests_of
-from deltaci.control.merging.records import BatchView, EntryView, QueueView, SplitView
+from deltaci.control.merging.records import BatchView, EntryView, QueueView
 
 
 def shown(line: Line) -> QueueView:
@@ -28,10 +28,7 @@ def shown(line: Line) -> QueueView:
         base=line.base,
         entries=entries,
         batches=tuple(_batch(line, each) for each in line.batches),
-        splits=tuple(
-            SplitView(number=each.number, first=each.first, second=each.second, problem=each.details)
-            for each in splits_of(line)
-        ),
+        splits=splits_of(line),
         problem=line.trouble.problem,
         tries=line.trouble.tries,
         not_before=line.trouble.not_before,
