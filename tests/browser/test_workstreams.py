@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.browsing import Person
 from tests.browser.house import House
+from tests.browser.scene import WORKSTREAM
 from tests.repositories.upstream import Upstream, git
-
-FIRST: Final = """\
-workstream: {name}
-title: {title}
-executor: process
-tasks:
-  - name: write
-    run: {run}
-  - name: check
-    needs: write
-    run: test -e {name}.txt
-"""
 
 
 class Shop:
@@ -59,7 +48,7 @@ class Shop:
 
 def one(name: str, run: str = "", title: str = "", more: str = "") -> str:
     """The file of a workstream with two tasks."""
-    return FIRST.format(name=name, title=title or name, run=run or f"echo {name} > {name}.txt") + more
+    return WORKSTREAM.format(name=name, title=title or name, run=run or f"echo {name} > {name}.txt") + more
 
 
 def queued(name: str, check: str, method: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from deltaci.core import gates
 from deltaci.core import job as job_core
@@ -138,43 +138,28 @@ def _needed(gate: Gate, run: Run) -> Child:
 def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: Gate, *, is_first: bool) -> list[Markup]:
     asked = job_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
     who, starter = visit.who, run.started_by
-    values = {"job": job.name, "plan_hash": run.plan_hash}
-    to = path("runs", run.id)
     found: list[Markup] = []
+
+    def decides(id: str, title: str, route: str, *asks: Child, **more: Any) -> None:
+        values = {"job": job.name, "plan_hash": run.plan_hash}
+        to = path("runs", run.id, id)
+        found.append(
+            action(
+                visit, f"{id}-{at}", title, route=route, to=to, asks=p(*asks), values=values, reason="comment", **more
+            )
+        )
+
     why_not = gates.why_not(asked, who.person, who.roles, starter, approves=True)
     if any(each.person == who.person for each in gate.approvals):
         found.append(span("You approved it.", class_="quiet"))
     elif why_not:
         found.append(span(f"You cannot approve it: {why_not}.", class_="quiet"))
     else:
-        found.append(
-            action(
-                visit,
-                f"approve-{at}",
-                "Approve",
-                route="approveRun",
-                to=f"{to}/approve",
-                asks=p("Let the run go on after ", strong(job.name), ", with the plan that it has now?"),
-                values=values,
-                reason="comment",
-                is_primary=True,
-                key="a" if is_first else "",
-            )
-        )
+        asks = ("Let the run go on after ", strong(job.name), ", with the plan that it has now?")
+        decides("approve", "Approve", "approveRun", *asks, is_primary=True, key="a" if is_first else "")
     if not gates.why_not(asked, who.person, who.roles, starter, approves=False):
-        found.append(
-            action(
-                visit,
-                f"reject-{at}",
-                "Reject",
-                route="rejectRun",
-                to=f"{to}/reject",
-                asks=p("Say no to ", strong(job.name), "? What needs it will not run."),
-                values=values,
-                reason="comment",
-                is_dangerous=True,
-            )
-        )
+        asks = ("Say no to ", strong(job.name), "? What needs it will not run.")
+        decides("reject", "Reject", "rejectRun", *asks, is_dangerous=True)
     return found
 
 
