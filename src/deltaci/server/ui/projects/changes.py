@@ -6,25 +6,18 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from deltaci.server.ui.filters import box, filters
-from deltaci.server.ui.forms import STYLES
-from deltaci.server.ui.markup import Child, Markup, a, code, join, li, span, ul
+from deltaci.server.ui.markup import Child, Markup, a, code, li, span, ul
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import onward
-from deltaci.server.ui.parts import badge, nothing, path, rows, tabs, top, when, words
-from deltaci.server.ui.visit import Answer, Page, Visit
+from deltaci.server.ui.parts import badge, nothing, path, rows, when, words
+from deltaci.server.ui.projects.frame import framed
+from deltaci.server.ui.visit import Answer, Visit
 from deltaci.wire.api_projects import Change, ChangePage, HandledFile
 
 HERE: Final = "/changes"
 PER_PAGE: Final = 50
 LOOKED_THROUGH: Final = 200  # So many of the newest changes of all projects, for the few of one.
 HEADINGS: Final = ("What happened", "Project", "State", "What came of it", "When")
-# The parts of the navigation's entry Projects.
-TABS: Final = (
-    ("projects", "Projects", "/projects"),
-    ("changes", "Changes", HERE),
-    ("failure-rules", "Failure rules", "/failure-rules"),
-    ("flaky", "Flaky", "/flaky"),
-)
 
 
 async def listed(visit: Visit) -> Answer:
@@ -34,20 +27,13 @@ async def listed(visit: Visit) -> Answer:
     if project:
         query["project"] = project
     page = await visit.ask("listChanges", ChangePage, query=query)
-    return Page(
-        title="Changes",
-        here="/projects",
-        live={},
-        styles=STYLES,
-        body=join(
-            [
-                top("Changes", under="What happened in repositories, and what came of it."),
-                tabs(TABS, "changes"),
-                _filter(project),
-                table(page.changes) if page.changes else _empty(project, is_more=page.next is not None),
-                onward(visit, page.next),
-            ]
-        ),
+    return framed(
+        "Changes",
+        _filter(project),
+        table(page.changes) if page.changes else _empty(project, is_more=page.next is not None),
+        onward(visit, page.next),
+        tab="changes",
+        under="What happened in repositories, and what came of it.",
     )
 
 

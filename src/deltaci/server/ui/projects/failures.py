@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlencode
 
-from deltaci.server.ui.forms import STYLES, Form, Problem, asked, needed, way
-from deltaci.server.ui.markup import Child, Markup, a, code, join, li, p, pre, span, ul
+from deltaci.server.ui.forms import Form, Problem, asked, needed, way
+from deltaci.server.ui.markup import Child, Markup, a, code, li, p, pre, span, ul
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import number, onward
-from deltaci.server.ui.parts import card, nothing, rows, tabs, top, when
-from deltaci.server.ui.projects.changes import TABS
+from deltaci.server.ui.parts import card, nothing, rows, when
+from deltaci.server.ui.projects.frame import framed
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.wire.api_failures import FailureRule, FailureRules, FlakyJob, FlakyPage
 
@@ -32,22 +32,15 @@ async def listed(visit: Visit) -> Answer:
     found = await visit.ask("readFailureRules", FailureRules)
     lines = [_line(at, each) for at, each in enumerate(found.rules, 1)]
     set_by: Child = [f"version {found.version}, set by {found.set_by} ", when(found.set_at)] if found.version else None
-    return Page(
-        title="Failure rules",
-        here="/projects",
-        live={},
-        styles=STYLES,
-        body=join(
-            [
-                top("Failure rules", way(visit, "setFailureRules", "Edit yours", EDIT)),
-                tabs(TABS, "failure-rules"),
-                p("The first rule that fits says whose fault a failure is, and whether another attempt may help."),
-                rows(("Rule", "Whose", "Class", "Tried again", "When"), lines, caption="Failure rules, in their order"),
-                card("Your file", p(set_by, class_="quiet"), pre(code(found.text), class_="code", tabindex="0"))
-                if found.text
-                else None,
-            ]
-        ),
+    return framed(
+        "Failure rules",
+        p("The first rule that fits says whose fault a failure is, and whether another attempt may help."),
+        rows(("Rule", "Whose", "Class", "Tried again", "When"), lines, caption="Failure rules, in their order"),
+        card("Your file", p(set_by, class_="quiet"), pre(code(found.text), class_="code", tabindex="0"))
+        if found.text
+        else None,
+        tab="failure-rules",
+        beside=way(visit, "setFailureRules", "Edit yours", EDIT),
     )
 
 
@@ -147,21 +140,14 @@ async def flaky(visit: Visit) -> Answer:
     """Jobs and tests that fail now and then."""
     query = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listFlaky", FlakyPage, query=query)
-    return Page(
-        title="Flaky",
-        here="/projects",
-        live={},
-        styles=STYLES,
-        body=join(
-            [
-                top("Flaky", under="What failed and succeeded on the same commit, and will again."),
-                tabs(TABS, "flaky"),
-                _jobs(page.jobs)
-                if page.jobs
-                else nothing("Nothing is known to be flaky.", "What fails and succeeds on the same commit shows here."),
-                onward(visit, page.next),
-            ]
-        ),
+    return framed(
+        "Flaky",
+        _jobs(page.jobs)
+        if page.jobs
+        else nothing("Nothing is known to be flaky.", "What fails and succeeds on the same commit shows here."),
+        onward(visit, page.next),
+        tab="flaky",
+        under="What failed and succeeded on the same commit, and will again.",
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.server.ui.forms import STYLES, way
+from deltaci.server.ui.forms import way
 from deltaci.server.ui.markup import Child, Markup, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import onward
-from deltaci.server.ui.parts import badge, nothing, path, rows, tabs, top, when
-from deltaci.server.ui.projects.changes import TABS, newest, what
+from deltaci.server.ui.parts import badge, nothing, path, rows, when
+from deltaci.server.ui.projects.changes import newest, what
+from deltaci.server.ui.projects.frame import framed
 from deltaci.server.ui.runs import name_of
-from deltaci.server.ui.visit import Answer, Page, Visit
+from deltaci.server.ui.visit import Answer, Visit
 from deltaci.wire.api import Run, RunPage
 from deltaci.wire.api_projects import Change, Project, ProjectPage
 
@@ -33,24 +34,17 @@ async def listed(visit: Visit) -> Answer:
         for run in (await visit.ask("listRuns", RunPage, query={"limit": RUNS})).runs:
             runs.setdefault(run.project, run)
     lines = [_line(each, changes.get(each.name), runs.get(each.name)) for each in page.projects]
-    return Page(
-        title="Projects",
-        here=HERE,
-        live={},
-        styles=STYLES,
-        body=join(
-            [
-                top("Projects", way(visit, "saveProject", "New project", "/new/project", is_primary=True)),
-                tabs(TABS, "projects"),
-                rows(HEADINGS, lines, caption="Projects", keys=[f"project-{each.name}" for each in page.projects])
-                if lines
-                else nothing(
-                    "The server knows no repository yet.",
-                    ["Add one here, or with ", code("deltaci project add NAME URL"), "."],
-                ),
-                onward(visit, page.next),
-            ]
+    return framed(
+        "Projects",
+        rows(HEADINGS, lines, caption="Projects", keys=[f"project-{each.name}" for each in page.projects])
+        if lines
+        else nothing(
+            "The server knows no repository yet.",
+            ["Add one here, or with ", code("deltaci project add NAME URL"), "."],
         ),
+        onward(visit, page.next),
+        tab="projects",
+        beside=way(visit, "saveProject", "New project", "/new/project", is_primary=True),
     )
 
 
