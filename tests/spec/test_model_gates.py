@@ -98,7 +98,7 @@ def test_who_started_the_run_may_reject_but_not_approve() -> None:
 
     refusal = lab.refused(approve("ada"))
     assert refusal.code == "not_allowed"
-    assert "others than who started the run, and that was user:ada" in refusal.message
+    assert "user:ada, with no role, may not approve job r1/g: it is approved by others than" in refusal.message
     lab.do(reject("ada"))
 
     assert status(lab, "g") == "FAILED"

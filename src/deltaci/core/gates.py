@@ -46,7 +46,7 @@ def why_not(gate: Gate, person: str, roles: Collection[str], started_by: str, *,
     if not gate.is_plain and not person:
         return "it is decided by people with a name"
     if gate.role and gate.role not in roles:
-        return f"it is decided by people with the role {gate.role}"
+        return f"it is decided by people with the role {gate.role!r}"
     if approves and gate.not_by_starter and person == started_by:
         return "it is approved by others than who started the run"
     return ""
@@ -62,29 +62,19 @@ def check_plan(job: Job, plan_hash: str) -> None:
         )
 
 
-def check_decider(job: Job, command: Approve | Reject) -> None:
-    """Refuse whoever may not decide this gate, and who decides about another plan."""
-    gate = job.spec.gate
+def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False) -> None:
+    """Refuse whoever may not decide this gate, and who decides about another plan.
+
+    A starter who may not approve may still reject.
+    """
     check_plan(job, command.plan_hash)
-    if not gate.is_plain and not person(command.actor):
-        raise Refused("not_allowed", f"job {job.id} is decided by people with a name, not by {command.actor!r}; log in")
-    if gate.role and gate.role not in command.roles:
-        found = f"only {', '.join(command.roles)}" if command.roles else "no role"
+    why = why_not(job.spec.gate, person(command.actor), command.roles, job.started_by, approves=approves)
+    if why:
+        roles = f"the role {', '.join(command.roles)}" if command.roles else "no role"
+        does = "approve" if approves else "reject"
         raise Refused(
             "not_allowed",
-            f"job {job.id} is decided by people with the role {gate.role!r}, and {command.actor} has {found}; "
-            f"ask somebody with that role ({_given(job)})",
-        )
-
-
-def check_approver(job: Job, command: Approve) -> None:
-    """Refuse whoever may not approve this gate; a starter who may not approve may still reject."""
-    check_decider(job, command)
-    if job.spec.gate.not_by_starter and person(command.actor) == job.started_by:
-        raise Refused(
-            "not_allowed",
-            f"job {job.id} is approved by others than who started the run, and that was {command.actor}; "
-            f"ask somebody else ({_given(job)})",
+            f"{command.actor}, with {roles}, may not {does} job {job.id}: {why}; ask one of them ({_given(job)})",
         )
 
 

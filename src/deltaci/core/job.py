@@ -306,7 +306,7 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
 
 
 def _approve(job: Job, command: Approve, at: int) -> Move | None:
-    gates.check_approver(job, command)
+    gates.check_decider(job, command, approves=True)
     gate, person = job.spec.gate, gates.person(command.actor)
     if any(given.person == person for given in job.approvals):
         return None
