@@ -123,11 +123,13 @@ def _bare(folder: Path) -> float:
     mirror = folder / "mirror.git"
     git(folder, "clone", "-q", "--bare", str(upstream.bare), str(mirror))
     merging = Lock()
+    adding = Lock()  # Two of git at once stumble over each other's half-written worktrees.
 
     def one(number: int) -> None:
         name = f"stream-{number}"
         tree = folder / name
-        git(mirror, "worktree", "add", "-q", "-b", f"ws/{name}", str(tree), "main")
+        with adding:
+            git(mirror, "worktree", "add", "-q", "-b", f"ws/{name}", str(tree), "main")
         for _ in range(TASKS - 1):
             subprocess.run(["sh", "-c", "true"], cwd=tree, check=True)
         subprocess.run(["sh", "-c", f"echo hello > {name}.txt"], cwd=tree, check=True)
