@@ -92,7 +92,7 @@ class Person:
             self.page.emulate_media(color_scheme=scheme)
             found = Axe().run(self.page, options=AXE)
             assert found.violations_count == 0, f"{self.page.url} in {scheme}: {found.generate_report()}"
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
 
     def check_fits(self) -> None:
         """At every width: nothing is cut off, and nobody has to scroll sideways."""

@@ -268,6 +268,28 @@ def test_what_no_hint_is_given_of_is_found_by_a_slow_look(watched: Person) -> No
     assert looks
 
 
+def test_a_page_whose_form_is_on_its_way_does_not_look_at_what_the_form_removes(watched: Person, house: House) -> None:
+    """The template is gone and the answer is not there yet: the page stays as it is. If none ever comes, it goes on."""
+    house.ask("PUT", "/templates/web-leaving", {"plan": {"jobs": [task("a")]}}, token=house.key("ada"))
+    page = watched.page
+    page.clock.install()
+    watched.go("/templates/web-leaving")
+    _live(page)
+    looks = _looks(page)
+    page.evaluate("addEventListener('submit', (event) => event.preventDefault())")  # As long as it takes, or longer.
+
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    assert page.evaluate(NONE_LEFT)
+    house.ask("DELETE", "/templates/web-leaving", token=house.key("ada"))
+    page.clock.run_for(9_000)
+    assert looks == []
+
+    with page.expect_response(lambda answer: "delta-live" in answer.request.headers) as look:
+        page.clock.run_for(2_000)
+    assert look.value.status == 404
+
+
 @contextmanager
 def _signed_in(house: House) -> Iterator[httpx.Client]:
     """Somebody without a browser."""

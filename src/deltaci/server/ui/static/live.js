@@ -18,6 +18,7 @@ const FIRST = 2000; // A stream that broke is opened again after a random part o
 const LAST = 8000; // and so on up to this: a thousand pages must not come back in one moment, nor any of them late.
 const SETTLED = 5000; // A page is not loaded anew before it is as old as this.
 const SAY_AFTER = 2500; // What is repaired sooner is not worth a word.
+const LEAVING = 10000; // A form that was sent leads to another page; if it did not after so long, this one goes on.
 
 // The only place that makes a page out of a text: one that this server wrote, asked for by its own address.
 const policy = globalThis.trustedTypes
@@ -41,6 +42,7 @@ export function startLive() {
   if (!document.body.dataset.live) return;
   document.addEventListener("visibilitychange", () => (document.hidden ? rest() : wake()));
   addEventListener("pagehide", rest);
+  addEventListener("submit", leave);
   addEventListener("pageshow", (event) => event.persisted && wake());
   addEventListener("offline", cutOff);
   addEventListener("online", wake);
@@ -63,6 +65,13 @@ function rest() {
   close();
   asking?.abort();
   for (const name of Object.keys(timers)) clear(name);
+}
+
+// What the form removes must not be looked for, and missed, while its answer is on the way.
+function leave(event) {
+  if (event.defaultPrevented || event.target.getAttribute("method") !== "post") return;
+  rest();
+  later("again", wake, LEAVING);
 }
 
 function later(name, then, wait) {
