@@ -197,7 +197,10 @@ class Form:
             self._summary(more),
             *fields,
             div(button(submit, type="submit", class_="primary"), a("Cancel", href=back or here), class_="actions"),
-            **{"method": "post", "action": to, "class_": "form stack", "novalidate": True, "data_once": True},
+            method="post",
+            action=to,
+            class_="form stack",
+            novalidate=True,
             id="form",
         )
         return Page(

@@ -1,15 +1,4 @@
-// Forms: sent once however often somebody clicks, copied with a click, and the cursor where something is wrong.
-
-// A form that is on its way is not sent a second time; it may be once the page is looked at again.
-document.addEventListener("submit", (event) => {
-  const form = event.target;
-  if (!form.hasAttribute("data-once")) return;
-  if (form.hasAttribute("data-own-sent")) event.preventDefault();
-  form.setAttribute("data-own-sent", "");
-});
-addEventListener("pageshow", () => {
-  for (const each of document.querySelectorAll("[data-own-sent]")) each.removeAttribute("data-own-sent");
-});
+// Forms: copied with a click, and the cursor where something is wrong.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("[data-copy]");

@@ -19,11 +19,11 @@ function keepWarm() {
   localStorage.setItem(NAME, JSON.stringify({ ...read(), [me]: Date.now() + COLD }));
 }
 
-// Whether this page has a seat; takes one that is free, unless it is only asked.
-export function haveSeat(mayTake = true) {
+// Whether this page has a seat; takes one that is free.
+export function haveSeat() {
   try {
     if (warming) return true;
-    if (!mayTake || Object.keys(read()).length >= SEATS) return false;
+    if (Object.keys(read()).length >= SEATS) return false;
     keepWarm();
     warming = setInterval(keepWarm, WARM);
     return true;
