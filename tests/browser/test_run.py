@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,23 @@ def test_a_run_goes_from_queued_to_green_without_a_reload(quiet: House, visitor:
     expect(page).to_have_title(re.compile("· succeeded"))
     assert page.evaluate("window.seen + document.getElementById('graph-picture').seen") == "the samethe same"
     ada.check()
+
+
+def test_who_has_a_wrong_clock_sees_the_right_durations(ada: Person, house: House, tmp_path: Path) -> None:
+    """What goes on is counted by the server's clock, as what is over is; also in the waterfall."""
+    file = tmp_path / "go"
+    run = house.start(task("build", waits(file)), title="Looked at an hour later")
+    page = ada.page
+    page.clock.install(time=time.time() + 3600)
+
+    ada.go(f"/runs/{run}")
+
+    short = re.compile(r"^[0-9.]+ s$")
+    expect(page.locator("#waterfall [data-tick='1']")).to_have_text(short)
+    expect(line(page, "build").locator("[data-since]")).to_have_text(short)
+    expect(page.locator("time[data-ago]").first).to_have_text(re.compile("just now|sec"))
+    file.touch()
+    house.until(run)
 
 
 def test_a_waiting_job_is_approved_in_another_browser(ada: Person, house: House, visitor: Visitor) -> None:

@@ -13,6 +13,9 @@ export function setClock(date) {
   if (!Number.isNaN(differs)) ahead = Math.abs(differs) > SKEW ? differs : 0;
 }
 
+// The time, by the server's clock if ours is wrong.
+export const now = () => Date.now() + ahead;
+
 export function lasted(seconds) {
   if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
   const whole = Math.round(seconds);
@@ -22,8 +25,8 @@ export function lasted(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-function ago(moment, now) {
-  const seconds = (moment - now) / 1000;
+function ago(moment) {
+  const seconds = (moment - now()) / 1000;
   const size = Math.abs(seconds);
   if (size < 10) return "just now";
   if (size < 60) return words.format(Math.round(seconds), "second");
@@ -37,14 +40,13 @@ function write(element, text) {
 }
 
 export function keepTimes(root) {
-  const now = Date.now() + ahead;
   for (const each of root.querySelectorAll("time[data-ago]")) {
     const moment = Date.parse(each.dateTime);
     if (!each.title) each.title = exact.format(moment);
-    write(each, ago(moment, now));
+    write(each, ago(moment));
   }
   for (const each of root.querySelectorAll("[data-since]")) {
-    write(each, lasted((now - Date.parse(each.dataset.since)) / 1000));
+    write(each, lasted((now() - Date.parse(each.dataset.since)) / 1000));
   }
 }
 

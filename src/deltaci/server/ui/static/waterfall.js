@@ -1,6 +1,6 @@
 // The waterfall of a run that goes on: what has no end grows, and everything else makes room for it.
 
-import { lasted } from "./times.js";
+import { lasted, now } from "./times.js";
 
 const STEP = 1000;
 
@@ -8,8 +8,8 @@ function grow() {
   const fall = document.getElementById("waterfall");
   if (!fall || !fall.hasAttribute("data-goes-on")) return;
   const start = Date.parse(fall.dataset.start);
-  // A clock that is behind the server's does not make it shorter than what is known.
-  const whole = (Math.max(Date.now(), Date.parse(fall.dataset.until)) - start) / 1000;
+  // A clock that is a little behind the server's does not make it shorter than what is known.
+  const whole = (Math.max(now(), Date.parse(fall.dataset.until)) - start) / 1000;
   if (!(whole > 0)) return;
   const part = (seconds) => `${((100 * seconds) / whole).toFixed(3)}%`;
   for (const bar of fall.querySelectorAll("rect[data-from]")) {
