@@ -18,14 +18,19 @@ from deltaci.blobs.store import Blobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.server.disk import Disk
-from deltaci.wire.junit import MAX_MESSAGE_CHARACTERS, MAX_OUTPUT_CHARACTERS, Case, read_cases
+from deltaci.wire.junit import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_OUTPUT_CHARACTERS,
+    Case,
+    read_cases,
+)
 from deltaci.wire.texts import plain
 
 JUNIT: Final = "junit"
 MAX_BYTES: Final = 16 * 1024 * 1024  # Of all reports of an attempt.
 MAX_TESTS: Final = 50_000  # Of an attempt.
 MAX_REMEMBERED: Final = 100_000  # Tests, of all attempts that were looked at last.
-MAX_NAME_CHARS: Final = 500  # As runners report them.
 
 
 class Reported(msgspec.Struct, frozen=True):
@@ -76,7 +81,7 @@ def _safe(case: Case) -> Case:
     """Nothing in it that a terminal would obey, or that turns a line around; names as runners report them."""
     output = "\n".join(plain(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
     message = plain(case.message, MAX_MESSAGE_CHARACTERS)
-    return msgspec.structs.replace(case, name=plain(case.name, MAX_NAME_CHARS), message=message, output=output)
+    return msgspec.structs.replace(case, name=plain(case.name, MAX_NAME_CHARACTERS), message=message, output=output)
 
 
 def _files(blobs: Blobs, attempt: Attempt, lease_number: int, troubles: list[str]) -> Iterator[tuple[str, bytes]]:
