@@ -43,7 +43,6 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
     for sql, values, way in (
         (lists.walk("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
         (lists.COUNT.format(m="?"), [TENANT, "some", 5], "PRIMARY KEY (tenant=? AND list=?)"),
-        (sqlite._JOBS_OF, ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT} {sqlite._OF_RUN}", ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT_OVER} {sqlite._OF_RUN}", ["r1", 1], "INDEX history_run (run_id=? AND kind=?)"),
         (sqlite._these(2), ["r1", "r2"], "SEARCH records USING PRIMARY KEY (id=?)"),

@@ -21,7 +21,6 @@ INFO: Final = "info"
 WARNING: Final = "warning"
 ERROR: Final = "error"
 CRITICAL: Final = "critical"
-SEVERITIES: Final = (INFO, WARNING, ERROR, CRITICAL)
 
 # Who may ask for a change. An actor is one of these kinds, with ":name" behind it where there are many.
 ORCHESTRATOR: Final = "orchestrator"

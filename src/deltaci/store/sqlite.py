@@ -442,9 +442,6 @@ def _these(count: int) -> str:
 _THIS: Final = _these(1)
 # The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
 _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
-_JOBS_OF: Final = (
-    f"SELECT id, kind, body FROM records {_OF_RUN} UNION ALL SELECT id, kind, body FROM history {_OF_RUN} ORDER BY id"
-)
 _DROP_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?) RETURNING id, kind, body"
 )

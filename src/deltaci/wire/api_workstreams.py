@@ -12,7 +12,6 @@ from deltaci.wire.messages import Moment, says
 
 MAX_FILE_CHARS: Final = 512 * 1024
 WORKSTREAM_STATES: Final = ("planned", "ready", "executing", "validating", "completed", "failed", "cancelled")
-TASK_STATES: Final = ("pending", "queued", "running", "validating", "retrying", "completed", "failed", "cancelled")
 
 
 class WorkstreamInput(Asked, frozen=True, kw_only=True):
