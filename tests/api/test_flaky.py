@@ -53,7 +53,8 @@ async def test_a_failure_of_known_flaky_tests_alone_is_tried_again(site: Opened)
         [job] = (await ada.run(third))["jobs"]
         await player.finish(await player.take(), tests=told())  # The second attempt of the third run.
         done = await here.until(ada, third, "SUCCESS")
-        mixed = await ran(here, ada, player, "net.test_slow", "math.test_sum", commit="c2")
+        # Of a commit of its own: on one that succeeded both of its tests would soon be known to be flaky.
+        mixed = await ran(here, ada, player, "net.test_slow", "math.test_sum", commit="c3")
 
         assert [job["last_error"][each] for each in ("failure_class", "rule")] == ["FLAKY", "known-flaky-tests"]
         assert job["state"] in ("RETRYING", "QUEUED")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -67,12 +67,16 @@ class Streams:
             await Workshop(mirror).take(self.file(entry.id), entry.head, entry.base_commit)
 
 
+Bring = Callable[[str, str, str], Awaitable[bool]]
+
+
 class Tester:
     """Does what runners would: takes what waits, looks at the commit, and says what it found."""
 
-    def __init__(self, applier: Applier, folder: Path, name: str = "runner") -> None:
+    def __init__(self, applier: Applier, folder: Path, bring: Bring, name: str = "runner") -> None:
         self.applier = applier
         self.folder = folder  # the mirror
+        self.bring = bring
         self.name = name
         self.troubles: list[Facts] = []  # How the next ones end, whatever they test.
         self.good: set[str] = set()  # Commits whose rules hold.
@@ -95,14 +99,20 @@ class Tester:
         """Test all that waits; how much that was."""
         taken = await self.claim()
         for each in taken:
-            await self.end(each, self.troubles.pop(0) if self.troubles else await asyncio.to_thread(self.look, each))
+            await self.end(each, self.troubles.pop(0) if self.troubles else await self.look(each))
         return len(taken)
 
-    def look(self, claimed: Claimed) -> Facts | None:
-        """What is wrong with the commit; None: nothing."""
+    async def look(self, claimed: Claimed) -> Facts | None:
+        """What is wrong with the commit; None: nothing. One that only another server made is made here, too."""
         spec = claimed.attempt.spec
         tree, rules = spec["tree"], spec["rules"]
         commit = tree["commit"]
+        is_here = await asyncio.to_thread(self._git, "cat-file", "-e", commit) == 0
+        if not is_here and not await self.bring(TENANT, tree["stream"], commit):
+            return Facts(exit_code=1, message=f"nobody tests the commit {commit} any more")
+        return await asyncio.to_thread(self._judge, commit, rules)
+
+    def _judge(self, commit: str, rules: list[dict[str, str]]) -> Facts | None:
         self.tested.append(commit)
         for rule in rules:
             kind, *words = rule["run"].split()
@@ -114,10 +124,14 @@ class Tester:
 
     def has(self, commit: str, word: str) -> bool:
         """Whether the word is in a file of this commit."""
-        words = ["git", "--git-dir", str(self.folder), "grep", "-q", "-w", "-e", word, commit, "--"]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-        assert done.returncode in (0, 1), done.stderr
-        return done.returncode == 0
+        done = self._git("grep", "-q", "-w", "-e", word, commit, "--")
+        assert done in (0, 1), done
+        return done == 0
+
+    def _git(self, *words: str) -> int:
+        return subprocess.run(
+            ["git", "--git-dir", str(self.folder), *words], stdin=subprocess.DEVNULL, timeout=60, check=False
+        ).returncode
 
     async def end(self, claimed: Claimed, facts: Facts | None) -> None:
         """Say how it went."""
@@ -157,11 +171,11 @@ class Site:
         self.workshop = Workshop(self.mirror)
         self.unwanted: set[str] = set()
         self.told: dict[str, Outcome] = {}
-        self.tester = Tester(applier, self.mirror.folder)
         self.queue = MergeQueue(
             store, applier, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
         )
         self.queue.tell(self.hear)
+        self.tester = Tester(applier, self.mirror.folder, self.queue.bring)
 
     async def ensure(self, entry: Entry) -> None:
         """Have a head in the mirror."""
