@@ -24,7 +24,8 @@ AXE: Final = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
     "resultTypes": ["violations"],
 }
-WIDTHS: Final = ((360, 740), (1280, 800), (3840, 2160))
+WIDTHS: Final = ((360, 740), (1280, 800))
+LARGE: Final = (3840, 2160)  # Only where pages are looked at and nothing is done: without a GPU its pictures take long.
 
 
 def executable() -> str:
@@ -94,10 +95,10 @@ class Person:
             assert found.violations_count == 0, f"{self.page.url} in {scheme}: {found.generate_report()}"
         assert self.complaints == [], self.complaints
 
-    def check_fits(self) -> None:
+    def check_fits(self, *more: tuple[int, int]) -> None:
         """At every width: nothing is cut off, and nobody has to scroll sideways."""
         before = self.page.viewport_size
-        for width, height in WIDTHS:
+        for width, height in (*WIDTHS, *more):
             self.page.set_viewport_size({"width": width, "height": height})
             wide = self.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{self.page.url} is {wide} px wide at {width}"

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Request
 
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.routes import PAGES
-from tests.browser.browsing import Person
+from tests.browser.browsing import LARGE, Person
 from tests.browser.scene import Scene
 
 MAX_BYTES: Final = 100_000  # Of the first view: the page and all that it loads.
@@ -88,7 +88,7 @@ def test_every_page(route: PageRoute, scene: Scene, somebody: Person, visitor: C
     try:
         _is_well_formed(page)
         somebody.check()
-        somebody.check_fits()
+        somebody.check_fits(LARGE)
         _can_be_walked_through(page)
         _has_room(page)
     finally:

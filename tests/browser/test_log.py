@@ -323,6 +323,10 @@ def test_long_lines_are_scrolled_or_wrapped(ada: Person, house: House) -> None:
     expect(page.locator(".log-text", has_text=re.compile("^1$"))).to_be_in_viewport()
     page.keyboard.press("End")
     expect(page.locator(".log-text .unseen").last).to_be_in_viewport()
+    page.set_viewport_size({"width": 640, "height": 1400})  # Lines are twice as high: the end is still the end,
+    expect(page.locator(".log-text .unseen").last).to_be_in_viewport()
+    page.keyboard.press("PageUp")  # until somebody leaves it.
+    expect(page.locator(".log-text .unseen").last).not_to_be_in_viewport()
     ada.check()
 
 

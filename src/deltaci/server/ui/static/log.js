@@ -30,6 +30,7 @@ class View {
     this.top = 0;
     this.lastScroll = 0;
     this.isFollowing = false;
+    this.isPinned = false; // At the end of a wrapped log: it stays there when lines get other heights.
     this.isPlaced = false;
     this.isResized = true;
     this.height = 20;
@@ -177,7 +178,7 @@ class View {
     }
     this.measure();
     const last = this.lastTop();
-    if (this.isFollowing) this.top = last;
+    if (this.isFollowing || this.isPinned) this.top = last;
     this.top = Math.min(last, Math.max(0, this.top));
     this.scrollTo();
     const need = Math.ceil(this.visible) + MORE_ROWS;
@@ -323,6 +324,8 @@ class View {
   // -- scrolling
 
   scrolled() {
+    // A box that gets higher is scrolled by the browser, too: that is nobody's wish.
+    if (this.isResized || this.scroller.clientHeight !== this.page) return this.resized();
     const now = this.scroller.scrollTop;
     if (Math.abs(now - this.lastScroll) < 1) return;
     this.lastScroll = now;
@@ -335,6 +338,7 @@ class View {
     this.top = Math.min(last, Math.max(0, top));
     const end = this.isWrapped && this.end?.count === this.rows.count ? this.end.top : last;
     const isAtEnd = this.top >= end - 0.5;
+    this.isPinned = this.isWrapped && this.top >= end;
     if (this.isFollowing !== (isAtEnd && this.source.isOpen)) {
       this.isFollowing = !this.isFollowing;
       this.sayState();
@@ -373,7 +377,7 @@ class View {
   // -- lines
 
   reveal(line) {
-    this.isFollowing = false;
+    this.isFollowing = this.isPinned = false;
     const number = sectionOf(this.source.sections, line);
     if (number >= 0 && line >= this.source.sections[number].first_line) this.chosen.set(number, false);
     this.rows.build(this.source, (each) => this.isFolded(each));
@@ -466,6 +470,7 @@ class View {
 
   // What is on top stays there.
   redraw() {
+    this.isPinned = false;
     const on = this.firstLine;
     const rest = this.top - Math.floor(this.top);
     this.rows.build(this.source, (number) => this.isFolded(number));
@@ -476,6 +481,7 @@ class View {
 
   wrap() {
     this.isWrapped = !this.isWrapped;
+    this.isPinned = false;
     this.wrapButton.setAttribute("aria-pressed", String(this.isWrapped));
     this.scroller.classList.toggle("wrapped", this.isWrapped);
     this.list.style.removeProperty("min-width");
