@@ -16,7 +16,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.runner import archive
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import PART_BYTES, Client, Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
 from deltaci.runner.executors import Executors
 from deltaci.runner.layout import inside
@@ -66,6 +66,37 @@ def answered(answer: bytes, call: Callable[[Client], object]) -> Exception:
 def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
     """A proxy in between says such things; the runner says the same again later."""
     assert isinstance(answered(answer, lambda client: client.ask(Lease(runner_id="w1"))), Unreachable)
+
+
+def test_an_answer_that_is_given_up_leaves_no_connection() -> None:
+    """Also one that ends with its connection, and as long as somebody looks at the error."""
+    given_up = RuntimeError("the disk is full")
+
+    def refuse(_: bytes) -> None:
+        raise given_up
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread = threading.Thread(target=lambda: heard.append(_until_hung_up(server)))
+        heard: list[bytes] = []
+        thread.start()
+        with pytest.raises(RuntimeError) as caught:
+            client.download("l1", "/log", refuse)
+        thread.join(20)
+
+    assert heard == [b""]
+    assert caught.value is given_up
+
+
+def _until_hung_up(server: socket.socket) -> bytes:
+    peer, _ = server.accept()
+    with peer:
+        peer.settimeout(10)
+        while b"\r\n\r\n" not in peer.recv(65536):
+            pass
+        peer.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (2 * PART_BYTES))
+        peer.sendall(bytes(PART_BYTES))
+        return peer.recv(1)
 
 
 def test_a_lease_id_cannot_bring_another_header_along() -> None:

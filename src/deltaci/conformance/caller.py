@@ -58,8 +58,8 @@ class Caller:
             # A server may refuse a body that is too large before it has read it all; the answer is there nevertheless.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, self._root + name, data, sent)
-            answer = connection.getresponse()
-            return Reply(answer.status, _read(answer.read()))
+            with connection.getresponse() as answer:
+                return Reply(answer.status, _read(answer.read()))
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
         finally:

@@ -258,14 +258,14 @@ class Client:
                 raise OSError("hung up")
             with suppress(BrokenPipeError):  # Who refuses a body may not listen to its end: hear why.
                 connection.request(method, self._root + path, body, sent)
-            answer = connection.getresponse()
-            if write is not None and answer.status == 200:
-                while part := answer.read(PART_BYTES):
-                    write(part)
-                if answer.length:
-                    raise http.client.IncompleteRead(b"", answer.length)
-                return answer.headers.get(SHA256_HEADER, "").encode()
-            found = _whole(answer)
+            with connection.getresponse() as answer:  # It may outlive its connection.
+                if write is not None and answer.status == 200:
+                    while part := answer.read(PART_BYTES):
+                        write(part)
+                    if answer.length:
+                        raise http.client.IncompleteRead(b"", answer.length)
+                    return answer.headers.get(SHA256_HEADER, "").encode()
+                found = _whole(answer)
         except (OSError, http.client.HTTPException, BadFiles) as error:
             self.close()
             raise Unreachable(
