@@ -324,8 +324,7 @@ class View {
   // -- scrolling
 
   scrolled() {
-    // A box that gets higher is scrolled by the browser, too: that is nobody's wish.
-    if (this.isResized || this.scroller.clientHeight !== this.page) return this.resized();
+    if (this.isResized) return; // A box that gets higher is scrolled by the browser, too: that is nobody's wish.
     const now = this.scroller.scrollTop;
     if (Math.abs(now - this.lastScroll) < 1) return;
     this.lastScroll = now;
