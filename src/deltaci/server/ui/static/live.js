@@ -69,7 +69,7 @@ function rest() {
 
 // What the form removes must not be looked for, and missed, while its answer is on the way.
 function leave(event) {
-  if (event.defaultPrevented || event.target.getAttribute("method") !== "post") return;
+  if (event.defaultPrevented || event.target.method !== "post") return;
   rest();
   later("again", wake, LEAVING);
 }

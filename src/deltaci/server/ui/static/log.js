@@ -30,7 +30,6 @@ class View {
     this.top = 0;
     this.lastScroll = 0;
     this.isFollowing = false;
-    this.isPinned = false; // At the end of a wrapped log: it stays there when lines get other heights.
     this.isPlaced = false;
     this.isResized = true;
     this.height = 20;
@@ -178,7 +177,8 @@ class View {
     }
     this.measure();
     const last = this.lastTop();
-    if (this.isFollowing || this.isPinned) this.top = last;
+    // Whoever is at the end stays there, also when lines get other heights.
+    if (this.isFollowing || this.top === this.endTop()) this.top = last;
     this.top = Math.min(last, Math.max(0, this.top));
     this.scrollTo();
     const need = Math.ceil(this.visible) + MORE_ROWS;
@@ -215,6 +215,11 @@ class View {
 
   lastTop() {
     return Math.max(0, this.isWrapped ? this.rows.count : this.rows.count - this.visible);
+  }
+
+  // The row on top when the end is at the bottom: of a wrapped log it is known once the end was drawn.
+  endTop() {
+    return this.isWrapped && this.end?.count === this.rows.count ? this.end.top : this.lastTop();
   }
 
   scrollTo() {
@@ -335,9 +340,7 @@ class View {
   goTo(top) {
     const last = this.lastTop();
     this.top = Math.min(last, Math.max(0, top));
-    const end = this.isWrapped && this.end?.count === this.rows.count ? this.end.top : last;
-    const isAtEnd = this.top >= end - 0.5;
-    this.isPinned = this.isWrapped && this.top >= end;
+    const isAtEnd = this.top >= this.endTop() - 0.5;
     if (this.isFollowing !== (isAtEnd && this.source.isOpen)) {
       this.isFollowing = !this.isFollowing;
       this.sayState();
@@ -376,7 +379,7 @@ class View {
   // -- lines
 
   reveal(line) {
-    this.isFollowing = this.isPinned = false;
+    this.isFollowing = false;
     const number = sectionOf(this.source.sections, line);
     if (number >= 0 && line >= this.source.sections[number].first_line) this.chosen.set(number, false);
     this.rows.build(this.source, (each) => this.isFolded(each));
@@ -469,7 +472,6 @@ class View {
 
   // What is on top stays there.
   redraw() {
-    this.isPinned = false;
     const on = this.firstLine;
     const rest = this.top - Math.floor(this.top);
     this.rows.build(this.source, (number) => this.isFolded(number));
@@ -480,7 +482,6 @@ class View {
 
   wrap() {
     this.isWrapped = !this.isWrapped;
-    this.isPinned = false;
     this.wrapButton.setAttribute("aria-pressed", String(this.isWrapped));
     this.scroller.classList.toggle("wrapped", this.isWrapped);
     this.list.style.removeProperty("min-width");
