@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Listener:
+class Listener(ABC):
     """Whoever connects is met in a task of its own, which ends with the listener, and is then hung up on."""
 
     def __init__(self) -> None:
@@ -39,6 +40,6 @@ class Listener:
         finally:
             writer.transport.abort()
 
+    @abstractmethod
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Do what is done for one that came."""
-        raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -39,7 +38,6 @@ def test_what_git_does_not_print_is_an_unknown_diff(raw: str) -> None:
     assert changed_paths(raw) is None
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_what_git_really_prints_is_read(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
