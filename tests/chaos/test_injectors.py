@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import socket
 import subprocess
 import sys
 import tarfile
@@ -27,6 +28,7 @@ from deltaci.server.service import KEY_FILE
 from deltaci.wire.messages import Registered
 
 SECONDS = 10.0
+ADDRESSES = 0x10 | 0x100  # What the kernel tells of them: IPv4, IPv6.
 BYTES = 20_000
 
 ECHO = """
@@ -159,6 +161,28 @@ def test_nothing_is_left_of_a_cable() -> None:
         assert all(Path(f"/proc/{pid}").exists() for pid in holders)
 
     assert not any(Path(f"/proc/{pid}").exists() for pid in holders)
+
+
+def test_nobody_else_notices_a_cable() -> None:
+    """No address comes or goes on the machine's own network: a browser would break off whatever it is loading."""
+    if reason := Cable.why_not():
+        pytest.skip(reason)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as told:
+        told.bind((0, ADDRESSES))
+        told.setblocking(False)
+        with Cable() as cable:
+            ours = [socket.inet_aton(end.address) for end in (cable.server, cable.runner)]
+
+        # The kernel tells before it does.
+        assert [each for each in _waiting(told) if any(address in each for address in ours)] == []
+
+
+def _waiting(told: socket.socket) -> Iterator[bytes]:
+    while True:
+        try:
+            yield told.recv(65536)
+        except BlockingIOError:
+            return
 
 
 def test_a_way_does_what_it_says() -> None:

@@ -63,6 +63,7 @@ class Deployment:
         self.servers: list[subprocess.Popen[bytes]] = []
         self.ports: list[int] = []
         self.host = "127.0.0.1"
+        self.under: Sequence[str] = ()
         self.runners: list[subprocess.Popen[bytes]] = []
         self._ways = AsyncExitStack()
 
@@ -94,6 +95,7 @@ class Deployment:
             *("server", "--store", self.store_url, "--data", str(self.folder), "--host", self.host),
             *("--port", "0" if is_new else str(self.ports[number]), "--lease-ttl", str(self.ttl_seconds), *self.words),
             name=f"server{number}",
+            under=self.under,
         )
         if is_new:
             self.servers.append(server)
@@ -250,10 +252,11 @@ async def deployed(
     store: str = "",
     servers: int = 1,
     host: str = "127.0.0.1",
+    under: Sequence[str] = (),
 ) -> AsyncIterator[Deployment]:
-    """A deployment with its servers running; they are told these words too."""
+    """A deployment with its servers running, under this command; they are told these words too."""
     made = Deployment(folder, *words, ttl_seconds=ttl_seconds, store=store)
-    made.host = host
+    made.host, made.under = host, under
     try:
         for number in range(servers):
             made.start_server(number)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from chaos.cable import Cable
 from deltaci.core.instants import SECOND
 from tests.e2e.deployment import Deployment, deployed, is_alive, on_loop
-from tests.e2e.net import Link
 from tests.e2e.pipes import Death, Pipe, first_time
 from tests.e2e.proxy import Proxy
 
@@ -93,33 +92,33 @@ def test_a_runner_that_is_cut_off_stops_before_another_begins(
     story()
 
 
-@pytest.mark.parametrize("what", ["link down", "answers lost"])
+@pytest.mark.proves("PRO-F2", "PRO-K1")
+@pytest.mark.parametrize("what", ["nothing passes", "answers lost"])
 def test_a_real_network_that_fails(tmp_path: Path, what: str, record_property: Record) -> None:
-    """The runner in a network of its own, on a cable that is pulled out, or that carries in one direction only."""
-    if reason := Link.why_not():
+    """Server and runner in networks of their own, on a cable that is cut, or that carries in one direction only."""
+    if reason := Cable.why_not():
         pytest.skip(reason)
 
     @on_loop
     async def story() -> None:
-        with Link() as link, Pipe(tmp_path / "tell") as tell:
-            async with deployed(tmp_path, host=link.server) as place:
-                place.start_runner("r1", under=link.inside)
+        with Cable() as cable, Pipe(tmp_path / "tell") as tell:
+            async with deployed(tmp_path, host=cable.server.address, under=cable.server.inside) as place:
+                place.start_runner("r1", under=cable.runner.inside)
                 id = await place.enqueue(first_time(tmp_path, tell))
                 pid, mark = await tell.hear()
                 death = Death(int(pid))
                 await place.until(id, lambda event: event.to == "RUNNING")
 
-                if what == "link down":
-                    link.pull_out()
-                else:
-                    link.lose_answers()
-                place.start_runner("r2")
+                cable.to_runner.is_cut = True
+                cable.to_server.is_cut = what == "nothing passes"
+                place.start_runner("r2", under=cable.server.inside)
                 between = await seconds_between(place, id, death)
                 record = await place.settled(id, mark)
 
                 assert max(0.0, -between) == 0.0  # The overlap.
                 assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
                 assert not is_alive(int(pid))
+                cable.mend()  # Whoever has something to say at its end is heard.
                 record_property("figure", shown(between, what))
 
     story()
@@ -144,12 +143,3 @@ async def test_a_short_failure_costs_nothing(tmp_path: Path) -> None:
 
             assert (record.state, record.claims) == ("SUCCEEDED", 1)
             assert place.numbers(id, 1) == list(range(1, 2001))
-
-
-def test_the_link_is_gone_after_its_test() -> None:
-    """A test that leaves a network behind spoils the machine."""
-    if reason := Link.why_not():
-        pytest.skip(reason)
-    with Link() as link:
-        assert link.name in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-    assert link.name not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
