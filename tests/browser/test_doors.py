@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 
 from deltaci.server.ui import routes
+from deltaci.server.ui.assets import FIRST
 from tests.browser.browsing import PATIENCE_MS, Person
 from tests.browser.house import TENANT, House, task
 from tests.people_issuer import PeopleIssuer, people_issuer, settings_file
@@ -257,7 +258,8 @@ def test_no_page_breaks_the_policy_or_asks_anybody_else(ada: Person, house: Hous
         assert answer.status == 200, route.path
         page.wait_for_load_state()
         assert page.evaluate("window.broken") == [], route.path
-        assert not re.search(r"<style|<script>|\sstyle=|\son[a-z]+=", answer.text()), route.path
+        text = answer.text().replace(f"<script>{FIRST}</script>", "", 1)
+        assert not re.search(r"<style|<script>|\sstyle=|\son[a-z]+=", text), route.path
         seen += 1
     assert seen >= 10
     assert elsewhere == []

@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.server.ui import live
 from deltaci.server.ui.app import POLICY, SAFE
-from deltaci.server.ui.assets import Assets
+from deltaci.server.ui.assets import FIRST, FIRST_SOURCE, Assets
 from deltaci.server.ui.endings import ENDING, PLACE, Endings
 from deltaci.store.memory import MemoryStore
 from tests.contract.places import on_loop
@@ -33,11 +33,18 @@ CROSS: dict[str, dict[str, str]] = {
 
 def test_the_policy_is_as_strict_as_it_can_be() -> None:
     """Whoever changes it must change it here too."""
-    assert POLICY == (
+    assert FIRST_SOURCE in POLICY
+    assert POLICY.replace(f" {FIRST_SOURCE}", "") == (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types page"
     )
+
+
+def test_what_stands_in_a_page_itself_is_named_by_what_it_is() -> None:
+    """By its digest, which browsers check. Nothing in it may end it early, for then it would be another."""
+    assert FIRST_SOURCE.startswith("'sha256-")
+    assert not any(each in FIRST.lower() for each in ("</script", "<!--"))
 
 
 @on_loop
@@ -56,7 +63,7 @@ async def test_every_kind_of_answer_carries_what_keeps_browsers_safe(tmp_path: P
 
                 assert answer.status_code == status, path
                 assert {name: answer.headers.get(name) for name in SAFE} == SAFE
-                assert "<script>" not in answer.text
+                assert answer.text.count("<script>") == answer.text.count(f"<script>{FIRST}</script>")
                 assert " style=" not in answer.text
                 assert " onclick=" not in answer.text
                 if answer.headers.get("content-type", "").startswith("text/html"):

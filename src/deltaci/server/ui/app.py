@@ -19,8 +19,8 @@ from deltaci.server.api.callers import Caller
 from deltaci.server.api.calls import Parts
 from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.server.ui import layout, routes
+from deltaci.server.ui.assets import FIRST_SOURCE, Assets, packed, takes_gzip
 from deltaci.server.ui.assets import ROOT as ASSETS_ROOT
-from deltaci.server.ui.assets import Assets, packed, takes_gzip
 from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.server.ui.pages import Door
 from deltaci.server.ui.sessions import Session, Sessions, cookie_of, set_cookie
@@ -37,7 +37,7 @@ SAID_SECONDS: Final = 60
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
-        "script-src 'self'",
+        f"script-src 'self' {FIRST_SOURCE}",
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.server.api.callers import Caller
-from deltaci.server.ui.assets import Assets
+from deltaci.server.ui.assets import FIRST, Assets
 from deltaci.server.ui.markup import (
     Markup,
     a,
@@ -77,7 +77,7 @@ def whole(
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{page.title} · Delta CI"),
         tag("link", rel="icon", href=assets.address("icon.svg"), type="image/svg+xml"),
-        tag("script", src=assets.address("theme.js")),
+        tag("script", Markup(FIRST)),
         *(tag("link", rel="stylesheet", href=assets.address(name)) for name in ("style.css", *page.styles)),
         *(tag("script", type="module", src=assets.address(name)) for name in modules),
         *(tag("link", rel="modulepreload", href=assets.address(name)) for name in IMPORTED),
@@ -160,21 +160,13 @@ def _header(page: Page, who: Caller, others: tuple[tuple[int, Grant], ...], curr
     return header(
         a(logo(), span("Delta CI"), href="/runs", class_="brand"),
         nav(*links, aria_label="Main", class_="main-nav"),
-        span(
-            span(class_="dot", aria_hidden="true"),
-            span("live", id="live-word"),
-            id="live",
-            class_="live",
-            role="status",
-        )
-        if page.live is not None
-        else None,
+        _live() if page.live is not None else None,
         _account(who, others, current, csrf),
     )
 
 
 def _live() -> Markup:
-    """Whether what is seen is what is so."""
+    """Whether what is seen is what is so. It is not seen itself before a script knows."""
     dot = span(class_="dot", aria_hidden="true")
     return span(dot, span("live", id="live-word"), id="live", class_="live", role="status")
 

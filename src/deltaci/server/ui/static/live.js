@@ -216,11 +216,9 @@ function draw(answer) {
   document.dispatchEvent(new CustomEvent("deltaci:drawn"));
 }
 
-// What somebody is writing is worth more than a page that is up to date.
+// Not over what somebody is writing.
 function reload() {
-  const fields = [...document.querySelectorAll("form[method=post] :is(input, textarea)")];
-  const isWritten = fields.some((each) => each.type !== "hidden" && each.value !== each.defaultValue);
-  if (!isWritten) return location.reload();
+  if (loadAnew()) return;
   rest();
   say("out of date");
 }
