@@ -55,6 +55,21 @@ def test_a_part_that_did_not_come_is_had_anew(ada: Person, name: str) -> None:
     assert all("ERR_FAILED" in each for each in ada.complaints), ada.complaints
 
 
+def test_a_part_of_another_version_is_not_waited_for(ada: Person) -> None:
+    """The server was replaced between a page and its parts, and the new one has no such part, but other pages."""
+    page = ada.page
+    answers = iter([404, 404])  # To the page, and to whether it could be had.
+    page.route(
+        re.compile(r"/page\.js$"),
+        lambda route: route.fulfill(status=status) if (status := next(answers, 0)) else route.continue_(),
+    )
+
+    ada.go("/runs")
+
+    expect(page.locator("#live")).to_have_attribute("data-own-state", "live")
+    assert next(answers, None) is None
+
+
 def test_a_server_that_goes_away_behind_a_page_is_waited_for(visitor: Callable[..., Person], tmp_path: Path) -> None:
     """It wrote the page and none of its parts, and nobody's browser says that it cannot be reached."""
     house = House(tmp_path).open(slots=0)

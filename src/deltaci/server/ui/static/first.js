@@ -27,12 +27,14 @@
   };
 
   // A page without one of its parts looks whole, but does not stay true: perhaps the network changed while it came, or the
-  // server went away. It is loaded anew as soon as that part can be had; if this does not help, later each time.
+  // server went away, or another version took its place. It is loaded anew as soon as there is an answer to who asks for
+  // that part; if this does not help, later each time.
   const mend = (wait, mends) => {
     const again = async () => {
       const answer = await fetch(missing, { cache: "reload" }).catch(() => null);
-      if (answer?.ok) tried(() => sessionStorage.setItem(MENDS, mends + 1));
-      if (!answer?.ok || !loadAnew()) mend(2 * wait, mends);
+      const isThere = answer !== null && answer.status < 500;
+      if (isThere) tried(() => sessionStorage.setItem(MENDS, mends + 1));
+      if (!isThere || !loadAnew()) mend(2 * wait, mends);
     };
     setTimeout(again, Math.min(LONGEST, wait) * (0.5 + Math.random()));
   };
