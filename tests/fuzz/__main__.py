@@ -116,8 +116,9 @@ def main() -> int:
             print(said[-20_000:], flush=True)
         number += 1
     rows = tally.rows()
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if not only:  # Some of the targets must not take the place of all of them.
+        OUT.parent.mkdir(parents=True, exist_ok=True)
+        OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     width = max((len(row["injected"]) for row in rows), default=0)
     print(f"\n{'target':<{width}}  {'failures':>8}")
     for row in rows:
