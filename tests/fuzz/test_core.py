@@ -6,6 +6,7 @@ Random histories of commands that make sense are in `tests/core`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.world import World
 from tests.fuzz.profile import fuzzed
+from tests.histories import History
 from tests.lab import START, TENANT, Lab, gate, task
 
 MADE_UP: Final = ("", "r1", "r1/a", "r1/a.1", "r1/b", "q1", "q2", "w1", "w2", "nothing", "\0", "r1/a.1.1")
@@ -43,6 +45,7 @@ def commands() -> Sequence[type[Command]]:
 
 
 COMMANDS: Final = commands()
+USUAL: Final[dict[str, Any]] = {"actor": "orchestrator", "request_id": "", "expected_rev": None}
 _, LIVE = world()
 
 
@@ -94,3 +97,18 @@ def test_a_command_is_decided_or_refused(said: list[Command]) -> None:
             decide(here, command, START + 30 * SECOND)
         except Refused:
             assert here.records == before
+
+
+@fuzzed(40, said=st.tuples(*map(structs, COMMANDS)), seed=st.integers(0, 10_000), steps=st.sampled_from((5, 40, 120)))
+def test_every_command_at_every_record(said: tuple[Command, ...], seed: int, steps: int) -> None:
+    """In whatever state a random history has left it, and by whoever may say so: nobody is refused for their name."""
+    lab = History(Random(seed), max_jobs=4).go(steps).lab
+    for id in list(lab.world.records):
+        for command in said:
+            here = World({key: each for key, each in lab.world.records.items() if each is not None}, is_complete=True)
+            here.jobs, here.latest = dict(lab.world.jobs), lab.world.latest
+            before = dict(here.records)
+            try:
+                decide(here, msgspec.structs.replace(command, id=id, **USUAL), lab.now)
+            except Refused:
+                assert here.records == before

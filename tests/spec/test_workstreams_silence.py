@@ -147,6 +147,19 @@ def test_the_verifier_finds_a_silent_worker_that_does_not_release_what_it_lost(r
     assert rule in found
 
 
+@pytest.mark.proves("WST-KI1")
+def test_a_worker_that_holds_nothing_is_not_busy() -> None:
+    """To take up again is for who came back and still has to stop something."""
+    lab = Lab()
+    lab.register("w1")
+
+    refused = lab.refused(worker.TakeUp(id="w1"))
+
+    assert refused.code == "not_eligible"
+    assert "w1 holds nothing" in refused.message
+    assert lab.worker_record("w1").state == worker.IDLE
+
+
 @pytest.mark.proves("WST-K6", "WST-KI4")
 @pytest.mark.parametrize("order", [attempt.ForceCancel, attempt.Expire])
 def test_a_silent_worker_is_not_given_up_while_it_holds_a_lease(order: type[Command]) -> None:

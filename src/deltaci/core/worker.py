@@ -246,6 +246,10 @@ def _recover(_worker: Worker, _command: Recover, _at: int) -> Move:
 
 
 def _take_up(worker: Worker, _command: TakeUp, _at: int) -> Move:
+    if not worker.tasks:
+        raise Refused(
+            "not_eligible", f"worker {worker.id} holds nothing that it could take up again; assign it something"
+        )
     return BUSY, {}, {"attempt_id": worker.tasks[0], "tasks": len(worker.tasks)}
 
 
