@@ -7,6 +7,7 @@ socket; what a megabyte costs runner and server; and how soon a line that a job 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -65,9 +66,9 @@ def _site(folder: Path) -> Iterator[tuple[Process, Process]]:
 def _throughput(
     server: Process, runner: Process, folder: Path, size: int, to_file: float, through_socket: float
 ) -> list[Figure]:
-    _written(server, folder, "warm", "true", 1)
+    _written(server, folder, "warm", "true")
     before = server.cpu(), runner.cpu()
-    seconds = _written(server, folder, "large", f"yes '{TEXT}' | head -c {size} || true", size)
+    seconds = _written(server, folder, "large", f"yes '{TEXT}' | head -c {size} || true")
     there, here = server.cpu() - before[0], runner.cpu() - before[1]
     rate = MEGABYTES / seconds
     say(f"a log of {MEGABYTES} MB: {rate:.0f} MB/s; CPU: runner {here / seconds:.0%}, server {there / seconds:.0%}")
@@ -92,14 +93,26 @@ def _enqueue(server: Process, name: str, step: str) -> Path:
     return Path(f"{name}-0")
 
 
-def _written(server: Process, folder: Path, name: str, step: str, size: int) -> float:
-    """Seconds from the first bytes of the step's output in the server's file to the last."""
-    path = _log(folder, str(_enqueue(server, name, step)))
-    _until(lambda: _size(path) > 0)
-    head = _size(path)
+def _written(server: Process, folder: Path, name: str, step: str) -> float:
+    """Seconds from the step's first byte to all of it in the server's file. It begins when it is told to."""
+    word = folder / f"{name}.go"
+    os.mkfifo(word)
+    path = _log(folder, str(_enqueue(server, name, f"read -r go < {shlex.quote(str(word))}; {step}")))
+    _until(lambda: _size(path) > 0 and _told(word))
     began = time.perf_counter()
-    _until(lambda: _size(path) >= size + head and _is_whole(path))
+    _until(lambda: _is_whole(path))
     return time.perf_counter() - began
+
+
+def _told(word: Path) -> bool:
+    """Say that it may begin; False if nobody listens yet."""
+    try:
+        way = os.open(word, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    os.write(way, b"go\n")
+    os.close(way)
+    return True
 
 
 def _size(path: Path) -> int:
