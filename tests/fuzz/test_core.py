@@ -13,15 +13,17 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from deltaci.core.attempt_orders import Leased
 from deltaci.core.decide import MACHINES, CancelJob, Plan, decide
 from deltaci.core.errors import Refused
+from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER, USER
 from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.world import World
 from tests.fuzz.profile import fuzzed
 from tests.histories import History
-from tests.lab import START, TENANT, Lab, gate, task
+from tests.lab import START, TENANT, Lab, Lease, gate, task
 
 MADE_UP: Final = ("", "r1", "r1/a", "r1/a.1", "r1/b", "q1", "q2", "w1", "w2", "nothing", "\0", "r1/a.1.1")
 ACTORS: Final = ("orchestrator", "user:ada", "worker:w1", "worker:w2", "worker:", "user:", "", "x", "planner", "timer")
@@ -45,7 +47,6 @@ def commands() -> Sequence[type[Command]]:
 
 
 COMMANDS: Final = commands()
-USUAL: Final[dict[str, Any]] = {"actor": "orchestrator", "request_id": "", "expected_rev": None}
 _, LIVE = world()
 
 
@@ -101,14 +102,24 @@ def test_a_command_is_decided_or_refused(said: list[Command]) -> None:
 
 @fuzzed(40, said=st.tuples(*map(structs, COMMANDS)), seed=st.integers(0, 10_000), steps=st.sampled_from((5, 40, 120)))
 def test_every_command_at_every_record(said: tuple[Command, ...], seed: int, steps: int) -> None:
-    """In whatever state a random history has left it, and by whoever may say so: nobody is refused for their name."""
-    lab = History(Random(seed), max_jobs=4).go(steps).lab
-    for id in list(lab.world.records):
+    """In whatever state a random history has left it, by somebody who may say so, with the last lease that it had."""
+    history = History(Random(seed), max_jobs=4).go(steps)
+    known, leases = history.lab.world, {each.ref.attempt_id: each for each in history.leases}
+    records = {id: record for id, record in known.records.items() if record is not None}
+    for id in records:
         for command in said:
-            here = World({key: each for key, each in lab.world.records.items() if each is not None}, is_complete=True)
-            here.jobs, here.latest = dict(lab.world.jobs), lab.world.latest
-            before = dict(here.records)
+            here = World(records, is_complete=True)
+            here.jobs, here.latest = dict(known.jobs), known.latest
             try:
-                decide(here, msgspec.structs.replace(command, id=id, **USUAL), lab.now)
+                decide(here, _rightly(command, id, leases.get(id)), history.lab.now)
             except Refused:
-                assert here.records == before
+                assert here.records == records
+
+
+def _rightly(command: Command, id: str, lease: Lease | None) -> Command:
+    """The same said of this record, so that it is not refused for who says it."""
+    fields: dict[str, Any] = {"id": id, "request_id": "", "expected_rev": None}
+    fields["actor"] = {ORCHESTRATOR: ORCHESTRATOR, USER: "user:ada", RUNNER: "worker:w0"}.get(min(command.by), REPORTER)
+    if isinstance(command, Leased) and lease is not None:
+        fields |= {"actor": lease.actor, "lease": lease.ref}
+    return msgspec.structs.replace(command, **fields)

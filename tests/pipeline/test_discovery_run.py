@@ -124,7 +124,6 @@ def test_a_rust_project_is_built_and_tested(tmp_path: Path) -> None:
     assert [run(tmp_path, found[job]) for job in ("build", "test", "format")] == [[0], [0], [0]]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 def test_a_project_with_a_makefile_is_built_and_tested(tmp_path: Path) -> None:
     """What is tested was made by the first target."""
     files = {"Makefile": "all:\n\techo made > made\n\ntest:\n\tgrep made made\n"}

@@ -33,8 +33,8 @@
     const again = async () => {
       const answer = await fetch(missing, { cache: "reload" }).catch(() => null);
       const isThere = answer !== null && answer.status < 500;
-      if (isThere) tried(() => sessionStorage.setItem(MENDS, mends + 1));
-      if (!isThere || !loadAnew()) mend(2 * wait, mends);
+      if (isThere && loadAnew()) tried(() => sessionStorage.setItem(MENDS, mends + 1));
+      else mend(2 * wait, mends);
     };
     setTimeout(again, Math.min(LONGEST, wait) * (0.5 + Math.random()));
   };
