@@ -203,7 +203,7 @@ async def test_a_bundle_brings_what_somebody_has_not(shop: Workshop, upstream: U
     with pytest.raises(GitFailed):
         await there.take(file, head, upstream.first)  # What it stands on is not there yet.
     await there.base("main")
-    for commit, start in ((other, upstream.first), (head, other), ("main", upstream.first), (head, head[:-1] + "0")):
+    for commit, start in ((other, upstream.first), (head, other), ("main", upstream.first), (head, "0" * 40)):
         with pytest.raises(GitFailed):
             await there.take(file, commit, start)
     await there.take(file, head, upstream.first)
