@@ -103,7 +103,8 @@ def test_events_are_filtered_paged_and_taken_away(ada: Person, house: House, tmp
     jobs = [task(f"job {n}", needs=[]) for n in range(5)]
     run = house.start(*jobs, title="Many events")
     house.until(run)
-    house.ask("POST", f"/runs/{house.start(task('other'))}/cancel", {"reason": HOSTILE})
+    endless = task("other", f"while [ ! -e {tmp_path / 'never'} ]; do sleep 0.1; done")  # So that it can be canceled.
+    house.ask("POST", f"/runs/{house.start(endless)}/cancel", {"reason": HOSTILE})
 
     page = ada.go(f"/runs/{run}/events")
     newest = page.locator("tbody th").first.inner_text()
