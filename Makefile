@@ -9,7 +9,7 @@ LOCK := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --gene
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check fix fuzz bench chaos lock clean setup-runtime setup-dev
+.PHONY: help up test check fix fuzz sim bench chaos lock clean setup-runtime setup-dev
 
 help: ## show this list
 	@echo "Delta CI. The targets are:"
@@ -19,16 +19,14 @@ up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, sto
 	@# Ctrl-C is the normal way to stop, so it is no error.
 	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
 
-test: check ## everything: set-up, check, all tests
-	@scripts/programs
-	@# More workers than cores: the tests with real processes wait more than they compute.
-	@$(PY) -m pytest -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) --dist worksteal
+test: ## everything: set-up, check, all tests (ONLY=core: only the tests in tests/core, without the checks)
+	@scripts/test $(ONLY)
 
 check: setup-dev ## the quick checks: lint, format, types, tidiness, generated docs
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --quiet --check . || { echo "format: run 'make fix'" >&2; exit 1; }
 	@$(PY) -m mypy --strict
-	@$(PY) -m pytest -q tests/test_tidy.py
+	@$(PY) -m pytest -q tests/test_tidy.py tests/test_rules.py
 	@$(PY) -m deltaci.core.draw --check docs/machines.md
 	@$(PY) -m deltaci.core.draw_failures --check docs/failures.md
 	@$(PY) -m deltaci.wire.draw --check docs/protocol.md
@@ -65,13 +63,18 @@ bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside ot
 	@scripts/programs
 	@$(PY) -m bench $(ONLY)
 
+sim: setup-dev ## play new random histories in virtual time (SEEDS=500, HOURS=6: of each; SEED=n: from this seed on)
+	@.venv/bin/deltaci sim --seeds $(or $(SEEDS),500) --hours $(or $(HOURS),6) \
+		--seed $(or $(SEED),$$(od -An -N3 -tu4 /dev/urandom | tr -d ' '))
+
 chaos: setup-dev ## kill, starve and break real processes, and count what is lost (ONLY=servers_killed: that one)
 	@$(PY) -m chaos $(ONLY)
 
 lock: setup-dev ## write the locks again (UPGRADE=1: with newer versions)
 	@$(LOCK) pyproject.toml requirements/runtime.in --output-file requirements/runtime.lock
 	@$(LOCK) --all-extras pyproject.toml requirements/runtime.in requirements/dev.in --output-file requirements/dev.lock
-	@$(LOCK) requirements/peers.in --output-file requirements/peers.lock
+	@# pip takes psycopg[binary] from hashes only if the lock names the extra.
+	@$(LOCK) --no-strip-extras requirements/peers.in --output-file requirements/peers.lock
 
 clean: ## remove what make made (never the data in .state)
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis bench/out chaos/out build dist

@@ -14,9 +14,10 @@ from deltaci.engine.clock import ForwardClock
 from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
 
-# A machine that is busy with other tests says nothing about the code: no example is failed for being slow.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# The same examples in every run, so that a failure can be repeated; `make fuzz` looks for new ones. No deadline: how
+# long an example takes depends on the other processes of the machine.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ SEED: Final = int(os.environ.get("FUZZ_SEED", "0"))
 EXAMPLES: Final[Counter[str]] = Counter()  # How many inputs each target has seen in this process.
 
 Test = Callable[..., None]
+
+# For a search whose rule `make test` proves elsewhere.
+only_in_fuzz: Final = pytest.mark.skipif(SCALE <= 1, reason="a longer search, which `make fuzz` does")
 
 
 def fuzzed(examples: int, **what: st.SearchStrategy[Any]) -> Callable[[Test], Test]:

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deltaci.wire.api_routes import OPERATOR, ROOT, ROUTES, Route
-from tests.fuzz.api import EVERY_PHASE, fuzz_api
-from tests.fuzz.profile import SCALE, SEED
-from tests.fuzz.test_api import FIXED_SEED, judge, new_seed
-
-# For `make test` one of them tries every corner of every field; with more time all of them do.
-PHASES = EVERY_PHASE if SCALE > 1 else "fuzzing,stateful"
+from tests.fuzz.api import fuzz_api
+from tests.fuzz.profile import SCALE, SEED, only_in_fuzz
+from tests.fuzz.test_api import FIXED_SEED, judge
 
 # No repository can be reached from here: a workstream has mostly failed before anybody can stop it.
 PERHAPS = {f"POST {ROOT}/workstreams/{{workstream}}/cancel"}
@@ -32,24 +29,27 @@ def test_an_administrator_finds_what_is_described(tmp_path: Path, record_propert
     assert found.reached | PERHAPS == {label(each) for each in ROUTES if each.needs != OPERATOR}
 
 
+@only_in_fuzz
 def test_an_operator_finds_it_in_new_ways_too(tmp_path: Path, record_property: Record) -> None:
     """Whoever operates the server may ask for anything, so this one gets everywhere."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(3 * SCALE), phases=PHASES, who="operator")
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(3 * SCALE), who="operator")
 
     judge(found, test_an_operator_finds_it_in_new_ways_too, record_property)
 
 
+@only_in_fuzz
 def test_one_who_may_only_read_changes_nothing(tmp_path: Path, record_property: Record) -> None:
     """With a key that may read, what changes something is refused, in a way that is described."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(2 * SCALE), phases=PHASES, who="reader")
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE), who="reader")
 
     judge(found, test_one_who_may_only_read_changes_nothing, record_property)
     assert {each.partition(" ")[0] for each in found.reached} == {"GET"}
 
 
+@only_in_fuzz
 def test_one_without_a_key_finds_nothing(tmp_path: Path, record_property: Record) -> None:
     """Whatever is asked, the answer is that there is no key."""
-    found = fuzz_api(tmp_path, new_seed(), examples=round(2 * SCALE), phases=PHASES, who="stranger")
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE), who="stranger")
 
     judge(found, test_one_without_a_key_finds_nothing, record_property)
     assert not found.reached

@@ -249,7 +249,7 @@ def test_killed_at_any_moment_it_has_every_transition_once(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """SIGKILL, again and again, while it commits, writes and takes snapshots."""
-    url, draw = f"sqlite:{tmp_path / 'jobs.db'}", Random()
+    url, draw = f"sqlite:{tmp_path / 'jobs.db'}", Random(20261118)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.records.busy", "deltaci.store.sqlite"])
 
