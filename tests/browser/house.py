@@ -15,6 +15,7 @@ import httpx
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.wire.api_routes import ROOT
+from tests.support.fork_server import Deltaci
 
 PATIENCE_SECONDS: Final = 60.0
 TENANT: Final = "default"
@@ -23,8 +24,9 @@ TENANT: Final = "default"
 class House:
     """Stops only what it started."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, is_forked: bool = True) -> None:
         self.folder = folder
+        self._is_forked = is_forked  # Else each process imports the program anew, by its own PYTHONPATH.
         self._words = words
         self._port = 0
         self._server: subprocess.Popen[bytes] | None = None
@@ -89,14 +91,16 @@ class House:
 
     def _start(self, *words: str, name: str, **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "deltaci.main", *words],
-                cwd=self.folder,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE if name == "server" else log,
-                stderr=log,
-                start_new_session=True,
-            )
+            options: dict[str, Any] = {
+                "cwd": self.folder,
+                "env": {**os.environ, **environment},
+                "stdout": subprocess.PIPE if name == "server" else log,
+                "stderr": log,
+                "start_new_session": True,
+            }
+            if not self._is_forked:
+                return subprocess.Popen([sys.executable, "-m", "deltaci.main", *words], **options)
+            return Deltaci(words, **options)
 
     # -- people
 

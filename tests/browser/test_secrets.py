@@ -99,7 +99,7 @@ def test_a_server_that_cannot_keep_secrets_says_why(
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").write_text("raise ModuleNotFoundError('it is not here')\n")
     monkeypatch.setenv("PYTHONPATH", f"{shadow.parent}:{Path(__file__).parents[2] / 'src'}")
-    house = House(tmp_path)
+    house = House(tmp_path, is_forked=False)
     try:
         house.open(slots=0)
         ada = visitor(house).sign_in(house.key("ada"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,9 @@ from typer.testing import CliRunner, Result
 
 from deltaci.main import app
 from tests.client.hosted import Hosted
+from tests.support.fork_server import Deltaci
 
 ROOT = Path(__file__).parents[2]
-
-# As a shell starts it for somebody who sits there: what runs in the background hears no Ctrl-C, nor do its children.
-START = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.argv[0] = "deltaci"
-from deltaci.main import main
-main()
-"""
 
 
 class Desk:
@@ -65,10 +56,10 @@ class Desk:
         """The command line as a process of its own."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELTACI_")}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen(
-            [sys.executable, "-c", START, *words],
+        return Deltaci(
+            words,
             cwd=self.folder,
-            env={**environment, "PYTHONPATH": str(ROOT / "src"), **options.pop("env", {})},
+            env={**environment, **options.pop("env", {})},
             **options,
         )
 

@@ -32,6 +32,7 @@ from deltaci.server.service import registration_token
 from deltaci.store import open_store
 from tests.contract.places import within
 from tests.e2e.proxy import Proxy
+from tests.support.fork_server import Deltaci
 
 TTL_SECONDS: Final = 5  # For leases that are to be lost, but not by a machine that is only busy.
 LONG_TTL_SECONDS: Final = 11  # For those that are not; the longest with a heartbeat every second.
@@ -48,7 +49,7 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 class Deployment:
     """Starts, kills and restarts them; stops only what it started."""
 
-    program: tuple[str, ...] = ("-m", "deltaci.main")
+    interpreter_words: tuple[str, ...] = ()  # Where set, Python is started with these instead of a fork of the program.
 
     def __init__(self, folder: Path, *words: str, ttl_seconds: int, store: str) -> None:
         self.folder = folder
@@ -69,14 +70,17 @@ class Deployment:
 
     def _start(self, *words: str, name: str, under: Sequence[str] = (), **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*under, sys.executable, *self.program, *words],
-                cwd=self.folder,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE if name.startswith("server") else log,
-                stderr=log,
-                start_new_session=True,
-            )
+            options: dict[str, Any] = {
+                "cwd": self.folder,
+                "env": {**os.environ, **environment},
+                "stdout": subprocess.PIPE if name.startswith("server") else log,
+                "stderr": log,
+                "start_new_session": True,
+            }
+            if under or self.interpreter_words:
+                program = self.interpreter_words or ("-m", "deltaci.main")
+                return subprocess.Popen([*under, sys.executable, *program, *words], **options)
+            return Deltaci(words, **options)
 
     @property
     def port(self) -> int:
@@ -237,6 +241,12 @@ class Deployment:
                     process.wait()
                 _close(process)
         await self._ways.aclose()
+
+
+def assert_ran_once(file: Path) -> None:
+    """Fail unless the job that appends "ran" to this file was executed exactly once."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    assert lines == ["ran"], f"{'doubled' if len(lines) > 1 else 'lost'} job: it ran {len(lines)} times"
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -96,7 +96,7 @@ async def test_with_an_oidc_token_a_job_is_done_and_a_restart_needs_none(tmp_pat
 @on_loop
 async def test_no_secret_is_in_any_log_or_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of who comes in nor of who is kept out, with every library as loud as it can be."""
-    monkeypatch.setattr(Deployment, "program", LOUD)
+    monkeypatch.setattr(Deployment, "interpreter_words", LOUD)
     servers = Authority(tmp_path / "tls", "servers")
     cert, key = servers.issue(HERE)
     with tiny_issuer() as tiny:

@@ -17,7 +17,15 @@ import pytest
 from deltaci.core.attempt import Attempt
 from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
-from tests.e2e.deployment import LONG_TTL_SECONDS, TTL_SECONDS, Deployment, deployed, is_alive, on_loop
+from tests.e2e.deployment import (
+    LONG_TTL_SECONDS,
+    TTL_SECONDS,
+    Deployment,
+    assert_ran_once,
+    deployed,
+    is_alive,
+    on_loop,
+)
 from tests.e2e.pipes import Death, Pipe, first_time, keeper_of
 from tests.e2e.proxy import Held, Proxy
 
@@ -102,7 +110,7 @@ def test_before_its_acknowledgement_is_answered(tmp_path: Path, what: str) -> No
         held.drop()
         await this.done_by_another(id)
 
-        assert (this.place.folder / "runs").read_text() == "ran\n"
+        assert_ran_once(this.place.folder / "runs")
         assert this.place.logs.read(id, 1) == b""
 
     story(tmp_path)
@@ -144,7 +152,7 @@ async def test_between_two_steps(this: Scene) -> None:
 
     this.assert_nobody_is_left()
     assert this.place.numbers(id, 1) == NUMBERS
-    assert (this.place.folder / "runs").read_text() == "ran\n"
+    assert_ran_once(this.place.folder / "runs")
 
 
 @pytest.mark.proves("PRO-U1")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from deltaci.runner.client import Client
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.store import open_store
+from tests.support.fork_server import Deltaci
 
 RUNNER: Final = "w1"
 JOBS: Final = 2000
@@ -94,11 +94,7 @@ def prey(folder: Path, *, has_work: bool = True) -> Iterator[Prey]:
     words = ("server", "--store", here.store_url, "--data", str(folder), "--port", "0")
     with (
         here.log.open("ab") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "deltaci.main", *words],
-            stdout=subprocess.PIPE,
-            stderr=log,
-        ) as server,
+        Deltaci(words, stdout=subprocess.PIPE, stderr=log) as server,
     ):
         try:
             resource.prlimit(server.pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

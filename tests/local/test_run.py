@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.desk import ROOT, START
 from tests.local.repository import ENVIRONMENT, Repository
+from tests.support.fork_server import Deltaci
 
 SECONDS = 120
 
@@ -53,10 +52,10 @@ class Seat:
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """The command as a process of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-c", START, *words],
+        return Deltaci(
+            words,
             cwd=self.folder,
-            env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "src"), **options.pop("env", {})},
+            env={**ENVIRONMENT, **options.pop("env", {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
