@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from deltaci.core.draw import MACHINES
@@ -18,6 +19,7 @@ BULLET = re.compile(r"^- \*\*((?:ORC|PRO|STP|WST|QUE|MOD)-[A-Z]*\d+)\*\* .*?(?:\
 CITATION = re.compile(r"\b(?:ORC|PRO|STP|WST|QUE|MOD)-[A-Z]*\d+\b")
 
 
+@cache
 def rules() -> dict[str, str]:
     """Every rule, with the capability that it waits for."""
     found: dict[str, str] = {}
@@ -30,6 +32,7 @@ def rules() -> dict[str, str]:
     return found
 
 
+@cache
 def proved() -> Counter[str]:
     """How many tests prove each rule, by the marks on the tests and on their cases."""
     found = Counter[str]()

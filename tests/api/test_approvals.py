@@ -11,9 +11,10 @@ import pytest
 
 from tests.api.site import ApiSite, all_runs, gate, task
 from tests.contract.places import on_loop, within
+from tests.support.budget import budget
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
-RACES = 500
+RACES = budget(100, 500)
 AT_ONCE = 20
 
 

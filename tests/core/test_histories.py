@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from deltaci.core.verify.canonical import LEGAL
 from tests.histories import History
+from tests.support.budget import budget
 
 FIXED_SEEDS = range(450)
+FIRST_SEEDS = (5, 33, 53, 65, 154, 155, 199, 208, 243, 397, 431)  # They fire every rule; if not, all seeds are tried.
+RULES = {legal for legal in LEGAL if legal[0] != "lease"}
+MIN_SEEDS = budget(60, 450)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=budget(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(randomness=st.randoms(use_true_random=False), steps=st.integers(min_value=0, max_value=150))
 def test_every_random_history_verifies_and_ends(randomness: Random, steps: int) -> None:
     """Retries, cancels, lost leases, approvals, duplicates, reordering: legal through every view, never stuck."""
@@ -29,10 +33,12 @@ def test_fixed_histories_fire_every_rule() -> None:
     """A rule that no history fires is a rule that nothing proves."""
     fired = set[tuple[str, str | None, str, str]]()
 
-    for seed in FIXED_SEEDS:
+    for number, seed in enumerate((*FIRST_SEEDS, *FIXED_SEEDS)):
+        if number >= MIN_SEEDS and fired >= RULES:
+            break
         history = History(Random(seed)).go(150).calm()
         history.lab.verified()
         assert not history.stuck(), f"seed {seed}: {history.stuck()}"
         fired.update((event.entity, event.from_, event.to, event.trigger) for event in history.lab.log)
 
-    assert {legal for legal in LEGAL if legal[0] != "lease"} - fired == set()
+    assert RULES - fired == set()

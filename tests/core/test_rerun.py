@@ -17,6 +17,7 @@ from deltaci.core.rerun import can_repeat, rerun
 from deltaci.core.run import Run
 from tests.histories import History
 from tests.lab import TENANT, Lab, gate, task
+from tests.support.budget import budget
 
 
 def jobs_of(lab: Lab, id: str = "r1") -> list[Job]:
@@ -149,7 +150,7 @@ def test_a_long_chain_is_repeated_without_recursion() -> None:
 
 
 @pytest.mark.proves("MOD-T3", "MOD-G4")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=budget(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(randomness=st.randoms(use_true_random=False))
 def test_a_rerun_of_any_run_makes_sense(randomness: Random) -> None:
     """It starts, repeats all that did not succeed, and keeps who comes after whom."""
