@@ -92,6 +92,7 @@ TRACES = re.compile(
     r"/wor[k]/|/far[m]/|\.\./share[d]|steerin[g]|COMPAS[S]\.md|DEVELOPER[S]\.md|files\.pythonhoste[d]|index-ur[l]"
 )
 NOT_OURS = {".git", ".venv", ".state", ".hypothesis", "__pycache__", "node_modules", "out", "build", "dist"}
+NOT_OURS |= {"soak", "unstable-tests.jsonl"}  # What the tests record.
 
 
 class Module(NamedTuple):
