@@ -87,7 +87,7 @@ def test_every_page(route: PageRoute, scene: Scene, somebody: Person, visitor: C
     page = somebody.go(path)
     try:
         _is_well_formed(page)
-        somebody.check(is_dark_too=True)
+        somebody.check(has_contrast=True)
         somebody.check_fits(LARGE)
         _can_be_walked_through(page)
         _has_room(page)

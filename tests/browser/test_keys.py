@@ -63,7 +63,7 @@ def test_what_makes_no_key_loses_nothing(ada: Person) -> None:
     expect(page.locator("#scopes-problem")).to_contain_text("at least one")
     expect(page.get_by_label("read –")).to_be_focused()
     expected(ada, 422)
-    ada.check()
+    ada.check(has_contrast=True)
 
     page.get_by_label("approve –").check()
     page.get_by_label("Roles").fill("ré")
@@ -86,6 +86,7 @@ def test_a_revoked_key_lets_nobody_in_and_ones_own_ends_the_visit(visitor: Calla
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(made["id"])
     expect(dialog).not_to_contain_text("signed out")
+    lin.check(has_contrast=True)
     dialog.get_by_role("button", name="Not now").click()
     page.locator(f"#revoke-{made['id']}").click()
     dialog.get_by_role("button", name="Revoke").click()

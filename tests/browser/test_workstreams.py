@@ -89,7 +89,7 @@ def column(page: Page, state: str) -> Any:
 def test_typing_mistakes_are_shown_where_they_are_and_nothing_is_lost(ada: Person, shop: Shop) -> None:
     """Line and column beside what was typed, and a project that there is not; then it is started, once."""
     page = ada.go("/workstreams/new")
-    ada.check()
+    ada.check(has_contrast=True)
     ada.check_fits()
     text = one("typed", title="Typed by hand").replace("needs: write", "neds: write")
     page.get_by_label("Workstream file").fill(text)
