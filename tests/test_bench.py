@@ -22,6 +22,9 @@ from bench import (
     peers,
 )
 from tests.servers import ServerFailed
+from tests.support.budget import IS_THOROUGH
+
+only_thorough = pytest.mark.skipif(not IS_THOROUGH, reason="make test THOROUGH=1 runs it")
 
 
 def test_the_benchmark_of_the_verifier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +164,7 @@ def test_the_benchmark_of_a_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(figure.value > 0 for figure in figures if figure.unit in ("MB/s", "ms"))
 
 
+@only_thorough
 def test_the_benchmark_of_the_merge_queue_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for what lands on a base."""
     for name, value in {"FILES": 100, "MERGES": {2: 4, 1: 2}, "BARE": 1, "BUILT": 1}.items():
@@ -172,6 +176,7 @@ def test_the_benchmark_of_the_merge_queue_runs(monkeypatch: pytest.MonkeyPatch) 
     assert set(figures["100 files, batches of 2: merges"].ratios) == {"git alone", "git merge in a work tree"}
 
 
+@only_thorough
 def test_the_benchmark_of_workstreams_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for whole workstreams, beside plain jobs and a plain loop."""
     monkeypatch.setattr(bench_workstreams, "STREAMS", 2)
@@ -183,6 +188,7 @@ def test_the_benchmark_of_workstreams_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(figures["tasks"].ratios) == {"a plain loop of git and sh", "plain jobs"}
 
 
+@only_thorough
 def test_the_benchmark_of_pages_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for what a browser makes of them; a log that is written fast is looked at while it comes."""
     small = {"JOBS": (5,), "RUNS": 2, "ROUNDS": 1, "ASKED": 2, "CHANGES": 1, "CALM_SECONDS": 0.1, "LOG_SECONDS": 1.0}

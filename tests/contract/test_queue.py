@@ -14,7 +14,7 @@ from deltaci.core.verify import verify
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob, QueueJob
 from tests.contract.places import Place, attempt_of, legal, on_loop, refused
 
-WAIT = 5.0  # So long a claim may wait for work in these cases; it must come much sooner.
+WAIT = 40.0  # So long a claim may wait for work in these cases; it must come much sooner.
 
 
 async def claimed(queue: AsyncQueue, worker: str = "w1", **options: Any) -> ClaimedJob:

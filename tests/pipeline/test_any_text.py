@@ -128,8 +128,8 @@ def test_any_pipeline_reads_back_as_it_was_printed(pipeline: model.Pipeline) -> 
 )  # fmt: skip
 def test_hostile_files_are_refused_soon(text: str) -> None:
     """Whatever they repeat."""
-    before = time.monotonic()
+    before = time.process_time()
 
     check(text)
 
-    assert time.monotonic() - before < SOON_SECONDS
+    assert time.process_time() - before < SOON_SECONDS

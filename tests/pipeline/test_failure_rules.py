@@ -184,7 +184,7 @@ def test_a_pattern_is_refused_or_quick(pattern: str) -> None:
         re.compile(pattern, re.IGNORECASE).search(letter * MAX_LINE_CHARS)
 
     assert ways <= log_patterns.MAX_WAYS
-    assert time.process_time() - begun < 1.0
+    assert time.process_time() - begun < 5.0  # Without the limit, some patterns take minutes.
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
