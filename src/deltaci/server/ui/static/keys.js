@@ -14,8 +14,10 @@ function isOn() {
   }
 }
 
+// A button or field of a dialog keeps the focus until the first frame after the dialog was closed.
 function isWriting(target) {
-  return target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable], dialog") != null;
+  const field = target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
+  return field != null && !field.closest("dialog:not([open])");
 }
 
 export function startKeys() {
