@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -53,6 +54,7 @@ from deltaci.store.wake import Arrived, Wakers
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0
+WAL_RETRY_SECONDS: Final = 0.01
 CACHE_KIBIBYTES: Final = 16 * 1024  # Of each connection: what leads to a row among millions stays in memory.
 MAX_VARIABLES: Final = 500
 
@@ -131,7 +133,7 @@ class SqliteStore:
     def _connect(self) -> sqlite3.Connection:
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _enable_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
         return connection
@@ -431,6 +433,22 @@ _ONLY: Final = (
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
 _SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
+
+
+def _enable_wal(connection: sqlite3.Connection) -> None:
+    """Switch the database to WAL mode.
+
+    SQLite reports a lock at once, without its busy timeout, while another connection switches a new database.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(WAL_RETRY_SECONDS)
 
 
 def _these(count: int) -> str:
