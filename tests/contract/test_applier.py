@@ -17,7 +17,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine import applier, lane
 from deltaci.store.port import Conflict, Store, Transaction, Unavailable, Write
-from tests.contract.places import Place, T, Wrapped, birth, legal, on_loop, refused, saying
+from tests.contract.places import Place, T, Wrapped, birth, in_memory, legal, on_loop, refused, saying
 from tests.lab import TENANT, task
 
 
@@ -95,6 +95,7 @@ async def answers(*asked: Any) -> list[Any]:
 # -- answers
 
 
+@in_memory
 @on_loop
 async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) -> None:
     """An answer is a promise; without a commit there is none to give."""
@@ -114,6 +115,7 @@ async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) 
         assert [event.entity_id for event in await server.verified()] == ["x/1"]
 
 
+@in_memory
 @on_loop
 async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(place: Place) -> None:
     """Whether the commit stands is unknown to the caller; the repeat finds out and changes nothing."""
@@ -132,6 +134,7 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(place: 
         assert len(await server.verified()) == 1
 
 
+@in_memory
 @on_loop
 async def test_an_unavailable_store_is_not_asked_once_for_each_command(place: Place) -> None:
     """A store that is down is not helped by a storm of single tries."""
@@ -163,6 +166,7 @@ async def test_nobody_is_answered_before_the_commit(place: Place) -> None:
         assert await store.find("a") is not None
 
 
+@in_memory
 @on_loop
 async def test_whoever_waits_when_the_applier_stops_is_told(place: Place) -> None:
     """A caller that nobody will answer must not wait for ever."""
@@ -179,6 +183,7 @@ async def test_whoever_waits_when_the_applier_stops_is_told(place: Place) -> Non
         assert all(isinstance(each, asyncio.CancelledError) for each in found), found
 
 
+@in_memory
 @on_loop
 async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
     """A client that hangs up is everyday life."""
@@ -198,6 +203,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
         assert (await server.enqueue("x/3")).rev == 1
 
 
+@in_memory
 @on_loop
 async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every queue has a limit: what cannot be handled is better refused than kept."""
@@ -241,6 +247,7 @@ async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
         assert len({event.at for event in await server.verified()}) == 1
 
 
+@in_memory
 @on_loop
 async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(place: Place) -> None:
     """A record may be born and end in one transaction; it goes straight to what is over."""
@@ -254,6 +261,7 @@ async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(pla
         await server.verified()
 
 
+@in_memory
 @on_loop
 async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -> None:
     """A batch is how we write, not a fate that callers share."""
@@ -276,6 +284,7 @@ async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -
         assert sorted(event.entity_id for event in await server.verified()) == ["x/0", "x/1", "x/2"]
 
 
+@in_memory
 @on_loop
 async def test_a_poisonous_command_fails_alone(place: Place) -> None:
     """Our own bug in one corner must not stop the whole deployment."""
@@ -289,6 +298,7 @@ async def test_a_poisonous_command_fails_alone(place: Place) -> None:
         assert [event.entity_id for event in await server.verified()] == ["x/1", "x/2", "x/3"]
 
 
+@in_memory
 @on_loop
 async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a batch bounds a transaction, not what a caller may ask for."""
@@ -303,6 +313,7 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, mo
         assert len(await server.verified()) == 114
 
 
+@in_memory
 @on_loop
 async def test_more_records_than_are_remembered_are_still_right(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in memory is only for speed."""
@@ -336,6 +347,7 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> N
         await server.verified()
 
 
+@in_memory
 @on_loop
 async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
@@ -369,6 +381,7 @@ async def test_a_repeat_is_answered_like_the_first_time(place: Place) -> None:
         assert legal(await server.log()) == before
 
 
+@in_memory
 @on_loop
 async def test_a_message_of_a_finished_attempt_still_gets_its_answer(place: Place) -> None:
     """The record has left the hot table, and its runner's last answer may have been lost."""

@@ -11,7 +11,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.instants import SECOND
 from deltaci.engine import applier
 from deltaci.engine.clock import ForwardClock
-from tests.contract.places import Place, on_loop, saying
+from tests.contract.places import Place, in_memory, on_loop, saying
 from tests.lab import START
 
 HOUR = 3600
@@ -121,6 +121,7 @@ def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
 
 
 @pytest.mark.proves("MOD-4")
+@in_memory
 @on_loop
 async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elapsed) -> None:
     """What a runner was promised is promised."""
@@ -143,6 +144,7 @@ async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elaps
 
 
 @pytest.mark.proves("MOD-4")
+@in_memory
 @on_loop
 async def test_a_jump_back_does_not_revive_a_lease(place: Place, elapsed: Elapsed) -> None:
     """A runner that was told to stop must not be told to go on."""
@@ -158,6 +160,7 @@ async def test_a_jump_back_does_not_revive_a_lease(place: Place, elapsed: Elapse
 
 
 @pytest.mark.proves("MOD-4")
+@in_memory
 @on_loop
 async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) -> None:
     """An hour that the clock repeats must not be an hour in which nothing expires."""
@@ -177,6 +180,7 @@ async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) ->
         await server.verified()
 
 
+@in_memory
 @on_loop
 async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Place, elapsed: Elapsed) -> None:
     """A restart forgets what its clock once said; the records remember."""
@@ -194,6 +198,7 @@ async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Plac
 
 
 @pytest.mark.proves("MOD-4")
+@in_memory
 @on_loop
 async def test_a_jump_ahead_ends_no_lease(place: Place, strict: Elapsed) -> None:
     """Whoever sets a clock right must not stop every job there is; who is silent still loses its lease."""
@@ -230,6 +235,7 @@ async def test_work_is_claimed_after_a_jump_back(place: Place, elapsed: Elapsed)
         await server.verified()
 
 
+@in_memory
 @on_loop
 async def test_timers_go_on_after_a_jump_back_and_a_restart(place: Place, elapsed: Elapsed) -> None:
     """The records tell a new server how late it is: a runner that dies now is found out in time."""

@@ -13,7 +13,7 @@ from deltaci.engine.applier import Applier, Claim, Claimed, Found
 from deltaci.engine.line import Line
 from deltaci.store import wake
 from deltaci.store.wake import Arrived
-from tests.contract.places import Place, Server, on_loop
+from tests.contract.places import Place, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
 
@@ -89,6 +89,7 @@ def all_ids(found: list[list[Claimed]]) -> list[str]:
     return sorted(id for claimed in found for id in ids(claimed))
 
 
+@in_memory
 @on_loop
 async def test_one_job_wakes_one_of_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand who look because of one job would keep everybody else from being served."""
@@ -105,6 +106,7 @@ async def test_one_job_wakes_one_of_many(place: Place, monkeypatch: pytest.Monke
         assert await asyncio.gather(*tasks[1:]) == [[]] * (MANY - 1)
 
 
+@in_memory
 @on_loop
 async def test_who_came_first_is_served_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long because others are quicker."""
@@ -117,6 +119,7 @@ async def test_who_came_first_is_served_first(place: Place, monkeypatch: pytest.
             assert ids(await tasks[n]) == [f"q{n}"]
 
 
+@in_memory
 @on_loop
 async def test_many_jobs_wake_as_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them begin at once, not one after the other."""
@@ -131,6 +134,7 @@ async def test_many_jobs_wake_as_many(place: Place, monkeypatch: pytest.MonkeyPa
         assert await asyncio.gather(*tasks[5:]) == [[]] * 4
 
 
+@in_memory
 @on_loop
 async def test_what_one_may_not_have_is_offered_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is full in the fleet's eyes must not stand between the work and others."""
@@ -151,6 +155,7 @@ async def test_what_one_may_not_have_is_offered_to_the_next(place: Place, monkey
 
 
 @pytest.mark.parametrize("how", ["hangs up", "is cancelled"])
+@in_memory
 @on_loop
 async def test_who_leaves_when_it_is_called_passes_its_turn_on(
     place: Place, monkeypatch: pytest.MonkeyPatch, how: str
@@ -175,6 +180,7 @@ async def test_who_leaves_when_it_is_called_passes_its_turn_on(
         assert left == [] if how == "hangs up" else isinstance(left, asyncio.CancelledError)
 
 
+@in_memory
 @on_loop
 async def test_whoever_works_on_wakes_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet's heartbeats are most of what is written, and no news for those who wait."""
@@ -193,6 +199,7 @@ async def test_whoever_works_on_wakes_nobody(place: Place, monkeypatch: pytest.M
         assert await waiting == []
 
 
+@in_memory
 @on_loop
 async def test_work_wakes_those_who_can_do_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many kinds of workers wait, one job is one look."""
@@ -210,6 +217,7 @@ async def test_work_wakes_those_who_can_do_it(place: Place, monkeypatch: pytest.
         assert hall.looks == 6
 
 
+@in_memory
 @on_loop
 async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hint may be lost. The poll is the truth: one look finds it, and whoever finds something wakes two more."""
@@ -225,6 +233,7 @@ async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: 
 
 
 @pytest.mark.parametrize("is_named", [True, False])
+@in_memory
 @on_loop
 async def test_what_comes_while_one_looks_is_not_missed(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_named: bool
@@ -256,6 +265,7 @@ async def test_what_comes_while_one_looks_is_not_missed(
         assert ids(await hall.line.claim(claim, 60.0)) == ["q1"]
 
 
+@in_memory
 @on_loop
 async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that lives for months must not remember everybody who ever asked."""

@@ -13,7 +13,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.checks import MAX_CLAIM, MAX_DEPTH, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_SECONDS, MAX_TEXT
 from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
 from deltaci.store.memory import MemoryStore
-from tests.contract.places import EVERYTHING, Place, on_loop, refused
+from tests.contract.places import EVERYTHING, Place, in_memory, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
 Ask = Callable[[AsyncQueue], Awaitable[Any]]
@@ -103,6 +103,7 @@ JOBS: list[dict[str, Any]] = [
 ]
 
 
+@in_memory
 @on_loop
 async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place) -> None:
     """What is wrong is said before anything is written, while its author is still there."""
@@ -115,6 +116,7 @@ async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place) -> None:
         assert await queue.claim_next("w1", limit=9) == []
 
 
+@in_memory
 @on_loop
 async def test_one_job_that_makes_no_sense_keeps_out_its_whole_batch(place: Place) -> None:
     """Whoever gets an error must not wonder which half of the work was taken."""
@@ -155,6 +157,7 @@ CLAIMS: list[dict[str, Any]] = [
 ]
 
 
+@in_memory
 @on_loop
 async def test_a_claim_that_makes_no_sense_gets_nothing(place: Place) -> None:
     """A claim changes jobs: it is checked before it touches one."""
@@ -168,6 +171,7 @@ async def test_a_claim_that_makes_no_sense_gets_nothing(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail", "stall", "requeue_stalled", "cancel"])
+@in_memory
 @on_loop
 async def test_an_option_that_makes_no_sense_is_refused(place: Place, name: str) -> None:
     """A misspelled guard is no guard."""
@@ -191,6 +195,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@in_memory
 @on_loop
 async def test_a_result_that_makes_no_sense_leaves_the_job_running(place: Place) -> None:
     """Its worker can still say something better."""
@@ -290,6 +295,7 @@ async def test_garbage_among_many_is_refused_in_its_place(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
+@in_memory
 @on_loop
 async def test_only_the_owner_may_speak(place: Place, name: str) -> None:
     """The token alone is not enough when it is known who holds it."""
@@ -343,6 +349,7 @@ async def test_a_lease_that_has_ended_is_stale_and_says_why(
     ("name", "code"),
     [("stall", "wrong_state"), ("requeue_stalled", "wrong_state"), ("hand_back", "wrong_state")],
 )
+@in_memory
 @on_loop
 async def test_an_order_that_does_not_apply_is_refused(place: Place, name: str, code: str) -> None:
     """A queued job has no owner to take it from."""
@@ -352,6 +359,7 @@ async def test_an_order_that_does_not_apply_is_refused(place: Place, name: str, 
         await unchanged(queue, getattr(queue, name)(job.id), code)
 
 
+@in_memory
 @on_loop
 async def test_only_a_running_job_can_be_finished(place: Place) -> None:
     """No status is skipped: who never started cannot have succeeded."""

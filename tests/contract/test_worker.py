@@ -16,9 +16,9 @@ from deltaci.engine import worker as engine
 from deltaci.engine.queue import NewJob
 from deltaci.engine.worker import Handler, Task, Worker
 from deltaci.store.port import Store, Transaction, Unavailable
-from tests.contract.places import Place, T, Wrapped, legal, on_loop
+from tests.contract.places import Place, T, Wrapped, in_memory, legal, on_loop
 
-SOON: Final = 10.0  # Nothing here takes as long, unless it hangs.
+SOON: Final = 60.0  # Nothing here takes as long, unless it hangs.
 
 
 class Switched(Wrapped):
@@ -54,6 +54,7 @@ def double_plain(task: Task) -> Any:
 # -- refusals
 
 
+@in_memory
 @on_loop
 async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
     """A lease that is shorter than a heartbeat can keep is lost before it begins."""
@@ -64,6 +65,7 @@ async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
                 Worker(queue, double_plain, **options)
 
 
+@in_memory
 @on_loop
 async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(place: Place) -> None:
     """A mistake in its own settings is not something to try again."""
@@ -101,6 +103,7 @@ async def breaks_async(task: Task) -> None:
 
 
 @pytest.mark.parametrize("handler", [breaks_plain, breaks_async], ids=["plain", "async"])
+@in_memory
 @on_loop
 async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(place: Place, handler: Handler) -> None:
     """A failure that is nobody's fault is told from one that somebody must repair."""
@@ -139,6 +142,7 @@ class Speechless(Exception):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
+@in_memory
 @on_loop
 async def test_people_see_what_an_exception_said(place: Place, error: Exception, message: str) -> None:
     """The type and the first line of the message, and never more than one line can hold."""
@@ -161,6 +165,7 @@ async def test_people_see_what_an_exception_said(place: Place, error: Exception,
         assert (await queue.log(job.id))[-1].metadata["error"]["message"] == message
 
 
+@in_memory
 @on_loop
 async def test_a_result_that_cannot_be_kept_fails_its_job(place: Place) -> None:
     """The work is done and its result is lost: that must be seen, and not be done over and over."""
@@ -172,6 +177,7 @@ async def test_a_result_that_cannot_be_kept_fails_its_job(place: Place) -> None:
         assert (await queue.get(job.id)).status == "failed"
 
 
+@in_memory
 @on_loop
 async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> None:
     """One bad job among many is one bad job."""
@@ -193,6 +199,7 @@ async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> No
 # -- how many, and which
 
 
+@in_memory
 @on_loop
 async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -> None:
     """Concurrency is a promise to the machine; here three must meet, and a fourth must never come."""
@@ -217,6 +224,7 @@ async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -
         assert (most, worker.finished) == (3, 9)
 
 
+@in_memory
 @on_loop
 async def test_a_worker_takes_only_what_fits_its_labels(place: Place) -> None:
     """The rest is left for others."""
@@ -228,6 +236,7 @@ async def test_a_worker_takes_only_what_fits_its_labels(place: Place) -> None:
         assert [(await queue.get(job.id)).status for job in (gpu, arm)] == ["succeeded", "queued"]
 
 
+@in_memory
 @on_loop
 async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
     """The whole point, from end to end."""
@@ -252,6 +261,7 @@ async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
 # -- stopping
 
 
+@in_memory
 @on_loop
 async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing_new(place: Place) -> None:
     """A deployment must cost nobody their work."""
@@ -277,10 +287,12 @@ async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing
         assert worker.finished == 1
 
 
+@in_memory
 @on_loop
-async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place) -> None:
+async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who must go now leaves the job to the next one, and nothing is counted against it."""
     has_begun, is_stopped = threading.Event(), threading.Event()
+    monkeypatch.setattr(engine, "STOP_SECONDS", SOON)
 
     async def endless(task: Task) -> None:
         has_begun.set()
@@ -304,6 +316,7 @@ async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place) -> N
         legal(await queue.log())
 
 
+@in_memory
 @on_loop
 async def test_an_idle_worker_stops(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for work hears that it shall go."""
@@ -324,6 +337,7 @@ async def test_an_idle_worker_stops(place: Place, monkeypatch: pytest.MonkeyPatc
 # -- a store that comes and goes
 
 
+@in_memory
 @on_loop
 async def test_a_store_that_fails_for_a_moment_costs_no_job(place: Place) -> None:
     """Every message is said again until it is heard; what was heard twice counts once."""

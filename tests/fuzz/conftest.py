@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import contract_dsn, place
+from tests.contract.conftest import PLACES, contract_dsn, make_place
+from tests.contract.places import Place
 from tests.fuzz import profile
 
 __all__ = ["contract_dsn", "place"]
+
+
+@pytest.fixture(params=PLACES if profile.SCALE > 1 else ("postgres",))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """PostgreSQL, which accepts the fewest texts; in `make fuzz` all stores."""
+    return make_place(request.param, tmp_path, request)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -25,7 +25,7 @@ from deltaci.wire import subjects
 from deltaci.wire.bus import BusAddress
 from deltaci.wire.examples import GIVEN, OURS
 from tests.fuzz.json_texts import mutated
-from tests.fuzz.profile import fuzzed
+from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.lab import TENANT, Lab, gate, task
 
 SIGNER: Final = Signer(b"k" * 32, lambda: 1000.0)
@@ -162,6 +162,7 @@ def test_what_nats_delivers_is_a_hint_or_nothing(said: bytes) -> None:
             decode(said)
 
 
+@only_in_fuzz
 @fuzzed(80, a=st.text(max_size=80), b=st.text(max_size=80))
 def test_no_two_names_are_one_on_nats(a: str, b: str) -> None:
     """A tenant that could be called like another would hear what is not for it."""

@@ -40,13 +40,13 @@ def verified(content: bytes, *words: str) -> int:
     return result.exit_code
 
 
-@fuzzed(80, content=st.binary(max_size=200), words=st.sampled_from(((), ("--json",), ("--format", "transitions"))))
+@fuzzed(15, content=st.binary(max_size=200), words=st.sampled_from(((), ("--json",), ("--format", "transitions"))))
 def test_a_file_of_any_bytes(content: bytes, words: tuple[str, ...]) -> None:
     """The wrong file."""
     assert verified(content, *words) != 0 or not content.strip()
 
 
-@fuzzed(80, name=st.sampled_from(sorted(LOGS)), data=st.data())
+@fuzzed(15, name=st.sampled_from(sorted(LOGS)), data=st.data())
 def test_a_log_in_which_something_was_changed(name: str, data: st.DataObject) -> None:
     """Lines that were edited, cut, doubled, swapped, and bytes that a disk forgot."""
     lines = list(LOGS[name])

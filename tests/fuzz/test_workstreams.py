@@ -12,12 +12,13 @@ from deltaci.core.verify import verify
 from tests.derivation import Derivation
 from tests.fleets import Fleet
 from tests.forgeries import Forgery, seen
-from tests.fuzz.profile import fuzzed
+from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.invariants import Invariants
 
 FORGERIES: Final = 20  # Of one log.
 
 
+@only_in_fuzz
 @fuzzed(20, randomness=st.randoms(use_true_random=False), steps=st.integers(0, 300))
 def test_workers_die_and_return(randomness: Random, steps: int) -> None:
     """Every invariant and the derivation after every decision; at the end all is over, and the log is legal."""
@@ -27,6 +28,7 @@ def test_workers_die_and_return(randomness: Random, steps: int) -> None:
     history.lab.verified()
 
 
+@only_in_fuzz
 @fuzzed(15, randomness=st.randoms(use_true_random=False), steps=st.integers(20, 120))
 def test_a_transition_is_forged(randomness: Random, steps: int) -> None:
     """The validator sees it, whatever it is."""

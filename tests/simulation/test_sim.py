@@ -35,11 +35,10 @@ def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:
 
 
 def check(seed: int) -> None:
-    """It breaks no promise, and is the same again."""
+    """It breaks no promise."""
     again = f"again: deltaci sim --seed {seed} --seeds 1 --hours {HOURS:g}"
     history = World(drawn(seed, HOURS)).run()
     assert history.invariant == "", f"{history.message}; {again}"
-    assert World(drawn(seed, HOURS)).run().digest == history.digest, f"one seed, two histories; {again}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
