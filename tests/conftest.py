@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from deltaci.engine import applier
 from deltaci.engine.clock import ForwardClock
@@ -18,6 +21,16 @@ from tests.servers import PostgresServer
 # long an example takes depends on the other processes of the machine.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+# Hypothesis also draws constants from the source of every module imported so far, which depends on the files that the
+# same process tested before. An empty list keeps the examples of `make test` the same; `make fuzz` wants the constants.
+if not os.environ.get("FUZZ_SEED"):
+    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: providers._local_constants)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting the thousands of collected tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
