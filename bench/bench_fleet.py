@@ -73,8 +73,9 @@ def _waiting(folder: Path, runners: int, bare: float) -> list[Figure]:
             p50 = singles[len(singles) // 2] * 1e3
             say(f"enqueued to granted: p50 {p50:.1f} ms; {BURST} at once {burst * 1e3:.0f} ms")
     name = f"{runners:,} runners wait"
+    ratios = {"nothing behind uvicorn": each / bare} if bare > 0 else {}  # Too little to be measured.
     return [
-        Figure(f"{name}: memory a runner (PSS)", each, "bytes", {"nothing behind uvicorn": each / bare}),
+        Figure(f"{name}: memory a runner (PSS)", each, "bytes", ratios),
         Figure(f"{name}: memory of the server (PSS)", after.pss / 2**20, "MiB"),
         Figure(f"{name}: memory of the server (RSS)", after.rss / 2**20, "MiB"),
         Figure(f"{name}: CPU while idle", share * 100, "%"),

@@ -28,6 +28,8 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.runner.reaper import MARK
 from deltaci.server.service import registration_token
+from tests.support.ports import ReservedPort
+from tests.support.processes import command_line
 
 TTL_SECONDS: Final = 5  # Short enough to be lost in a scenario, long enough for a machine that is only busy.
 LISTENING: Final = "listening on"
@@ -49,6 +51,7 @@ class Deployment:
         self.front = Front(self.ports)
         self._words = tuple(words)
         self._ports: dict[str, int] = {}
+        self._reserved: list[ReservedPort] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -77,6 +80,9 @@ class Deployment:
             part.start()
             return part
         words = part.words
+        if part.name not in self._ports and not part.under:
+            self._reserved.append(ReservedPort())
+            self._ports[part.name] = self._reserved[-1].number
         part.words = (*words, "--port", str(self._ports.get(part.name, 0)))
         try:
             part.start()
@@ -110,7 +116,7 @@ class Deployment:
     def keeper(self, runner: Part) -> int:
         """The process that proves the leases of a runner."""
         children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
-        found = [int(pid) for pid in children if b"deltaci.runner.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = [int(pid) for pid in children if b"deltaci.runner.keeper" in command_line(int(pid))]
         assert len(found) == 1, f"{runner.name} has {len(found)} keepers"
         return found[0]
 
@@ -166,6 +172,8 @@ class Deployment:
         for pid in [*carrying(TOKEN, {self.token}), *carrying(MARK, self.work.witness.marks())]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for port in self._reserved:
+            port.close()
 
 
 @asynccontextmanager

@@ -1,11 +1,10 @@
-"""A real NATS server with JetStream for tests, in a directory of its own, on a port that the kernel gives.
+"""A real NATS server with JetStream for tests, in a directory of its own, on a port that the kernel chooses.
 
 The binary comes from a wheel in requirements/dev.lock, which puts it beside the interpreter, or else from the system.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.servers import Postmaster, ServerFailed
+from tests.support.ports import ReservedPort
 
 READY = "Server is ready"
 
@@ -36,7 +36,7 @@ class NatsServer:
         file.write_text(configuration)
         self._options = ("-c", str(file)) if configuration else ()
         self._process: Postmaster | None = None
-        self._port = -1  # The kernel chooses.
+        self._port = ReservedPort()
 
     def __enter__(self) -> Self:
         self.start()
@@ -52,16 +52,14 @@ class NatsServer:
 
     def url_of(self, user: str) -> str:
         """The same for somebody: `name:password`."""
-        return f"nats://{user}{'@' if user else ''}127.0.0.1:{self._port}"
+        return f"nats://{user}{'@' if user else ''}127.0.0.1:{self._port.number}"
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        command = [str(find_binary()), "-a", "127.0.0.1", "-p", str(self._port), "-js", "-sd", str(self._directory)]
-        self._process = Postmaster([*command, *self._options], None, self._directory, "NATS", READY)
+        command = [str(find_binary()), "-a", "127.0.0.1", "-p", str(self._port.number), *self._options]
+        command += ["-js", "-sd", str(self._directory)]
+        self._process = Postmaster(command, None, self._directory, "NATS", READY)
         self._process.wait_until_ready()
-        told = re.search(r"client connections on \S+:(\d+)", self._process.log)
-        assert told is not None, self._process.log
-        self._port = int(told[1])
 
     def kill(self) -> None:
         """Crash: SIGKILL."""
@@ -86,4 +84,5 @@ class NatsServer:
         """Stop for good and remove the directory."""
         if self._process is not None:
             self._process.stop(signal.SIGTERM)
+        self._port.close()
         shutil.rmtree(self._directory, ignore_errors=True)

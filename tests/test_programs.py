@@ -76,9 +76,9 @@ async def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_pa
     """Who holds its pipes does not hold up its caller."""
     began = time.monotonic()
     with pytest.raises(TookTooLong):
-        await sh(f"sleep 100 & echo $! > {tmp_path}/pid; wait", seconds=1.0)
+        await sh(f"sleep 100 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait", seconds=5.0)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert ends(int((tmp_path / "pid").read_text()))
 
 

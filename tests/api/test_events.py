@@ -16,7 +16,7 @@ from deltaci.server.api import live, staying, streams
 from deltaci.server.api.live import wants_stream
 from tests.api.following import Answer, Told, stream
 from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
-from tests.contract.places import Place, on_loop
+from tests.contract.places import Place, on_loop, within
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -174,7 +174,7 @@ async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
         assert lease["lease_id"].rpartition(".")[2] not in "".join(each.line for each in everything)
 
 
-@on_loop
+@within(600)
 async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
     """Each from its beginning, while all of them happen, in order and to the end."""
     count = RUNS[place.name]
@@ -267,11 +267,14 @@ async def test_a_stream_ends_with_its_key(place: Place, tmp_path: Path, monkeypa
     """One that expires, and one that is revoked: what may not be opened may not stay open."""
     monkeypatch.setattr(staying, "LOOK_SECONDS", 0.1)
     async with opened(place, tmp_path / "data") as here:
-        short, long = await here.key("ada", "read", expires_seconds=1), await here.key("bob", "read")
+        short, long = await here.key("ada", "read", expires_seconds=60), await here.key("bob", "read")
         async with (
             stream(here.url, "/events", short.token) as expires,
             stream(here.url, "/events", long.token) as revoked,
         ):
+            assert (expires.status, revoked.status) == (200, 200)
+            clock = here.service.signer._clock
+            monkeypatch.setattr(here.service.signer, "_clock", lambda: clock() + 61)
             await told(expires)
             [mine] = [each for each in (await here.operator().get("/keys")).body["keys"] if each["person"] == "bob"]
             await here.operator().post(f"/keys/{mine['id']}/revoke")

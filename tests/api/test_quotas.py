@@ -101,7 +101,7 @@ async def test_who_asks_too_often_is_told_when_to_come_back(site: Opened) -> Non
         us, them = await here.key("ada", "read", tenant="us"), await here.key("bob", "read", tenant="them")
         await here.operator().ask("PUT", "/tenants/us/quotas", {"requests_per_second": 1})
 
-        replies = [await us.get("/me") for _ in range(20)]
+        replies = await asyncio.gather(*(us.get("/me") for _ in range(60)))
         others = [await them.get("/me") for _ in range(20)]
 
         refused = [reply for reply in replies if reply.status != 200]

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 
 from tests.browser.house import House
 
-PATIENCE_MS: Final = 30_000
+PATIENCE_MS: Final = 120_000
 expect.set_options(timeout=PATIENCE_MS)  # A machine may be busy with other things.
 WORDS: Final = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),

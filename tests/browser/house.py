@@ -16,6 +16,7 @@ from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.wire.api_routes import ROOT
 from tests.support.fork_server import Deltaci
+from tests.support.ports import ReservedPort
 
 PATIENCE_SECONDS: Final = 60.0
 TENANT: Final = "default"
@@ -28,7 +29,7 @@ class House:
         self.folder = folder
         self._is_forked = is_forked  # Else each process imports the program anew, by its own PYTHONPATH.
         self._words = words
-        self._port = 0
+        self._port = ReservedPort()
         self._server: subprocess.Popen[bytes] | None = None
         self._runners: list[subprocess.Popen[bytes]] = []
         self.url = ""
@@ -53,18 +54,16 @@ class House:
         if self._server is not None:
             self._server.send_signal(signal.SIGTERM)
             _ended(self._server)
+        self._port.close()
 
     def start_server(self) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
-        self._server = self._start(
-            *("server", "--data", str(self.folder), "--host", "127.0.0.1", "--port", str(self._port), *self._words),
-            name="server",
-        )
+        words = ("--data", str(self.folder), "--host", "127.0.0.1", "--port", str(self._port.number))
+        self._server = self._start("server", *words, *self._words, name="server")
         assert self._server.stdout is not None
         line = self._server.stdout.readline().decode()
         assert "listening on" in line, (self.folder / "server.log").read_text()
         self.url = line.split()[-1]
-        self._port = int(self.url.rpartition(":")[2])
 
     def kill_server(self) -> None:
         """SIGKILL, as a crash."""

@@ -52,7 +52,8 @@ def test_the_door_opens_by_keyboard_alone_and_leads_to_what_was_wanted(visitor: 
     person.check()
     person.check_fits()
 
-    page.keyboard.type(house.key("ada")[:-2] + "xx")
+    key = house.key("ada")
+    page.keyboard.type(key[:-2] + ("yy" if key.endswith("xx") else "xx"))
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_label("API key")).to_have_attribute("type", "text")

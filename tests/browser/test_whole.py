@@ -120,7 +120,8 @@ def test_what_somebody_writes_is_not_lost_for_a_part(visitor: Callable[..., Pers
 def test_a_part_that_never_comes_is_asked_for_less_and_less_often(ada: Person) -> None:
     """Something between us and the browser keeps it from us: a page that can still be read must not flicker."""
     page = ada.page
-    page.clock.install()
+    page.clock.install(time=0)
+    page.clock.pause_at(1)  # From here on time passes only by `run_for`.
     documents = _documents(page)
     _lose(page, "page.js", 1000)
     ada.go("/runs")

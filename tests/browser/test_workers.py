@@ -155,7 +155,7 @@ def test_a_removed_worker_goes_and_stays_out(ada: Person, house: House) -> None:
 
 def test_a_worker_that_dies_is_silent_and_then_gone(tmp_path: Path, visitor: Callable[..., Person]) -> None:
     """Nobody says so but the silence; whoever looks sees it without a reload."""
-    here = House(tmp_path, "--health-seconds", "1", "--max-silent-seconds", "8", "--lease-ttl", "5")
+    here = House(tmp_path, "--health-seconds", "1", "--max-silent-seconds", "20", "--lease-ttl", "5")
     here.open(slots=0)
     try:
         process = here.start_runner("dies-1")

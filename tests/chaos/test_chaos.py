@@ -35,7 +35,7 @@ def test_a_scenario_can_be_played(name: str) -> None:
     rows = command.play(name, is_quick=True)
 
     assert rows
-    assert all(row.ok for row in rows), rows
+    assert all(row.ok for row in rows if row.unit != "s"), rows  # How long it takes is for `make chaos` to judge.
 
 
 @pytest.mark.parametrize("name", command.names())

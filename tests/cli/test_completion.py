@@ -23,10 +23,22 @@ MOST_SECONDS = 15
 @pytest.fixture
 def shims(tmp_path: Path) -> Path:
     """A folder with a command `deltaci`, as an installation has one."""
-    program = tmp_path / "deltaci"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m deltaci.main "$@"\n')
+    return folder_with_command(tmp_path, "-m deltaci.main")
+
+
+@pytest.fixture
+def patient_shims(tmp_path: Path) -> Path:
+    """The same, with a command that waits longer than a second for the server, which may be busy here."""
+    start = "from deltaci.cli import completing; completing.SECONDS = 60.0; from deltaci.main import main; main()"
+    return folder_with_command(tmp_path, f'-c "{start}"')
+
+
+def folder_with_command(folder: Path, words: str) -> Path:
+    """Write a command `deltaci` that starts Python with these words, and return its folder."""
+    program = folder / "deltaci"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
     program.chmod(0o755)
-    return tmp_path
+    return folder
 
 
 def run_in(shell: list[str], script: str, folder: Path, shims: Path, **more: str) -> str:
@@ -68,13 +80,13 @@ def test_bash_completes_commands_and_options(tmp_path: Path, shims: Path) -> Non
     assert completed(tmp_path, shims, "deltaci", "show", "") == []
 
 
-def test_bash_completes_ids_from_the_server(desk: Desk, shims: Path) -> None:
+def test_bash_completes_ids_from_the_server(desk: Desk, patient_shims: Path) -> None:
     """Runs, and behind a slash their jobs."""
     run = desk.submit(plan=plan(gate("ok"), gate("sure")))
 
-    assert run in completed(desk.folder, shims, "deltaci", "show", "r")
-    assert completed(desk.folder, shims, "deltaci", "logs", f"{run}/o") == [f"{run}/ok"]
-    assert completed(desk.folder, shims, "deltaci", "show", "x") == []
+    assert run in completed(desk.folder, patient_shims, "deltaci", "show", "r")
+    assert completed(desk.folder, patient_shims, "deltaci", "logs", f"{run}/o") == [f"{run}/ok"]
+    assert completed(desk.folder, patient_shims, "deltaci", "show", "x") == []
     desk.text("cancel", run)
 
 

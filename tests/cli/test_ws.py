@@ -18,14 +18,14 @@ import pytest
 from deltaci.control.merging.records import BatchView, EntryView, QueueView
 from deltaci.core import job
 from tests.cli.desk import Desk
-from tests.cli.test_completion import completed, shims
+from tests.cli.test_completion import completed, patient_shims
 from tests.cli.test_manners import terminal
 from tests.client.hosted import WAIT_SECONDS, Player, gate, plan
 from tests.workstream_desk import BASE, StandIn
 
 T = TypeVar("T")
 
-__all__ = ["shims"]
+__all__ = ["patient_shims"]
 
 FILE = """\
 workstream: login
@@ -239,12 +239,12 @@ def test_nothing_in_a_workstream_speaks_to_the_terminal(streams: Streams) -> Non
     assert "[bold]x[/bold]" in shown
 
 
-def test_ids_are_completed(streams: Streams, shims: Path) -> None:
+def test_ids_are_completed(streams: Streams, patient_shims: Path) -> None:
     """Of workstreams, not of other runs."""
     desk = streams.desk
     other, id = desk.submit(plan=plan(gate("ok"))), streams.create()
 
-    offered = completed(desk.folder, shims, "deltaci", "ws", "show", "r")
+    offered = completed(desk.folder, patient_shims, "deltaci", "ws", "show", "r")
     desk.text("ws", "cancel", id)
     desk.text("cancel", other)
 

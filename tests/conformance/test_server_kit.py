@@ -59,7 +59,7 @@ async def test_what_needs_a_lease_is_not_shown_without_work(tmp_path: Path) -> N
 @patiently
 async def test_jobs_that_lie_ready_are_used_and_those_of_others_are_left_alone(tmp_path: Path) -> None:
     """The kit may be pointed at a tenant with real work by mistake."""
-    async with deployed(tmp_path) as place:
+    async with deployed(tmp_path, ttl_seconds=60) as place:  # The lease must not be over when it is looked at.
         await place.queue.enqueue(SPEC)
         assert visited(place, "--only", "complete-once")["complete-once"].verdict == PASS
 

@@ -152,7 +152,7 @@ async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(lasting_pl
     def slow() -> Transaction[None]:
         yield Write([put(Attempt(id="slow"))], [fact("slow")])
         has_written.set()
-        assert may_commit.wait(10)
+        assert may_commit.wait(60)
 
     async def elsewhere() -> None:
         async with lasting_place.opened() as store:
@@ -163,7 +163,7 @@ async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(lasting_pl
         coming = asyncio.ensure_future(first(reader, 2))
         # The slow one has a loop of its own: it stops in the middle of its transaction, and nothing else does.
         writer = asyncio.ensure_future(asyncio.to_thread(lambda: asyncio.run(elsewhere())))
-        assert await asyncio.to_thread(has_written.wait, 10)
+        assert await asyncio.to_thread(has_written.wait, 60)
 
         quick = asyncio.ensure_future(write(store, put(Attempt(id="quick")), events=[fact("quick")]))
         await asyncio.wait({quick, coming}, timeout=MOMENT)

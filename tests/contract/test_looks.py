@@ -71,7 +71,7 @@ async def test_what_a_look_finds_in_a_file_is_of_one_moment(place: Place) -> Non
 
         def interrupted() -> Look[list[str]]:
             before = yield Load(("r1",))
-            asyncio.run_coroutine_threadsafe(server.do(run.Cancel(id="r1", actor="user:ada")), loop).result(10)
+            asyncio.run_coroutine_threadsafe(server.do(run.Cancel(id="r1", actor="user:ada")), loop).result(60)
             after = yield Load(("r1",))
             return [held.record.state for held in (*before, *after)]
 

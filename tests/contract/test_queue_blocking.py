@@ -68,11 +68,11 @@ def test_many_threads_share_one_queue(place: Place) -> None:
 def test_a_claim_that_waits_blocks_only_its_own_thread(place: Place) -> None:
     """One thread waits for work, another brings it."""
     with BlockingQueue(place.queue()) as queue, ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(queue.claim_next, "w1", wait_seconds=10)
+        waiting = threads.submit(queue.claim_next, "w1", wait_seconds=60)
 
         queue.enqueue("a")
 
-        assert [job.payload for job in waiting.result(8)] == ["a"]
+        assert [job.payload for job in waiting.result(60)] == ["a"]
 
 
 def test_the_thread_ends_with_the_queue(place: Place) -> None:

@@ -89,15 +89,16 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(
     url: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Nobody is answered before the commit, so a crash looks like a lost answer and nothing worse."""
-    draw, verifier, seen, kept = Random(20261118), Canonical(), 0, 0
+    draw, verifier, seen, kept, kills = Random(20261118), Canonical(), 0, 0, 0
 
-    for number in range(KILLS):
+    while kills < KILLS or kept <= KILLS:  # On a slow machine few kills come after the first promise.
+        assert kills < 10 * KILLS, f"only {kept} promises in {kills} lives"
         promises: Promises = {}
         kill_one(url, draw, promises)
         kept += len(promises)
         seen = asyncio.run(check(open_store(url), verifier, seen, promises))
-        assert not verifier.report.violations, f"kill {number}: {verifier.report.violations[0]}"
+        assert not verifier.report.violations, f"kill {kills}: {verifier.report.violations[0]}"
+        kills += 1
 
     store = url.partition(":")[0]
-    record_property("figure", f"kills: {KILLS} of a busy process on {store}, {kept} promises kept, {seen} events legal")
-    assert kept > KILLS
+    record_property("figure", f"kills: {kills} of a busy process on {store}, {kept} promises kept, {seen} events legal")

@@ -33,6 +33,7 @@ from deltaci.store import open_store
 from tests.contract.places import within
 from tests.e2e.proxy import Proxy
 from tests.support.fork_server import Deltaci
+from tests.support.ports import ReservedPort
 
 TTL_SECONDS: Final = 5  # For leases that are to be lost, but not by a machine that is only busy.
 LONG_TTL_SECONDS: Final = 11  # For those that are not; the longest with a heartbeat every second.
@@ -63,6 +64,7 @@ class Deployment:
         self.logs = Logs(folder / "logs")
         self.servers: list[subprocess.Popen[bytes]] = []
         self.ports: list[int] = []
+        self._reserved: list[ReservedPort] = []
         self.host = "127.0.0.1"
         self.under: Sequence[str] = ()
         self.runners: list[subprocess.Popen[bytes]] = []
@@ -95,15 +97,19 @@ class Deployment:
     def start_server(self, number: int = 0) -> None:
         """Start it, on the port that it had before, and wait until it listens."""
         is_new = number == len(self.servers)
+        if is_new and not self.under:
+            self._reserved.append(ReservedPort(self.host))
+            self.ports.append(self._reserved[-1].number)
+        elif is_new:
+            self.ports.append(0)
         server = self._start(
             *("server", "--store", self.store_url, "--data", str(self.folder), "--host", self.host),
-            *("--port", "0" if is_new else str(self.ports[number]), "--lease-ttl", str(self.ttl_seconds), *self.words),
+            *("--port", str(self.ports[number]), "--lease-ttl", str(self.ttl_seconds), *self.words),
             name=f"server{number}",
             under=self.under,
         )
         if is_new:
             self.servers.append(server)
-            self.ports.append(0)
         else:
             _close(self.servers[number])
             self.servers[number] = server
@@ -241,6 +247,8 @@ class Deployment:
                     process.wait()
                 _close(process)
         await self._ways.aclose()
+        for port in self._reserved:
+            port.close()
 
 
 def assert_ran_once(file: Path) -> None:

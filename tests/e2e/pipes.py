@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.e2e.deployment import PATIENCE_SECONDS
+from tests.support.processes import command_line
 
 
 class Pipe:
@@ -93,7 +94,7 @@ class Death:
 def child_of(parent: int, word: bytes) -> int:
     """The child with this word in its command."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    found = [int(pid) for pid in children if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = [int(pid) for pid in children if word in command_line(int(pid))]
     assert len(found) == 1, f"{len(found)} children of {parent} have {word!r} in their command"
     return found[0]
 

@@ -15,6 +15,7 @@ from deltaci.server.service import registration_token
 from tests.certificates import HERE, Authority, uri
 from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed, on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
+from tests.support.processes import command_line
 
 LONG: Final = f"sleep {TTL_SECONDS + 1}"  # Longer than a lease without a heartbeat.
 
@@ -39,7 +40,7 @@ def children(pid: int) -> list[int]:
 def seen_by_ps(*processes: subprocess.Popen[bytes]) -> str:
     """Every command line of these processes and of all that they started."""
     pids = [pid for process in processes for pid in (process.pid, *children(process.pid))]
-    return "\n".join(Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ") for pid in pids)
+    return "\n".join(command_line(pid).decode().replace("\0", " ") for pid in pids)
 
 
 @pytest.mark.proves("PRO-X3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,10 @@ async def test_a_runner_beats_while_it_works_and_is_silent_after(tmp_path: Path)
             (lease_id,) = way.came("AckLease")[0].lease_ids
             done_at = way.came("Complete")[0].answered_at
             assert done_at is not None
-            assert min(later - earlier for earlier, later in pairwise(beats)) > 0.5
+            assert beats[-1] - beats[0] > 1.5  # Three intervals of a second, by another process's clock.
             assert beats[-1] - beats[0] < LONG_TTL_SECONDS
-            late = [each for each in way.came("Heartbeat") if lease_id in each.lease_ids and each.said_at > done_at]
+            # One that was on its way already is none; the second job waits for two later ones.
+            late = [beat for beat in way.came("Heartbeat") if lease_id in beat.lease_ids and beat.said_at > done_at + 1]
             assert not late
             shown = [place.log_of(record), *(path.read_text() for path in tmp_path.glob("*.log"))]
             assert not [text for text in shown if lease_id in text]

@@ -245,7 +245,7 @@ async def test_the_supervisor_of_a_job(this: Scene) -> None:
     assert (await this.place.settled(await this.place.enqueue("true"))).state == "SUCCEEDED"
 
 
-@scene()
+@scene(LONG_TTL_SECONDS)
 async def test_a_runner_that_sleeps_is_outlived_by_its_keeper(this: Scene) -> None:
     """Longer than its lease: the keeper proves it meanwhile, and nothing is done twice."""
     id = await this.place.enqueue(

@@ -62,7 +62,7 @@ async def test_a_job_whose_time_is_over_is_timed_out_and_leaves_nobody(tmp_path:
         runner = place.start_runner("r1")
         pipe = tmp_path / "pid"
         os.mkfifo(pipe)
-        id = await place.enqueue(f"echo begun; echo $$ > {pipe}; exec tail -f /dev/null", timeout_seconds=1)
+        id = await place.enqueue(f"echo begun; echo $$ > {pipe}; exec tail -f /dev/null", timeout_seconds=5)
         pid = int(await told(pipe))
 
         record = await place.outcome(id)

@@ -129,7 +129,7 @@ async def test_a_job_comes_over_nats(tmp_path: Path, nats_server: NatsServer) ->
             assert info.delivered is not None
             assert info.delivered.consumer_seq > 0
             assert (info.num_pending, info.num_ack_pending) == (0, 0)
-        assert await seconds_to_claim(place, wanted[0]) < 5
+        assert await seconds_to_claim(place, wanted[0]) < 10
 
 
 @pytest.mark.proves("PRO-K3", "PRO-F3")
@@ -194,7 +194,7 @@ async def test_a_cancel_comes_over_the_control_subject(tmp_path: Path, nats_serv
 
         assert record.state == "CANCELED"
         at = {event.to: event.at for event in await place.queue.log(id)}
-        assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 5 * SECOND
+        assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 10 * SECOND
         message = wire.decode_answer((await overheard.next_msg(PATIENCE_SECONDS)).data)
         assert isinstance(message, CancelRequested)
         assert record.ended_lease is not None
@@ -218,13 +218,13 @@ async def test_the_permissions_of_the_documentation_are_enough_and_no_more(tmp_p
             os.mkfifo(pipe)
             id = await place.enqueue(f"echo begun > {pipe}; exec tail -f /dev/null")
             await told(pipe)
-            assert await seconds_to_claim(place, id) < 5
+            assert await seconds_to_claim(place, id) < 10
 
             await place.queue.cancel(id)
             await place.outcome(id)
 
             at = {event.to: event.at for event in await place.queue.log(id)}
-            assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 5 * SECOND
+            assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 10 * SECOND
             assert not [path for path in tmp_path.glob("*.log") if re.search("s3cret|s3rver", path.read_text())]
         denied: asyncio.Queue[str] = asyncio.Queue()
 

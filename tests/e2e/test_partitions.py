@@ -9,7 +9,7 @@ import pytest
 
 from chaos.cable import Cable
 from deltaci.core.instants import SECOND
-from tests.e2e.deployment import Deployment, deployed, is_alive, on_loop
+from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_alive, on_loop
 from tests.e2e.pipes import Death, Pipe, first_time
 from tests.e2e.proxy import Proxy
 
@@ -67,13 +67,13 @@ def test_a_runner_that_is_cut_off_stops_before_another_begins(
     @on_loop
     async def story() -> None:
         with Pipe(tmp_path / "tell") as tell:
-            async with deployed(tmp_path) as place:
+            async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
                 way = await place.way()
                 runner = place.start_runner("r1", way=way)
                 id = await place.enqueue(first_time(tmp_path, tell))
                 pid, mark = await tell.hear()
                 death = Death(int(pid))
-                await way.until("log")
+                await place.until_logged(id, f"\n{NUMBERS[-1]}\n", way)
                 await way.next("Heartbeat")
 
                 fail(way)
@@ -102,7 +102,8 @@ def test_a_real_network_that_fails(tmp_path: Path, what: str, record_property: R
     @on_loop
     async def story() -> None:
         with Cable() as cable, Pipe(tmp_path / "tell") as tell:
-            async with deployed(tmp_path, host=cable.server.address, under=cable.server.inside) as place:
+            host, under = cable.server.address, cable.server.inside
+            async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS, host=host, under=under) as place:
                 place.start_runner("r1", under=cable.runner.inside)
                 id = await place.enqueue(first_time(tmp_path, tell))
                 pid, mark = await tell.hear()

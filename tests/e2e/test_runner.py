@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ async def test_a_cancel_does_not_wait_for_a_heartbeat(tmp_path: Path) -> None:
 
         assert record.state == "CANCELED"
         at = {event.to: event.at for event in await place.queue.log(id)}
-        assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 5 * SECOND
+        assert at["CANCELED"] - at["CANCEL_REQUESTED"] < 10 * SECOND
         assert record.ended_lease is not None
         assert record.ended_lease.state == "CANCELED"  # By the runner's own word.
 
@@ -165,7 +166,8 @@ def freeze(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     """A runner and its keeper, which has a session of its own, stop or go on together."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in (process.pid, *map(int, children)):
-        os.kill(pid, how)
+        with suppress(ProcessLookupError):  # A process of a cell that has ended meanwhile.
+            os.kill(pid, how)
 
 
 @pytest.mark.proves("PRO-F2", "PRO-F3", "PRO-C7", "PRO-S6")

@@ -46,9 +46,9 @@ async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_its_tasks_ar
         await held.say("AckLease")
         await here.check()
 
-        await here.quiet(SILENT_SECONDS - HEALTH_SECONDS / 2)
+        await here.quiet(SILENT_SECONDS - HEALTH_SECONDS)
         assert await here.state() == BUSY
-        await here.quiet(HEALTH_SECONDS / 2)
+        await here.quiet(HEALTH_SECONDS)
 
         assert await here.state() == UNRESPONSIVE
         [missed] = [each for each in await here.events("w1") if each.trigger == "health_check_timeout"]
@@ -147,10 +147,10 @@ async def test_an_idle_one_is_presumed_gone_after_the_maximum_and_not_before(fle
     async with fleet() as here:
         await here.runner("w1")
         await here.check()
-        await here.quiet(MAX_SILENT_SECONDS - HEALTH_SECONDS)
+        await here.quiet(MAX_SILENT_SECONDS - 5 * HEALTH_SECONDS)
         assert await here.state() == IDLE
 
-        await here.quiet(2 * HEALTH_SECONDS)
+        await here.quiet(6 * HEALTH_SECONDS)
 
         assert (await here.worker()).shutdown_reason == "PRESUMED_GONE"
         assert (await here.steps())[-1] == ("shutdown_requested", "info")

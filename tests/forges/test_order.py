@@ -63,7 +63,7 @@ async def history(random: Random, folder: Path) -> tuple[list[tuple[str, str]], 
     place = Place("memory", lambda _: shared)
     shared = MemoryStore(clock=place.now)
     effects: list[tuple[str, str]] = []
-    quick = Patience(first_seconds=0.001, most_seconds=0.005, hold_seconds=0.5)
+    quick = Patience(first_seconds=0.001, most_seconds=0.005, hold_seconds=30)
     mouths = [Mouth(random, effects), Mouth(random, effects)]
     async with (
         desk(place, folder, patience=quick, outlet=mouths[0]) as one,

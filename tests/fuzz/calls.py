@@ -60,7 +60,7 @@ def caller(folder: Path) -> Iterator[Caller]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(10 * MAX_SECONDS)
+            process.wait(120)
 
 
 def _child(words: list[str], told: int) -> None:

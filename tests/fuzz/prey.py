@@ -26,7 +26,7 @@ from tests.support.fork_server import Deltaci
 RUNNER: Final = "w1"
 JOBS: Final = 2000
 MEMORY_BYTES: Final = 3 * 1024**3  # Of addresses, most of which is never used.
-STOP_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 120.0
 EVERYTHING: Final = 10_000_000
 SPEC: Final[dict[str, Any]] = {"steps": ["true"]}
 

@@ -58,7 +58,6 @@ class Liar:
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self._socket.settimeout(PATIENCE_SECONDS)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.answer = b""
         self._is_over = False

@@ -41,6 +41,8 @@ from tests.repositories.upstream import Upstream, git
 
 START: Final = 1_800_000_000 * SECOND
 LIFE_SECONDS: Final = 1000  # Between two lives: leases of the one before are over by then.
+MAX_RETRIES: Final = 30
+RETRY_SECONDS: Final = 30  # Longer than the queue waits after a push that failed.
 READS: Final = frozenset({"cat-file", "fsck", "ls-remote", "merge-base", "rev-list", "rev-parse"})
 has_reads = False  # Whether those are steps, too.
 
@@ -192,9 +194,9 @@ def opened(folder: Path) -> Streams:
 async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> list[str]:
     """One life; its steps, if it comes to the end."""
     killer = Killer(at)
-    now = START + number * LIFE_SECONDS * SECOND
+    clock = [START + number * LIFE_SECONDS * SECOND]
     streams = opened(folder)
-    store: Store = KilledStore(SqliteStore(str(folder / "ci.db"), clock=lambda: now), killer)
+    store: Store = KilledStore(SqliteStore(str(folder / "ci.db"), clock=lambda: clock[0]), killer)
     await store.open()
     applier = KilledApplier(store, killer)
     await applier.start()
@@ -209,7 +211,11 @@ async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> 
                 await here.queue.enter(each)
         here.queue.start()
         try:
-            await here.settle()
+            for _ in range(MAX_RETRIES):
+                await here.settle()
+                if set(here.heard()) == {each.id for each in entries}:
+                    break
+                clock[0] += RETRY_SECONDS * SECOND  # A push of the life before was in the way.
         finally:
             await here.queue.stop()
         assert set(here.heard()) == {each.id for each in entries}, here.heard()

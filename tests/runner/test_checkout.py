@@ -134,10 +134,10 @@ async def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: P
     """A server that never answers must not keep a job for ever, nor a process behind it."""
     repository = Repository(tmp_path / "r")
     config = repository.path / ".git" / "config"
-    config.write_text(config.read_text() + '[alias]\n\twait = "!echo $$ > ../pid; sleep 1000"\n')
+    config.write_text(config.read_text() + '[alias]\n\twait = "!echo $$ > ../new; mv ../new ../pid; sleep 1000"\n')
 
     with pytest.raises(GitFailed, match="took more than"):
-        await git("wait", folder=repository.path, timeout_seconds=2)
+        await git("wait", folder=repository.path, timeout_seconds=5)
 
     with suppress(ProcessLookupError):  # It is killed; when it ends is for the machine to say.
         await Death(int((tmp_path / "pid").read_text()))()

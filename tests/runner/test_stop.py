@@ -26,6 +26,7 @@ from deltaci.runner.reaper import Handle
 from deltaci.wire.messages import Limits
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
+from tests.support.processes import command_line
 
 both = pytest.mark.parametrize("kind", KINDS)
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 def child_of(parent: int, word: bytes) -> int:
     """The child with this word in its command."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return next(int(pid) for pid in children if word in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(int(pid) for pid in children if word in command_line(int(pid)))
 
 
 @pytest.fixture
