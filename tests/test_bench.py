@@ -68,6 +68,7 @@ def test_the_benchmark_of_the_queue_runs(
         "ROUNDS": 1,
         "LIFECYCLES": {10: 20},
         "IDLE_JOBS": 1,
+        "IDLE_SECONDS": 0.2,
         "QUEUES": (30, 60),
         "CLAIMS": {1: 2, 10: 2},
         "RUNS": {10: 20, 20: 20},
@@ -126,6 +127,7 @@ def test_the_benchmark_of_the_api_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@only_thorough
 def test_the_benchmark_of_a_fleet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for runners that wait."""
     for name, value in {
@@ -144,6 +146,7 @@ def test_the_benchmark_of_a_fleet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["20 runners wait: enqueued to granted, p50"].value > 0
 
 
+@only_thorough
 def test_the_benchmark_of_streams_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for those who follow events."""
     for name, value in {"STREAMS": 10, "SINGLES": 3, "BURST": 20, "ROUNDS": 1}.items():

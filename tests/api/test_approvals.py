@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from tests.api.site import ApiSite, all_runs, gate, task
-from tests.contract.places import on_loop, within
+from tests.contract.places import on_both_stores, on_loop, within
 from tests.support.budget import budget
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -104,6 +104,7 @@ async def test_a_gate_that_nobody_decides_expires(site: Opened) -> None:
         assert (run["status"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")
 
 
+@on_both_stores
 @within(170)
 async def test_approve_races_cancel_and_exactly_one_legal_thing_happens_each_time(site: Opened) -> None:
     """Whichever was first; the other is refused or comes too late, and the log is legal."""

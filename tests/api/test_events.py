@@ -16,7 +16,7 @@ from deltaci.server.api import live, staying, streams
 from deltaci.server.api.live import wants_stream
 from tests.api.following import Answer, Told, stream
 from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
-from tests.contract.places import Place, on_loop, within
+from tests.contract.places import Place, on_both_stores, on_loop, within
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -174,6 +174,7 @@ async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
         assert lease["lease_id"].rpartition(".")[2] not in "".join(each.line for each in everything)
 
 
+@on_both_stores
 @within(600)
 async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
     """Each from its beginning, while all of them happen, in order and to the end."""
@@ -207,6 +208,7 @@ async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_p
             assert [each.line for each in seen] == lines(await here.store.events(0, 1000, run_id=id))
 
 
+@on_both_stores
 @on_loop
 async def test_what_another_server_commits_is_seen(place: Place, tmp_path: Path) -> None:
     """Servers that share a database share its log."""

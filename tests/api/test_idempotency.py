@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import pytest
 
 from tests.api.site import ApiSite, all_runs, opened, storm, task
-from tests.contract.places import Place, on_loop, within
+from tests.contract.places import Place, on_both_stores, on_loop, within
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 BODY = {"plan": {"jobs": [task("a"), task("b")]}, "title": "once"}
@@ -82,6 +82,7 @@ async def test_a_key_that_is_none_is_refused(site: Opened) -> None:
 
 
 @pytest.mark.proves("STP-D2")
+@on_both_stores
 @within(120)
 async def test_a_thousand_repeats_at_once_make_one_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     """On PostgreSQL by two servers, on SQLite by one."""

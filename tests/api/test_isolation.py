@@ -11,7 +11,7 @@ import pytest
 from deltaci.pipeline.change import Change
 from deltaci.wire.api_routes import ROUTES, Route
 from tests.api.site import ApiSite, Caller, Reply, gate, task
-from tests.contract.places import on_loop
+from tests.contract.places import on_both_stores, on_loop
 from tests.workstream_desk import SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -83,6 +83,7 @@ def plain(reply: Reply, names: dict[str, str]) -> Any:
 
 
 @pytest.mark.proves("STP-X1", "STP-X2")
+@on_both_stores
 @on_loop
 async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Opened) -> None:
     """404 with the same body. A scope that is missing is told before, whatever the id is."""
@@ -124,6 +125,7 @@ async def test_the_same_addresses_answer_to_their_own_tenant(site: Opened) -> No
 
 
 @pytest.mark.proves("STP-X1")
+@on_both_stores
 @on_loop
 async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
     """Whatever is asked for."""

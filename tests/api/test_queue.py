@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.server.api import queue
 from tests.api.site import ApiSite, Caller, gate, task
-from tests.contract.places import on_loop
+from tests.contract.places import on_both_stores, on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -58,6 +58,7 @@ async def test_an_empty_queue_says_so(site: Opened) -> None:
         }
 
 
+@on_both_stores
 @on_loop
 async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
     """Nobody at all, nobody with the label, all busy, a group, people, other jobs, a hold."""
@@ -129,6 +130,7 @@ async def test_a_group_a_retry_and_a_quota_are_told(site: Opened) -> None:
         await player.finish(lease)
 
 
+@on_both_stores
 @on_loop
 async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) -> None:
     """What needs somebody comes first; each can be asked for by its id or its code."""
@@ -159,6 +161,7 @@ async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) ->
             assert found["count"] == len(jobs)
 
 
+@on_both_stores
 @on_loop
 async def test_the_order_is_that_of_claims_on_every_page(site: Opened) -> None:
     """The most important first, then the oldest; pages have each once."""
@@ -194,6 +197,7 @@ async def test_of_very_much_only_the_beginning_is_looked_at(site: Opened, monkey
         assert (whole["is_whole"], whole["count"]) == (True, 6)
 
 
+@on_both_stores
 @on_loop
 async def test_tenants_see_nothing_of_each_others_queues(site: Opened) -> None:
     """Neither what waits, nor what is under way, nor by the sentences, nor by a cursor."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.site import ApiSite, gate, task
-from tests.contract.places import on_loop
+from tests.contract.places import on_both_stores, on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -173,6 +173,7 @@ async def test_what_makes_no_sense_is_refused_with_its_place_and_nothing_exists(
         assert (await ada.get("/runs")).body == {"runs": [], "next": None}
 
 
+@on_both_stores
 @on_loop
 async def test_runs_are_found_by_every_filter_and_by_all_of_them_together(site: Opened) -> None:
     """All that is given must hold."""
@@ -204,6 +205,7 @@ async def test_runs_are_found_by_every_filter_and_by_all_of_them_together(site: 
         assert await found("project=none") == []
 
 
+@on_both_stores
 @on_loop
 async def test_pages_neither_skip_nor_repeat_while_runs_are_made(site: Opened) -> None:
     """A cursor names a place, not a number of rows."""

@@ -43,6 +43,8 @@ MAX_TICKS: Final = 20
 # For rules of the engine or of a worker that no store could break. That the stores cannot be told apart is proved by
 # the other cases, which run over all of them.
 in_memory = pytest.mark.parametrize("place", ["memory"], indirect=True)
+# For lists, searches and races of the API, which are statements of the store.
+on_both_stores = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 
 
 def within(seconds: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:

@@ -18,8 +18,9 @@ from deltaci.core.views.canonical import lines
 from deltaci.store import open_store
 from deltaci.store.port import Store
 from tests.crash import busy
+from tests.support.budget import budget
 
-KILLS = 100  # For each of the two stores.
+KILLS = budget(40, 100)  # For each of the two stores.
 MAX_BUSY_SECONDS = {"sqlite": 0.06, "postgresql": 0.2}  # A connection takes a while before it is of use.
 ORDER = ("queued", "claimed", "running", "succeeded")
 

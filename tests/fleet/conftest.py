@@ -1,4 +1,4 @@
-"""The fixtures of the fleet: servers with ears, over each of the three places."""
+"""The fixtures of the fleet: servers with ears, over memory and SQLite."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import contract_dsn, place
+from tests.contract.conftest import make_place
 from tests.contract.places import Place
 from tests.fleet.site import FleetSite, opened
 
-__all__ = ["contract_dsn", "fleet", "place"]
+__all__ = ["fleet", "place"]
+
+
+@pytest.fixture(params=("memory", "sqlite"))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """The stores of the contract that cost little; tests/contract, tests/fuzz and tests/e2e use PostgreSQL too."""
+    return make_place(request.param, tmp_path, request)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def label(route: Route) -> str:
 
 def test_an_administrator_finds_what_is_described(tmp_path: Path, record_property: Record) -> None:
     """Every status, header and body is one of those that the description promises; bad input is refused."""
-    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE), who="admin")
+    found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE) if SCALE > 1 else 1, who="admin")
 
     judge(found, test_an_administrator_finds_what_is_described, record_property)
     assert found.reached | PERHAPS == {label(each) for each in ROUTES if each.needs != OPERATOR}

@@ -14,6 +14,7 @@ from deltaci.pipeline.problems import with_source
 from deltaci.pipeline.reader import read
 from tests.pipeline import broken, good
 from tests.pipeline.models import pipelines
+from tests.support.budget import budget
 
 SOON_SECONDS = 20.0  # Of a busy machine; without limits some of these would take minutes.
 
@@ -69,14 +70,14 @@ def check(content: str | bytes) -> None:
 @example("%TAG ! tag:x,2000:\n---\n!a b")
 @example("!!int x: 1")
 @example("a: !<tag:yaml.org,2002:str> 1")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(60, 150), deadline=None)
 def test_any_text_is_read_or_refused(content: str | bytes) -> None:
     """No other exception leaves the reader."""
     check(content)
 
 
 @given(st.sampled_from([*good.ALL.values(), *(each.text for each in broken.VALUES)]), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(40, 100), deadline=None)
 def test_any_file_with_something_wrong_in_it(text: str, data: st.DataObject) -> None:
     """A piece is put in, or some characters are cut out, somewhere."""
     at = data.draw(st.integers(0, len(text)))
@@ -84,7 +85,7 @@ def test_any_file_with_something_wrong_in_it(text: str, data: st.DataObject) -> 
 
 
 @given(pipelines())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=budget(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_pipeline_reads_back_as_it_was_printed(pipeline: model.Pipeline) -> None:
     """Every key, every trap of YAML."""
     text = printed(pipeline)

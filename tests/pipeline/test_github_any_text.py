@@ -17,6 +17,7 @@ from deltaci.pipeline.github.draw import page
 from deltaci.pipeline.github.keys import KEYS
 from deltaci.pipeline.printing import printed
 from tests.pipeline.workflows import FILE, job
+from tests.support.budget import budget
 
 PAGE = Path(__file__).parents[2] / "docs" / "github-workflows.md"
 WORKFLOW = (
@@ -77,28 +78,28 @@ def looked_at(text: str) -> None:
         assert again.pipeline in (workflow.inside, None)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=budget(60, 120), deadline=None)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join))
 def test_any_text(text: str) -> None:
     """As a file of its own."""
     looked_at(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(75, 150), deadline=None)
 @given(st.integers(0, len(WORKFLOW)), st.integers(0, 12), st.lists(PIECES, max_size=3).map("".join))
 def test_any_change_of_a_good_workflow(at: int, removed: int, added: str) -> None:
     """Something removed, something put in its place."""
     looked_at(WORKFLOW[:at] + added + WORKFLOW[at + removed :])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(75, 150), deadline=None)
 @given(st.sampled_from([*KEYS["a job"]]), VALUES)
 def test_any_value_of_a_key_of_a_job(key: str, value: Any) -> None:
     """Of every kind, where another was expected."""
     looked_at(job(f"{key}: {dumped(value)}") if key != "steps" else job(steps=dumped(value)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=budget(40, 80), deadline=None)
 @given(st.sampled_from([*KEYS["the workflow"]]), VALUES)
 def test_any_value_of_a_key_of_a_workflow(key: str, value: Any) -> None:
     """Of every kind, where another was expected."""
@@ -106,7 +107,7 @@ def test_any_value_of_a_key_of_a_workflow(key: str, value: Any) -> None:
     looked_at(f"{key}: {dumped(value)}\n{rest}")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=budget(40, 80), deadline=None)
 @given(VALUES)
 def test_any_action_of_the_repository(value: Any) -> None:
     """Whatever it is made of."""
