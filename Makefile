@@ -30,6 +30,7 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m deltaci.core.draw --check docs/machines.md
 	@$(PY) -m deltaci.core.draw_failures --check docs/failures.md
 	@$(PY) -m deltaci.wire.draw --check docs/protocol.md
+	@$(PY) -m scripts.formats --check docs/formats.txt
 	@$(PY) -m deltaci.wire.openapi --check docs/openapi.json
 	@$(PY) -m deltaci.wire.api_draw --check docs/api-reference.md
 	@$(PY) -m deltaci.cli.draw --check docs/cli.md
@@ -43,6 +44,7 @@ fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m deltaci.core.draw docs/machines.md
 	@$(PY) -m deltaci.core.draw_failures docs/failures.md
 	@$(PY) -m deltaci.wire.draw docs/protocol.md
+	@$(PY) -m scripts.formats docs/formats.txt
 	@$(PY) -m deltaci.wire.openapi docs/openapi.json
 	@$(PY) -m deltaci.wire.api_draw docs/api-reference.md
 	@$(PY) -m deltaci.cli.draw docs/cli.md

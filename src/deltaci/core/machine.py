@@ -300,9 +300,15 @@ def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(items))
 
 
+def stored_name(command: type[Command]) -> str:
+    """Return the name of a command in stored digests. A renamed class keeps its first name in `stored_name`."""
+    name: str = vars(command).get("stored_name", command.__name__)
+    return name
+
+
 def _request(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
     plain = replace(command, expected_rev=None)
     text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)
-    content = blake2b(text, digest_size=8, person=command.__class__.__name__[:16].encode())
+    content = blake2b(text, digest_size=8, person=stored_name(type(command))[:16].encode())
     return f"{command.request_id} {content.hexdigest()}"

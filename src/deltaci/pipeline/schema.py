@@ -13,17 +13,18 @@ from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
 from deltaci.pipeline.shapes import Option, Shape, default_of, meaning, options, reachable, shape
+from deltaci.wire.schema_names import schema_name
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def document(root: type[model.Part] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
     """The whole schema."""
-    parts = {cls.__name__: _part(shape(cls)) for cls in reachable(root)}
+    parts = {schema_name(cls): _part(shape(cls)) for cls in reachable(root)}
     return {
         "$schema": DIALECT,
         "title": title,
-        "$ref": f"#/$defs/{root.__name__}",
+        "$ref": f"#/$defs/{schema_name(root)}",
         "$defs": dict(sorted(parts.items())),
     }
 
@@ -109,7 +110,7 @@ def _one(option: Option) -> dict[str, Any]:
                 maxProperties=kind.max_length,
             )
         case _:
-            return {"$ref": f"#/$defs/{kind.cls.__name__}"}
+            return {"$ref": f"#/$defs/{schema_name(kind.cls)}"}
 
 
 def _with(type: str, **limits: Any) -> dict[str, Any]:

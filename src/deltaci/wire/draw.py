@@ -17,6 +17,7 @@ from deltaci.core.draw import table, write_or_compare
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
 from deltaci.wire.examples import GIVEN, OURS
+from deltaci.wire.schema_names import schema, schema_name
 
 Kinds = tuple[type[msgspec.Struct], ...]
 
@@ -189,21 +190,21 @@ def _refusals() -> str:
 
 
 def _message(kind: type[msgspec.Struct]) -> str:
-    name = kind.__name__
-    schema = json.dumps(msgspec.json.schema(kind), indent=2, ensure_ascii=False)
+    name = schema_name(kind)
+    shown = json.dumps(schema(kind), indent=2, ensure_ascii=False)
     origin = "Example, from document 001:" if name in GIVEN else "Example:"
     return "\n".join(
         (
             _part(kind),
             f"{origin}\n\n```json\n{_example(kind)}\n```\n",
-            f"<details><summary>JSON Schema of {name}</summary>\n\n```json\n{schema}\n```\n\n</details>\n",
+            f"<details><summary>JSON Schema of {name}</summary>\n\n```json\n{shown}\n```\n\n</details>\n",
         )
     )
 
 
 def _example(kind: type[msgspec.Struct]) -> str:
     """The example as our types read and write it."""
-    name = kind.__name__
+    name = schema_name(kind)
     text = GIVEN[name] if name in GIVEN else OURS[name]
     return msgspec.json.format(wire.encode(msgspec.json.decode(text, type=kind)), indent=2).decode()
 
@@ -213,7 +214,7 @@ def _part(kind: type[msgspec.Struct]) -> str:
     assert isinstance(info, inspect.StructType)
     rows = [("`type`", f'"{info.tag}"', "yes", "which message it is")] if info.tag is not None else []
     rows += [_field(field) for field in info.fields]
-    lines = [f"## {kind.__name__}", "", " ".join((kind.__doc__ or "").split()), ""]
+    lines = [f"## {schema_name(kind)}", "", " ".join((kind.__doc__ or "").split()), ""]
     return "\n".join([*lines, *table(("field", "type", "required", "meaning"), rows)])
 
 
@@ -241,7 +242,7 @@ def _type(kind: inspect.Type) -> str:
             shown = (part for part in kind.types if not isinstance(part, inspect.NoneType))
             return " or ".join(dict.fromkeys(map(_type, shown)))
         case inspect.StructType():
-            return f"[`{kind.cls.__name__}`](#{kind.cls.__name__.lower()})"
+            return f"[`{schema_name(kind.cls)}`](#{schema_name(kind.cls).lower()})"
         case inspect.ListType():
             most = f", at most {kind.max_length}" if kind.max_length is not None else ""
             return f"list of {_type(kind.item_type)}{most}"

@@ -151,7 +151,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 # -- messages
 
 
-class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromRunner"):
     """What every message of a runner has."""
 
     lease_id: Annotated[Secret, says("the lease that it speaks for: a secret")]
@@ -159,13 +159,13 @@ class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     sequence_no: Annotated[Count | None, says("ours: a runner may number its messages; nothing follows from it")] = None
 
 
-class FromServer(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class FromServer(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromServer"):
     """What every message of the server has."""
 
     lease_id: Annotated[Secret, says("the lease that was named: a secret")]
 
 
-class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag="Lease"):
     """A runner asks for work, and waits for it. Document 001 gives this request no fields."""
 
     runner_id: Annotated[Name, says("who asks")]
@@ -178,13 +178,13 @@ class Lease(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     ] = []
 
 
-class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag="Dispatch"):
     """Somewhere an attempt waits to be claimed. Ours: what transport A's queue carries; a hint without any secret."""
 
     attempt_id: Annotated[Id, says("for `attempts` of a `Lease`")]
 
 
-class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag="Control"):
     """A runner waits to be told what is wanted of it. Ours: the push channel that document 001 leaves open.
 
     Whatever is told here is told by the next answer to a heartbeat, too.
@@ -199,13 +199,13 @@ class Control(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
     wait_seconds: Annotated[float, Meta(ge=0, le=600), says("how long to wait for the first one")] = 0.0
 
 
-class Leave(Strict, frozen=True, kw_only=True, tag_field="type", tag=True):
+class Leave(Strict, frozen=True, kw_only=True, tag_field="type", tag="Leave"):
     """A runner leaves: it takes nothing new, finishes what it has, and may come back under its name."""
 
     runner_id: Annotated[Name, says("who leaves")]
 
 
-class LeaseGranted(FromServer, frozen=True, kw_only=True):
+class LeaseGranted(FromServer, frozen=True, kw_only=True, tag="LeaseGranted"):
     """The right to execute one attempt of a job. Either the specification is inside, or `job_spec_ref` says where."""
 
     job_id: Annotated[Id, says("what is to be executed")]
@@ -218,7 +218,7 @@ class LeaseGranted(FromServer, frozen=True, kw_only=True):
     cancel_token: Annotated[Secret | None, says("a secret like `lease_id`; this server sends none")] = None
 
 
-class AckLease(FromRunner, frozen=True, kw_only=True):
+class AckLease(FromRunner, frozen=True, kw_only=True, tag="AckLease"):
     """The runner took the lease and starts work. The answer is a `HeartbeatAck`."""
 
     job_id: Annotated[Id, says("the job of the lease")]
@@ -240,7 +240,7 @@ class LogCursor(Strict, frozen=True, kw_only=True):
     bytes_sent: Annotated[Count, says("bytes of the log that are on their way or kept")]
 
 
-class Heartbeat(FromRunner, frozen=True, kw_only=True):
+class Heartbeat(FromRunner, frozen=True, kw_only=True, tag="Heartbeat"):
     """The runner lives, and keeps its lease."""
 
     ts: Annotated[Moment, says("by the runner's clock")]
@@ -248,7 +248,7 @@ class Heartbeat(FromRunner, frozen=True, kw_only=True):
     log_cursor: Annotated[LogCursor | None, says("how much of the log it has sent")] = None
 
 
-class HeartbeatAck(FromServer, frozen=True, kw_only=True, omit_defaults=False):
+class HeartbeatAck(FromServer, frozen=True, kw_only=True, omit_defaults=False, tag="HeartbeatAck"):
     """Whether the lease was renewed, and whether to stop."""
 
     extend_lease: Annotated[bool, says("whether the lease goes on")]
@@ -308,7 +308,7 @@ class Tests(Strict, frozen=True, kw_only=True):
     failures: Annotated[list[FailedTest], Meta(max_length=MAX_FAILED_TESTS), says("the first that failed")] = []
 
 
-class Complete(FromRunner, frozen=True, kw_only=True):
+class Complete(FromRunner, frozen=True, kw_only=True, tag="Complete"):
     """The final result; it ends the lease."""
 
     status: Annotated[Literal["SUCCEEDED", "FAILED"], says("how it ended")]
@@ -335,14 +335,14 @@ class Complete(FromRunner, frozen=True, kw_only=True):
     place: Annotated[Line, says("ours: where its tree is kept, for people")] = ""
 
 
-class CompleteAck(FromServer, frozen=True, kw_only=True):
+class CompleteAck(FromServer, frozen=True, kw_only=True, tag="CompleteAck"):
     """Whether the result counts, and if not, why."""
 
     accepted: Annotated[bool, says("whether the result counts")]
     reason: Annotated[Line, says("ours: why not, e.g. `CANCEL_REQUESTED`; absent when it counts")] = ""
 
 
-class CancelRequested(FromServer, frozen=True, kw_only=True):
+class CancelRequested(FromServer, frozen=True, kw_only=True, tag="CancelRequested"):
     """Stop within the deadline, and say so with `CancelAck`."""
 
     job_id: Annotated[Id, says("what is to be stopped")]
@@ -351,7 +351,7 @@ class CancelRequested(FromServer, frozen=True, kw_only=True):
     ts: Annotated[Moment, says("by the server's clock")]
 
 
-class CancelAck(FromRunner, frozen=True, kw_only=True):
+class CancelAck(FromRunner, frozen=True, kw_only=True, tag="CancelAck"):
     """The runner stopped; nothing of the job runs any more."""
 
     final_status: Annotated[Literal["CANCELED"], says("how it ended")]
@@ -360,7 +360,7 @@ class CancelAck(FromRunner, frozen=True, kw_only=True):
     summary: Annotated[Line, says("one line for people")] = ""
 
 
-class CancelAcked(FromServer, frozen=True, kw_only=True):
+class CancelAcked(FromServer, frozen=True, kw_only=True, tag="CancelAcked"):
     """The server heard it. Document 001 names no answer to `CancelAck`; without one a runner could not stop asking."""
 
     accepted: Annotated[bool, says("that the attempt is canceled now")]
@@ -372,7 +372,7 @@ StaleReason = Literal[
 ]
 
 
-class StaleLease(FromServer, frozen=True, kw_only=True):
+class StaleLease(FromServer, frozen=True, kw_only=True, tag="StaleLease"):
     """The lease is no longer good: stop, and do not complete."""
 
     reason: Annotated[StaleReason, says("why")]

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.wire import messages as wire
+from deltaci.wire.schema_names import schema_components
 
 REFS: Final = "#/components/schemas/{name}"
 JSON: Final = "application/json"
@@ -127,7 +128,7 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
     paths: Json = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, types)
-    _, schemas = msgspec.json.schema_components(types.values(), ref_template=REFS)
+    _, schemas = schema_components(types.values(), ref_template=REFS)
     for name, rule in BETWEEN_FIELDS.items():
         if name in schemas:
             schemas[name] |= rule
@@ -194,5 +195,5 @@ def _schema(kind: Any, types: dict[str, Any]) -> Any:
     if kind is None or isinstance(kind, str | int | float):
         return kind
     types[str(kind)] = kind
-    [schema], _ = msgspec.json.schema_components([kind], ref_template=REFS)
+    [schema], _ = schema_components([kind], ref_template=REFS)
     return schema

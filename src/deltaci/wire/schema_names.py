@@ -1,0 +1,73 @@
+"""The names of types in JSON Schema and OpenAPI documents, which stay when a Python class is renamed.
+
+A renamed class keeps its old name there by a class variable: `schema_name: ClassVar[str] = "Lease"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+
+def schema_name(kind: type) -> str:
+    """Return the name of a type in schemas: its own `schema_name`, not an inherited one, or else its class name."""
+    name: str = vars(kind).get("schema_name", kind.__name__)
+    return name
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """Return the schema of a type as one document."""
+    [whole], components = schema_components([kind], "#/$defs/{name}")
+    return {**whole, "$defs": components} if components else whole
+
+
+def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the schemas of some types, and of all structs inside them, by their schema names."""
+    kinds = list(kinds)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
+    names = {
+        struct.__name__: schema_name(struct)
+        for struct in structs(inspect.multi_type_info(kinds))
+        if schema_name(struct) != struct.__name__
+    }
+    if not names:
+        return list(schemas), components
+    references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in names.items()}
+    renamed = {names.get(name, name): _renamed(schema, names, references) for name, schema in components.items()}
+    return [_renamed(schema, names, references) for schema in schemas], renamed
+
+
+def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
+    """Return every struct that values of these types may contain, once."""
+    seen, pending = set[type](), list(kinds)
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, inspect.StructType):
+            if kind.cls in seen:
+                continue
+            seen.add(kind.cls)
+            yield kind.cls
+            pending += [field.type for field in kind.fields]
+        for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
+            inner = getattr(kind, name, ())
+            parts = inner if isinstance(inner, tuple) else (inner,)
+            pending += [part for part in parts if isinstance(part, inspect.Type)]
+
+
+def _renamed(schema: Any, names: dict[str, str], references: dict[str, str]) -> Any:
+    """Return a schema whose titles and references have the new names."""
+    if isinstance(schema, list):
+        return [_renamed(each, names, references) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {key: _renamed(value, names, references) for key, value in schema.items()}
+    for key, table in (("title", names), ("$ref", references)):
+        if isinstance(renamed.get(key), str):
+            renamed[key] = table.get(renamed[key], renamed[key])
+    if "discriminator" in renamed and "mapping" in renamed["discriminator"]:
+        mapping = renamed["discriminator"]["mapping"]
+        renamed["discriminator"]["mapping"] = {tag: references.get(ref, ref) for tag, ref in mapping.items()}
+    return renamed
