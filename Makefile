@@ -19,7 +19,7 @@ up: setup-runtime ## start Delta CI here (ONCE=1: start, show that it works, sto
 	@# Ctrl-C is the normal way to stop, so it is no error.
 	@trap : INT; .venv/bin/deltaci up $(if $(filter 1,$(ONCE)),--once) || [ $$? -eq 130 ]
 
-test: ## everything: set-up, check, all tests (ONLY=core: only tests/core, no checks; COSTS=1: list the dearest files)
+test: ## everything: set-up, check, all tests (ONLY=core: only tests/core, no checks; COSTS=1: cost of each file)
 	@scripts/test $(ONLY)
 
 check: setup-dev ## the quick checks: lint, format, types, tidiness, generated docs

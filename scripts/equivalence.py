@@ -1,0 +1,330 @@
+"""Prove that this commit behaves as an older one, after files and names were changed.
+
+    python -m scripts.equivalence                   compare everything with the commit before the renames
+    python -m scripts.equivalence --only texts --only data --commit 1234abc
+
+    histories   SEEDS simulated histories have the same digest of events
+    data        a database, blob folder and runner folder written by the old commit are read back with equal answers
+    mixed       old runner and new server, new runner and old server, old client and new server finish a pipeline
+    texts       generated OpenAPI, JSON schemas, protocol, machines and --help are equal
+
+Differences are printed as a unified diff, and make the exit status 1. The old commit runs from a git worktree in the
+environment of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+ROOT: Final = Path(__file__).parent.parent
+FIRST_CHANGE: Final = "wire: make stored and sent names independent of Python names"
+SEEDS: Final = 200
+HOURS: Final = 6
+SCHEMAS: Final = ("openapi.json", "pipeline.schema.json", "workstream.schema.json")
+TEXTS: Final = (*SCHEMAS, "protocol.md", "machines.md", "cli.md")
+TENANT: Final = "default"
+PATIENCE_SECONDS: Final = 300
+
+# Run by the old commit: write everything that the pages of the web interface show, and print an API key.
+WRITE_DATA: Final = """
+import sys
+from pathlib import Path
+from tests.browser.scene import Scene
+scene = Scene(Path(sys.argv[1])).open()
+try:
+    print(scene.house.key("ada"))
+finally:
+    scene.close()
+"""
+# Run by the old commit: print an operator's token and a runner's registration token for a server's data folder.
+PRINT_TOKENS: Final = """
+import sys, time
+from pathlib import Path
+from deltaci.server.credentials import Signer, server_key
+from deltaci.server.service import KEY_FILE, registration_token
+folder = Path(sys.argv[1])
+print(Signer(server_key(folder / KEY_FILE), time.time).sign("operate", "root", "default", 3600))
+print(registration_token(folder, "runner-1", "default"))
+"""
+PLAN: Final = {
+    "jobs": [
+        {"name": "build", "work": {"steps": ["echo built > out.txt"], "artifacts": [{"path_glob": "out.txt"}]}},
+        {"name": "test", "needs": ["build"], "work": {"steps": ["echo tested", {"run": "true", "name": "again"}]}},
+        {"name": "broken", "needs": ["test"], "allow_failure": True, "work": {"steps": ["exit 3"]}},
+    ]
+}
+
+
+class Source(NamedTuple):
+    """A checkout of the program."""
+
+    name: str
+    folder: Path
+
+    def environment(self) -> dict[str, str]:
+        """Return an environment in which Python finds this checkout first."""
+        path = os.pathsep.join((str(self.folder / "src"), str(self.folder)))
+        return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "COLUMNS": "100"}
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line of `deltaci` in this checkout."""
+        module = "deltaci.main" if (self.folder / "src" / "deltaci" / "main.py").exists() else "deltaci"
+        return [sys.executable, "-m", module, *words]
+
+    def run(self, command: list[str], cwd: Path | None = None, **environment: str) -> str:
+        """Run a command with this checkout, which must succeed, and return its output."""
+        done = subprocess.run(
+            command,
+            cwd=cwd or self.folder,
+            env={**self.environment(), **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=PATIENCE_SECONDS * 4,
+        )
+        return done.stdout
+
+    @contextmanager
+    def started(self, *words: str, cwd: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+        """Run `deltaci` in the background, and stop it in the end."""
+        with open(cwd / f"{self.name}-{words[0]}.log", "a", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                self.command(*words),
+                cwd=cwd,
+                env={**self.environment(), **environment},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_SECONDS)
+
+    @contextmanager
+    def server(self, data: Path) -> Iterator[str]:
+        """Run a server on a data folder; the URL at which it listens."""
+        words = ("server", "--data", str(data), "--host", "127.0.0.1", "--port", "0", "--allow-repositories", "file")
+        with self.started(*words, cwd=data) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "listening on" in line, f"the {self.name} server did not start; see {data}/{self.name}-server.log"
+            yield line.split()[-1]
+
+
+# -- histories
+
+
+def compare_histories(old: Source, new: Source) -> Iterator[str]:
+    """Play the same seeds with both commits, and return the differences."""
+    words = ("sim", "--json", "--no-shrink", "--seed", "0", "--seeds", str(SEEDS), "--hours", str(HOURS))
+    processes = [
+        subprocess.Popen(each.command(*words), env=each.environment(), stdout=subprocess.PIPE, text=True)
+        for each in (old, new)
+    ]
+    histories = [
+        [{key: line.get(key) for key in ("seed", "digest", "invariant")} for line in map(json.loads, output[:-1])]
+        for output in (process.communicate()[0].splitlines() for process in processes)
+    ]
+    assert len(histories[0]) == SEEDS
+    yield from diff("histories", *(list(map(json.dumps, each)) for each in histories))
+
+
+# -- data
+
+
+def compare_data(old: Source, new: Source) -> Iterator[str]:
+    """Let the old commit write data, read all of it with servers of both commits, and return the differences."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = old.run([sys.executable, "-c", WRITE_DATA, folder]).strip()
+        answers = []
+        for source in (old, new):
+            copy = Path(folder, f"read-by-{source.name}")
+            shutil.copytree(Path(folder, "house"), copy)
+            with source.server(copy) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+                client.headers["Authorization"] = f"Bearer {key}"
+                answers.append(dict(crawl(client)))
+        print(f"data: {len(answers[0])} answers, {sum(map(len, answers[0].values())):,} lines")
+        assert len(answers[0]) > 100
+        for path in sorted(answers[0].keys() | answers[1].keys()):
+            yield from diff(path, *(each.get(path, ["not answered"]) for each in answers))
+
+
+def crawl(client: httpx.Client) -> Iterator[tuple[str, list[str]]]:
+    """Read every address of the API that has an example; return its path and the lines of its answer."""
+    seen = set[str]()
+    description = client.get("/openapi.json").json()
+    examples = find_examples(client)
+    for template, operations in sorted(description["paths"].items()):
+        if "get" not in operations or "/api/v1" not in template:
+            continue
+        for path in filled(template, examples):
+            if path not in seen:
+                seen.add(path)
+                answer = client.get(path)
+                is_json = "json" in answer.headers.get("content-type", "")
+                lines = json.dumps(answer.json(), indent=1, sort_keys=True).splitlines() if is_json else []
+                body = lines or answer.text.splitlines()
+                yield path, [str(answer.status_code), *map(without_clock, body)]
+
+
+def find_examples(client: httpx.Client) -> list[dict[str, str]]:
+    """Return values for the parameters of addresses, each with those that it belongs to."""
+
+    def read(path: str, name: str) -> list[Any]:
+        found: list[Any] = client.get(f"/api/v1{path}").raise_for_status().json()[name]
+        return found
+
+    found: list[dict[str, str]] = [{}]
+    found += [{"project": each["name"]} for each in read("/projects", "projects")]
+    found += [{"change": each["id"]} for each in read("/changes", "changes")]
+    found += [{"worker": each["name"]} for each in read("/workers", "workers")]
+    found += [{"key": each["id"]} for each in read("/keys", "keys")]
+    found += [{"workstream": each["id"]} for each in read("/workstreams", "workstreams")]
+    for template in read("/templates", "templates"):
+        found += [{"template": template["name"], "version": str(number)} for number in (1, 2, 3)]
+    for run in read("/runs?limit=200", "runs"):
+        found.append({"run": run["id"]})
+        for job in client.get(f"/api/v1/runs/{run['id']}").json()["jobs"]:
+            for attempt in job.get("tries") or [{}]:
+                values = {"run": run["id"], "job": job["name"], "index": str(attempt.get("index", 1))}
+                found.append(values)
+                listed = client.get(f"/api/v1/runs/{run['id']}/jobs/{job['name']}/attempts/{values['index']}/artifacts")
+                for artifact in listed.json().get("artifacts", []) if listed.is_success else []:
+                    found.append(values | {"path": artifact["path"]})
+    return found
+
+
+def filled(template: str, examples: list[dict[str, str]]) -> Iterator[str]:
+    """Return the addresses that a template makes with examples that have exactly its parameters."""
+    template = template.replace("*}", "}")
+    names = re.findall(r"\{([^}]+)\}", template)
+    for example in examples:
+        if set(names) <= example.keys() and (names or not example):
+            path = template
+            for name in names:
+                path = path.replace(f"{{{name}}}", example[name])
+            yield path
+
+
+def without_clock(line: str) -> str:
+    """Replace what differs between two readings: the id of a refused request, ages, and the time of the answer."""
+    line = re.sub(r'^ "request_id": "[0-9a-f]{16}"', ' "request_id": "…"', line)
+    line = re.sub(r'("(?:now|at|as_of|seen_at|heard_at|last_heartbeat_at)": )"[^"]*"', r'\1"…"', line)
+    line = re.sub(r'^( *"seconds": )\d+\.\d+', r"\1…", line)  # A run without its runner goes on getting older.
+    return re.sub(r"\b\d+(?:\.\d+)? ?(?:s|min|h|seconds|minutes)\b", "… s", line)
+
+
+# -- mixed
+
+
+def compare_mixed(old: Source, new: Source) -> Iterator[str]:
+    """Let each part be of either commit, and return how the pipelines ended that did not end well."""
+    for server, runner, client in ((new, old, new), (old, new, old), (new, new, old), (old, old, old)):
+        name = f"{server.name} server, {runner.name} runner, {client.name} client"
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            data = Path(folder)
+            (data / "plan.json").write_text(json.dumps(PLAN), encoding="utf-8")
+            url = stack.enter_context(server.server(data))
+            operator, token = old.run([sys.executable, "-c", PRINT_TOKENS, folder]).split()
+            words = ("runner", "--server", url, "--work", str(data / "work"))
+            first = stack.enter_context(runner.started(*words, cwd=data, DELTACI_TOKEN=token))
+            answer = httpx.post(
+                f"{url}/api/v1/keys",
+                json={"person": "ada", "scopes": ["admin"]},
+                headers={"Authorization": f"Bearer {operator}"},
+                trust_env=False,
+            )
+            known = {"DELTACI_SERVER": url, "DELTACI_KEY": answer.raise_for_status().json()["token"]}
+            ended = json.loads(client.run(client.command("submit", "plan.json", "--wait", "--json"), data, **known))
+            states = {job["name"]: job["state"] for job in ended["jobs"]}
+            print(f"mixed: {name}: {ended['status']} {states}")
+            if (ended["status"], states["broken"]) != ("SUCCEEDED", "FAILED"):
+                yield f"{name}: {ended}"
+            first.terminate()
+            first.wait(PATIENCE_SECONDS)
+            # Its folder is taken over by a runner of the other commit, which has no registration token.
+            stack.enter_context((old if runner is new else new).started(*words, cwd=data))
+            again = json.loads(client.run(client.command("submit", "plan.json", "--wait", "--json"), data, **known))
+            if again["status"] != "SUCCEEDED":
+                yield f"{name}, with the other runner in its folder: {again}"
+
+
+# -- texts
+
+
+def compare_texts(old: Source, new: Source) -> Iterator[str]:
+    """Return the differences of the generated documents, which `make check` compares with the code."""
+    for name in TEXTS:
+        pages = [
+            next(path for path in sorted((each.folder / "docs").rglob(name)) if "adr" not in path.parts)
+            for each in (old, new)
+        ]
+        yield from diff(name, *(page.read_text("utf-8").splitlines() for page in pages))
+
+
+# -- all of them
+
+COMPARISONS: Final = {
+    "texts": compare_texts,
+    "mixed": compare_mixed,
+    "data": compare_data,
+    "histories": compare_histories,
+}
+
+
+def base_commit() -> str:
+    """Return the commit before the one that froze the formats. It is found by its title, which no rebase changes."""
+    command = ["git", "log", "--format=%H", "--fixed-strings", f"--grep={FIRST_CHANGE}"]
+    commits = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    if not commits:
+        sys.exit(f"found no commit '{FIRST_CHANGE}'; expected a full clone, or --commit")
+    return f"{commits[-1]}^"
+
+
+def diff(name: str, old: list[str], new: list[str]) -> Iterator[str]:
+    """Return a unified diff, line by line; nothing if both are equal."""
+    yield from difflib.unified_diff(old, new, f"old {name}", f"new {name}", n=1, lineterm="")
+
+
+def main() -> int:
+    """Compare what was asked for; return 1 if something differs."""
+    parser = argparse.ArgumentParser(
+        prog="scripts.equivalence", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--commit", help="the older commit (default: the one before the renames)")
+    parser.add_argument("--only", action="append", choices=COMPARISONS, help="one comparison; may be repeated")
+    options = parser.parse_args()
+    differences = 0
+    with tempfile.TemporaryDirectory() as folder:
+        worktree = Path(folder, "old")
+        add = ["git", "worktree", "add", "--quiet", "--detach", str(worktree), options.commit or base_commit()]
+        subprocess.run(add, cwd=ROOT, check=True)
+        try:
+            old, new = Source("old", worktree), Source("new", ROOT)
+            for name in options.only or COMPARISONS:
+                lines = list(COMPARISONS[name](old, new))
+                print("\n".join([*lines, f"{name}: {'equal' if not lines else f'{len(lines)} lines of differences'}"]))
+                differences += len(lines)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(worktree)], cwd=ROOT, check=True)
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
