@@ -57,10 +57,11 @@ fuzz: setup-dev ## try hostile input everywhere (MINUTES=5; SEED=n: that round a
 
 bench: setup-dev ## run the benchmarks (ONLY=queue: that one; PEERS=1: beside other queues)
 	@# The peers have a .venv of their own inside ours, which new set-ups and `make clean` remove with it.
+	@# The lock has all dependencies; older versions of pip refuse an extra that one of them asks for with hashes.
 	@[ "$(PEERS)" != 1 ] || cmp -s requirements/peers.lock .venv/peers/lock || { \
 		echo "installing the peers into .venv/peers …" && $(PY) -m venv --clear .venv/peers && \
 		.venv/peers/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input \
-			install --no-compile --require-hashes -r requirements/peers.lock && \
+			install --no-compile --no-deps --require-hashes -r requirements/peers.lock && \
 		cp requirements/peers.lock .venv/peers/lock; } || echo "the peers cannot be installed; going on without" >&2
 	@scripts/programs
 	@$(PY) -m bench $(ONLY)
