@@ -27,30 +27,12 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m ruff format --quiet --check . || { echo "format: run 'make fix'" >&2; exit 1; }
 	@$(PY) -m mypy --strict
 	@$(PY) -m pytest -q tests/test_tidy.py tests/test_rules.py
-	@$(PY) -m deltaci.core.draw --check docs/machines.md
-	@$(PY) -m deltaci.core.draw_failures --check docs/failures.md
-	@$(PY) -m deltaci.wire.draw --check docs/protocol.md
-	@$(PY) -m scripts.formats --check docs/formats.txt
-	@$(PY) -m deltaci.wire.openapi --check docs/openapi.json
-	@$(PY) -m deltaci.wire.api_draw --check docs/api-reference.md
-	@$(PY) -m deltaci.cli.draw --check docs/cli.md
-	@$(PY) -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.json
-	@$(PY) -m deltaci.pipeline.github.draw --check docs/github-workflows.md
-	@$(PY) -m deltaci.pipeline.workstreams.draw --check docs/workstreams.md docs/workstream.schema.json
+	@$(PY) -m scripts.docgen --check
 
 fix: setup-dev ## repair what can be: lint, format, generated docs
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
-	@$(PY) -m deltaci.core.draw docs/machines.md
-	@$(PY) -m deltaci.core.draw_failures docs/failures.md
-	@$(PY) -m deltaci.wire.draw docs/protocol.md
-	@$(PY) -m scripts.formats docs/formats.txt
-	@$(PY) -m deltaci.wire.openapi docs/openapi.json
-	@$(PY) -m deltaci.wire.api_draw docs/api-reference.md
-	@$(PY) -m deltaci.cli.draw docs/cli.md
-	@$(PY) -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json
-	@$(PY) -m deltaci.pipeline.github.draw docs/github-workflows.md
-	@$(PY) -m deltaci.pipeline.workstreams.draw docs/workstreams.md docs/workstream.schema.json
+	@$(PY) -m scripts.docgen
 
 fuzz: setup-dev ## try hostile input everywhere (MINUTES=5; SEED=n: that round again; ONLY=word: those targets)
 	@$(PY) -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)")

@@ -8,7 +8,7 @@ import msgspec
 
 from deltaci.core.machine import Command, stored_name
 from deltaci.wire.schema_names import schema, schema_components
-from scripts import formats
+from scripts.docgen import formats
 
 
 class Before(msgspec.Struct, tag_field="type", tag="Begin"):

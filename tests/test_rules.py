@@ -8,8 +8,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from deltaci.core.draw import MACHINES
 from deltaci.core.views import VIEWS
+from scripts.docgen.machines import MACHINES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "spec").glob("*.md"))

@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.cli.commands import COMMANDS, loaded
-from deltaci.cli.draw import page
 from tests.cli.desk import ROOT, Desk
-
-
-def test_the_list_of_commands_is_the_commands() -> None:
-    """`python -m deltaci.cli.draw docs/cli.md` writes it anew."""
-    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
-
-    assert text == page(text)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

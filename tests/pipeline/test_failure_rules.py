@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.core import draw_failures
 from deltaci.core.failures import MAX_LINE_CHARS, RULES, Facts, FailureRule, classify
 from deltaci.pipeline import failure_rules, log_patterns
 from deltaci.pipeline.failure_rules import read
@@ -196,10 +195,9 @@ def test_any_text_is_read_or_refused(text: str | bytes) -> None:
 
 
 def test_the_page_has_the_rules_that_run() -> None:
-    """`python -m deltaci.core.draw_failures docs/failures.md` writes it anew; its example is good."""
+    """Its example is good, and its limits are those of the code."""
     text = (ROOT / "docs" / "failures.md").read_text("utf-8")
 
-    assert text == draw_failures.page(text)
     [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert read(example).rules
     assert read(example).problems == ()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from deltaci.pipeline import model, reader
 from deltaci.pipeline.github import composites, read
 from deltaci.pipeline.github.actions import ACTIONS
-from deltaci.pipeline.github.draw import page
 from deltaci.pipeline.github.keys import KEYS
 from deltaci.pipeline.printing import printed
 from tests.pipeline.workflows import FILE, job
@@ -149,10 +148,3 @@ def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch:
 
     assert workflow.inside is None
     assert any("more uses of actions than one workflow may have" in problem.found for problem in workflow.problems)
-
-
-def test_the_page_shows_what_the_code_takes() -> None:
-    """`python -m deltaci.pipeline.github.draw docs/github-workflows.md` writes it anew."""
-    text = PAGE.read_text("utf-8")
-
-    assert page(text) == text

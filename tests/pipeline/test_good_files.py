@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from deltaci.pipeline import draw, model, schema
+from deltaci.pipeline import model, schema
 from deltaci.pipeline.printing import printed
 from deltaci.pipeline.problems import Place, inside
 from deltaci.pipeline.reader import read
 from deltaci.pipeline.rules import OF_STREAMS
 from deltaci.pipeline.shapes import NOUNS, shape
-from tests.pipeline.good import ALL, OTHERS, PAGE, ROOT, on_the_page
+from tests.pipeline.good import ALL, OTHERS, on_the_page
 
 
 def pipeline(text: str) -> model.Pipeline:
@@ -94,14 +94,6 @@ def test_everything_has_a_place() -> None:
     assert found.place("jobs", "a", "steps", 1, "name") == Place(3, 16)
     assert found.place("jobs", "a", "retry", "on", 0) == Place(3, 5)
     assert found.place("nothing") == Place(1, 1)
-
-
-def test_the_page_and_the_schema_are_what_the_model_says() -> None:
-    """`python -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json` writes them anew."""
-    text = PAGE.read_text("utf-8")
-
-    assert text == draw.page(text)
-    assert (ROOT / "docs" / "pipeline.schema.json").read_text("utf-8") == schema.text()
 
 
 def test_every_key_has_an_example_on_the_page() -> None:

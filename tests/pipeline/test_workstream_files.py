@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from deltaci.pipeline import schema
 from deltaci.pipeline.reader import read as read_pipeline
-from deltaci.pipeline.workstreams import draw
 from deltaci.pipeline.workstreams.model import Merge, Workstream
 from deltaci.pipeline.workstreams.reading import is_workstream, read, read_plain
+from scripts.docgen.workstreams import document
 from tests.pipeline.broken import Broken
 from tests.pipeline.broken_workstreams import ALL, GOOD, task, top
 
@@ -143,18 +142,10 @@ def test_files_are_told_apart() -> None:
     assert "deltaci ws create" in problem.expected
 
 
-def test_the_page_and_the_schema_are_the_model() -> None:
-    """`make fix` writes them anew."""
-    page = (ROOT / "docs" / "workstreams.md").read_text("utf-8")
-
-    assert page == draw.page(page)
-    assert (ROOT / "docs" / "workstream.schema.json").read_text("utf-8") == schema.text(draw.document())
-
-
 def test_editors_find_what_a_schema_can_find() -> None:
     """And have nothing against what is good."""
     jsonschema_rs = pytest.importorskip("jsonschema_rs")
-    validator = jsonschema_rs.validator_for(draw.document())
+    validator = jsonschema_rs.validator_for(document())
 
     assert validator.is_valid(plain(GOOD))
     assert validator.is_valid(plain(top("merge: false\n")))

@@ -1,6 +1,6 @@
 """The JSON Schema of a pipeline file, for editors; made from the model. `docs/pipeline.schema.json` is its output.
 
-python -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json writes it.
+python -m scripts.docgen.pipelines docs/pipelines.md docs/pipeline.schema.json writes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
 """Everything that the server serves over HTTP, as one OpenAPI document. `docs/openapi.json` is its output.
-
-python -m deltaci.wire.openapi docs/openapi.json           write the document
-python -m deltaci.wire.openapi --check docs/openapi.json   fail if it is not what the types say
-
 A part of the server is a list of `Operation`s; `PARTS` names them all. Addresses, codes and bodies are taken from the
 tables and types that run, so that nothing is said twice.
 """
@@ -10,14 +6,12 @@ tables and types that run, so that nothing is said twice.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
 import msgspec
 
-from deltaci.core.draw import write_or_compare
 from deltaci.wire import answers
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import (
@@ -246,12 +240,3 @@ def page() -> str:
 def described() -> bytes:
     """The document as it is served."""
     return wire.encode(whole())
-
-
-def main(arguments: list[str]) -> int:
-    """Write the document, or compare it."""
-    return write_or_compare(arguments, "deltaci.wire.openapi", "types", page())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

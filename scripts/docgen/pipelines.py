@@ -1,24 +1,17 @@
-"""Writes the tables of keys in docs/pipelines.md and the schema for editors, from the model.
-
-python -m deltaci.pipeline.draw docs/pipelines.md docs/pipeline.schema.json           write both
-python -m deltaci.pipeline.draw --check docs/pipelines.md docs/pipeline.schema.json   fail if they differ
-"""
+"""Writes the tables of keys in docs/pipelines.md and the schema for editors, from the model."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec import inspect
 from msgspec.structs import FieldInfo
 
-from deltaci.core.draw import redrawn, table, write_or_compare
-from deltaci.pipeline import model, schema
+from deltaci.pipeline import model
 from deltaci.pipeline.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
+from scripts.docgen.pages import replace_below_mark, table
 
-MODULE: Final = "deltaci.pipeline.draw"
 Homes = Mapping[type[model.Part], str]
 HOMES: Final[Homes] = {
     model.Pipeline: "The file",
@@ -50,7 +43,7 @@ HOMES: Final[Homes] = {
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    return redrawn(text, MODULE, _lines())
+    return replace_below_mark(text, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -112,25 +105,3 @@ def _has_expressions(hint: object) -> bool:
         if inner is not None and _has_expressions(inner):
             return True
     return False
-
-
-def write_both(arguments: list[str], module: str, drawn: Callable[[str], str], document: str) -> int:
-    """The command of a page and its schema: write both, or compare them."""
-    flags = [each for each in arguments if each.startswith("--")]
-    files = [each for each in arguments if not each.startswith("--")]
-    if len(files) != 2:
-        print(f"usage: python -m {module} [--check] PAGE SCHEMA", file=sys.stderr)
-        return 2
-    return max(
-        write_or_compare([*flags, files[0]], module, "types", drawn(Path(files[0]).read_text("utf-8"))),
-        write_or_compare([*flags, files[1]], module, "types", document),
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Write both, or compare them."""
-    return write_both(arguments, MODULE, page, schema.text())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

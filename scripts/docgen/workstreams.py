@@ -1,23 +1,17 @@
-"""Writes the tables of keys in docs/workstreams.md and the schema for editors, from the model.
-
-python -m deltaci.pipeline.workstreams.draw docs/workstreams.md docs/workstream.schema.json   write both
-with --check before them   fail if they differ
-"""
+"""Writes the tables of keys in docs/workstreams.md and the schema for editors, from the model."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from deltaci.core.draw import redrawn
 from deltaci.pipeline import model, schema
-from deltaci.pipeline.draw import Homes, tables, write_both
 from deltaci.pipeline.rule_keys import NumberRule
 from deltaci.pipeline.shapes import reachable
 from deltaci.pipeline.workstreams.model import Merge, Task, Workstream
+from scripts.docgen.pages import replace_below_mark
+from scripts.docgen.pipelines import Homes, tables
 
-MODULE: Final = "deltaci.pipeline.workstreams.draw"
 HOMES: Final[Homes] = {
     Workstream: "The file",
     Task: "`tasks[]`",
@@ -32,7 +26,7 @@ HOMES: Final[Homes] = {
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    return redrawn(text, MODULE, _lines())
+    return replace_below_mark(text, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -45,12 +39,3 @@ def _lines() -> Iterator[str]:
 def document() -> dict[str, Any]:
     """The schema for editors."""
     return schema.document(Workstream, "Delta CI workstream")
-
-
-def main(arguments: list[str]) -> int:
-    """Write both, or compare them."""
-    return write_both(arguments, MODULE, page, schema.text(document()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,5 @@
 """List every stored or sent format of the program, without the names of Python classes.
 
-    python -m scripts.formats docs/reference/formats.txt            write the list
-    python -m scripts.formats --check docs/reference/formats.txt    fail if it is not what the code says
-
 A format is a msgspec struct that the program reads from a database, a file, the network or another process. Each is a
 line: its tag, and the names, types and defaults of its fields as they are stored. Renaming a class or a field in Python
 must not change a line; a renamed field keeps its stored name by `msgspec.field(name="…")`, a renamed message by its
@@ -28,7 +25,6 @@ import msgspec
 from msgspec import inspect
 
 import deltaci
-from deltaci.core.draw import write_or_compare
 from deltaci.core.machine import Command, stored_name
 from deltaci.store.codec import KINDS
 from deltaci.wire.schema_names import structs
@@ -121,7 +117,3 @@ def page() -> str:
     found = {kind: line(kind) for kind in structs(inspect.multi_type_info(roots))}
     named = {f"command {stored_name(command)} {found.pop(command)}" for command in commands}
     return "\n".join([*sorted(set(found.values())), *sorted(named)])
-
-
-if __name__ == "__main__":
-    sys.exit(write_or_compare(sys.argv[1:], "scripts.formats", "code", page()))

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from deltaci.cli.commands import COMMANDS, loaded
 from deltaci.cli.session import EXIT_CODES, shared_options
-from deltaci.core.draw import write_or_compare
-
-BEGIN: Final = "<!-- Everything below is written by: python -m deltaci.cli.draw docs/cli.md -->"
+from scripts.docgen.pages import replace_below_mark
 
 _KINDS: Final = {"int": "N", "int range": "N", "float": "N", "float range": "N", "path": "PATH"}
 
 
 def page(text: str) -> str:
     """The page with its list of commands as it should be; what stands before the mark is written by hand."""
-    head, mark, _ = text.partition(BEGIN)
-    if not mark:
-        raise ValueError(f"the page has no line {BEGIN!r}")
-    return head + BEGIN + "\n\n" + "\n".join(_lines()) + "\n"
+    return replace_below_mark(text, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -96,13 +89,3 @@ def _has_default(parameter: Any) -> bool:
     return (
         parameter.param_type_name == "option" and not parameter.is_flag and parameter.default not in (None, "", [], ())
     )
-
-
-def main(arguments: list[str]) -> int:
-    """Write the list into the page, or compare it with the one that is there."""
-    path = Path(next((each for each in arguments if not each.startswith("--")), "docs/cli.md"))
-    return write_or_compare(arguments, "deltaci.cli.draw", "commands", page(path.read_text("utf-8")))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

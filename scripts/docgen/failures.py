@@ -1,25 +1,16 @@
-"""Draws the built-in rules for failures into docs/failures.md, from the table that is executed.
-
-python -m deltaci.core.draw_failures docs/failures.md           write its table
-python -m deltaci.core.draw_failures --check docs/failures.md   fail if it is not what the rules say
-"""
+"""Draws the built-in rules for failures into docs/failures.md, from the table that is executed."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
 
-from deltaci.core.draw import redrawn, table, write_or_compare
 from deltaci.core.failures import RULES, FailureRule
-
-MODULE: Final = "deltaci.core.draw_failures"
+from scripts.docgen.pages import replace_below_mark, table
 
 
 def page(text: str) -> str:
     """The page with its table as it should be; what stands before the mark is written by hand."""
-    return redrawn(text, MODULE, _lines())
+    return replace_below_mark(text, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -44,14 +35,3 @@ def _fits(rule: FailureRule) -> str:
 def _listed(values: object) -> str:
     assert isinstance(values, (tuple, list))
     return ", ".join(f"`{value}`" for value in values)
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
-    files = [each for each in arguments if not each.startswith("--")]
-    drawn = page(Path(files[0]).read_text("utf-8")) if len(files) == 1 else ""
-    return write_or_compare(arguments, MODULE, "rules", drawn)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,8 @@
-"""Draws the machines and the views from the very tables that run. `docs/machines.md` is its output.
-
-python -m deltaci.core.draw docs/machines.md           write the page
-python -m deltaci.core.draw --check docs/machines.md   fail if the page is not what the tables say
-"""
+"""Draws the machines and the views from the very tables that run. `docs/machines.md` is its output."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, Final
 
 from deltaci.core import attempt, job, lease, run, worker
@@ -16,12 +10,13 @@ from deltaci.core.machine import Machine, Rule, To
 from deltaci.core.reactions import REACTIONS
 from deltaci.core.views import VIEWS
 from deltaci.core.views.view import LEFT_OUT, SAME, View
+from scripts.docgen.pages import table
 
 MACHINES: Final[tuple[Machine[Any], ...]] = (run.MACHINE, job.MACHINE, attempt.MACHINE, lease.MACHINE, worker.MACHINE)
 
 _HEAD: Final = """# The machines
 
-Generated from the tables that run (`python -m deltaci.core.draw docs/machines.md`, or `make fix`); do not edit.
+Generated from the tables that run by `make fix`; do not edit.
 The rules named in the last column are on the pages of [`docs/spec/`](spec/model.md).
 """
 _VIEWS_HEAD: Final = """# The views
@@ -40,16 +35,6 @@ def page() -> str:
     parts = [_HEAD, *(_machine(machine) for machine in MACHINES), _REACTIONS_HEAD, _reactions()]
     parts += [_VIEWS_HEAD, *(_view(view) for view in VIEWS)]
     return "\n".join(parts)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A table, line by line, and the empty line behind it."""
-    columns = list(head)
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
-    yield ""
 
 
 def _machine(machine: Machine[Any]) -> str:
@@ -117,39 +102,3 @@ def _view(view: View) -> str:
         rows = ((e.source, e.target, e.demanded_by, e.why) for e in view.extensions)
         lines += table(("from", "to", "demanded by", "why"), rows)
     return "\n".join(lines)
-
-
-def redrawn(text: str, module: str, lines: Iterable[str]) -> str:
-    """A page with what its module draws as it should be; what stands before the mark is written by hand."""
-    begin = f"<!-- Everything below is written by: python -m {module} -->"
-    head, mark, _ = text.partition(begin)
-    if not mark:
-        raise ValueError(f"the page has no line {begin!r}")
-    return head + begin + "\n\n" + "\n".join(lines).rstrip("\n") + "\n"
-
-
-def write_or_compare(arguments: list[str], module: str, source: str, text: str) -> int:
-    """The command of a page that is drawn: write it, or with `--check` tell whether it is what its source says."""
-    is_check = "--check" in arguments
-    files = [argument for argument in arguments if not argument.startswith("--")]
-    if len(files) != 1:
-        print(f"usage: python -m {module} [--check] FILE", file=sys.stderr)
-        return 2
-    target = Path(files[0])
-    text = text.rstrip("\n") + "\n"
-    if not is_check:
-        target.write_text(text, encoding="utf-8")
-        return 0
-    if target.exists() and target.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{target} is not what the {source} say; run 'make fix' and commit it", file=sys.stderr)
-    return 1
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
-    return write_or_compare(arguments, "deltaci.core.draw", "tables", page())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

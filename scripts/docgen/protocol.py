@@ -1,23 +1,18 @@
-"""Draws the runner protocol from the very types and tables that run. `docs/protocol.md` is its output.
-
-python -m deltaci.wire.draw docs/protocol.md           write the page
-python -m deltaci.wire.draw --check docs/protocol.md   fail if the page is not what the types say
-"""
+"""Draws the runner protocol from the very types and tables that run. `docs/protocol.md` is its output."""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
-from deltaci.core.draw import table, write_or_compare
 from deltaci.wire import messages as wire
 from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
 from deltaci.wire.examples import GIVEN, OURS
 from deltaci.wire.schema_names import schema, schema_name
+from scripts.docgen.pages import table
 
 Kinds = tuple[type[msgspec.Struct], ...]
 
@@ -63,7 +58,7 @@ PARTS: Final[Kinds] = (
 
 _HEAD: Final = f"""# The runner protocol
 
-Generated from the types that are sent (`python -m deltaci.wire.draw docs/protocol.md`, or `make fix`); do not edit.
+Generated from the types that are sent by `make fix`; do not edit.
 The rules behind it are on [`docs/spec/runner-protocol.md`](spec/runner-protocol.md).
 This is version {wire.VERSION}; the version is part of every address.
 
@@ -272,12 +267,3 @@ def _length(kind: inspect.StrType) -> str:
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     return f" {kind.ge} to {kind.le}" if kind.ge is not None else ""
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
-    return write_or_compare(arguments, "deltaci.wire.draw", "types", page())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

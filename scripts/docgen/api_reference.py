@@ -1,15 +1,9 @@
-"""Draws docs/api-reference.md from the table of addresses.
-
-python -m deltaci.wire.api_draw docs/api-reference.md           write the page
-python -m deltaci.wire.api_draw --check docs/api-reference.md   fail if it is not what the table says
-"""
+"""Draws docs/api-reference.md from the table of addresses."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
-from deltaci.core.draw import write_or_compare
 from deltaci.wire.api_routes import EVERYWHERE, REFUSALS, ROOT, ROUTES, SERVED, Route, codes_of
 
 
@@ -44,12 +38,3 @@ def _line(route: Route) -> str:
     address = route.path.replace("*}", "}")
     again = "; takes an `Idempotency-Key`" if route.is_repeatable else ""
     return f"| {route.method} | `{address}` | {route.needs} | {route.does}{again} | {codes} |"
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it."""
-    return write_or_compare(arguments, "deltaci.wire.api_draw", "routes", page())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

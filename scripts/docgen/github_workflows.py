@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
-from deltaci.core.draw import redrawn, write_or_compare
 from deltaci.pipeline.github.actions import ACTIONS, DROPPED, HARMLESS
 from deltaci.pipeline.github.commands import TOOLCHAIN, TOOLCHAIN_INPUTS
 from deltaci.pipeline.github.desk import OF_GITHUB
 from deltaci.pipeline.github.events import INSIDE, NEVER, UNSAFE, UNSAFE_WHY
 from deltaci.pipeline.github.keys import KEYS, Rule
+from scripts.docgen.pages import replace_below_mark
 
-MODULE: Final = "deltaci.pipeline.github.draw"
 WORDS: Final = {"inside": "yes", "note": "no effect", "outside": "**outside**"}
 
 
 def page(text: str) -> str:
     """The page with its tables as they should be; what stands before the mark is written by hand."""
-    return redrawn(text, MODULE, _lines())
+    return replace_below_mark(text, _lines())
 
 
 def _lines() -> Iterator[str]:
@@ -59,13 +56,3 @@ def _table(what: str, rules: dict[str, Rule]) -> Iterator[str]:
     yield f"| {what} |  |  |\n|---|---|---|"
     for name, rule in rules.items():
         yield f"| `{name}` | {WORDS[rule.kind]} | {rule.why} |"
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with --check say whether it is as it should be."""
-    path = next((each for each in arguments if not each.startswith("--")), "docs/github-workflows.md")
-    return write_or_compare(arguments, MODULE, "tables", page(Path(path).read_text("utf-8")))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

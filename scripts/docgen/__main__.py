@@ -1,0 +1,70 @@
+"""Write every generated page of the documentation, or report those that differ from the code.
+
+python -m scripts.docgen             write all pages (`make fix`)
+python -m scripts.docgen --check     change nothing; the exit status is 1 if a page differs (`make check`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from deltaci.pipeline import schema
+from deltaci.wire import openapi
+from scripts.docgen import (
+    api_reference,
+    cli,
+    failures,
+    formats,
+    github_workflows,
+    machines,
+    pipelines,
+    protocol,
+    workstreams,
+)
+
+ROOT: Final = Path(__file__).parents[2]
+# Each page with the function that makes its text from the text that it has now.
+PAGES: Final[dict[str, Callable[[str], str]]] = {
+    "docs/machines.md": lambda _: machines.page(),
+    "docs/failures.md": failures.page,
+    "docs/protocol.md": lambda _: protocol.page(),
+    "docs/formats.txt": lambda _: formats.page(),
+    "docs/openapi.json": lambda _: openapi.page(),
+    "docs/api-reference.md": lambda _: api_reference.page(),
+    "docs/cli.md": cli.page,
+    "docs/pipelines.md": pipelines.page,
+    "docs/pipeline.schema.json": lambda _: schema.text(),
+    "docs/github-workflows.md": github_workflows.page,
+    "docs/workstreams.md": workstreams.page,
+    "docs/workstream.schema.json": lambda _: schema.text(workstreams.document()),
+}
+
+
+def main() -> int:
+    """Write or compare all pages; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts.docgen", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only compare")
+    is_check = parser.parse_args().check
+    different = 0
+    for name, make in PAGES.items():
+        path = ROOT / name
+        before = path.read_text("utf-8") if path.exists() else ""
+        after = make(before).rstrip("\n") + "\n"
+        if after == before:
+            continue
+        if is_check:
+            print(f"{name} is not what the code says; run 'make fix' and commit it", file=sys.stderr)
+            different += 1
+        else:
+            path.write_text(after, encoding="utf-8")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
