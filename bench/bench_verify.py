@@ -17,8 +17,8 @@ from random import Random
 import msgspec
 
 from bench.figures import Figure
-from deltaci.core.verify import verify
-from deltaci.core.verify.records import AnyLine
+from deltaci.audit.verify import verify
+from deltaci.audit.verify.records import AnyLine
 from tests.histories import History
 
 EVENTS = 1_000_000

@@ -20,10 +20,10 @@ from chaos.parts import Part
 from chaos.rows import NotRun, Row, measured
 from chaos.speaker import Speakers
 from chaos.stage import Stage, TooLate, until
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import verify
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, to_line
-from deltaci.core.verify import verify
-from deltaci.core.views.canonical import lines
 from deltaci.engine import feed
 from deltaci.store import open_store
 

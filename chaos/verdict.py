@@ -20,10 +20,10 @@ from chaos.rows import Row, measured
 from chaos.stage import TooLate, until
 from chaos.witness import Execution, overlap_seconds
 from chaos.workload import Workload
+from deltaci.audit.projections.canonical import lines
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, RUN, WORKER, Event
-from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.runner.reaper import MARK

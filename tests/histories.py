@@ -23,7 +23,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Gate, Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
-from deltaci.core.views.queue import check_shape
+from deltaci.core.status.queue import check_shape
 from deltaci.core.worker import Worker
 from tests.lab import TENANT, Lab, Lease
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import msgspec
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.job_events import job_events
+from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.verify import Report, verify
 from deltaci.core import attempt, ids, job, run, worker
 from deltaci.core.attempt import Attempt, Leased
 from deltaci.core.decide import Decision, Plan, decide, job_id
@@ -20,10 +24,6 @@ from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.timers import ready_at
-from deltaci.core.verify import Report, verify
-from deltaci.core.views.canonical import lines
-from deltaci.core.views.job_events import job_events
-from deltaci.core.views.transitions import Transitions
 from deltaci.core.worker import Worker
 from deltaci.core.world import World
 

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from deltaci.core.views import VIEWS
+from deltaci.audit.projections import VIEWS
 from scripts.docgen.machines import MACHINES
 
 ROOT = Path(__file__).parent.parent

@@ -18,14 +18,15 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 # Which rooms of src/deltaci a room may import, besides itself:
-# main → cli, server, runner → control → engine → store.port → core; pipeline, wire → core.
-ENGINE_SEES = {"core", "pipeline", "wire", "store"}
+# main → cli, server, runner → control → engine → store.port → core; pipeline, wire, audit → core.
+ENGINE_SEES = {"core", "audit", "pipeline", "wire", "store"}
 CONTROL_SEES = ENGINE_SEES | {"engine", "blobs", "config"}
 SHELL_SEES = CONTROL_SEES | {"control"}
 SEES: dict[str, set[str]] = {
     "core": set(),
+    "audit": {"core"},
     "pipeline": {"core", "wire"},
-    "wire": {"core"},
+    "wire": {"core", "audit"},
     "store": {"core"},
     "blobs": {"core"},
     "config": {"core"},
@@ -70,7 +71,7 @@ PURE_EXCEPT = {
     "deltaci.pipeline.yaml": {"ruamel"},
     "deltaci.pipeline.syntax": {"ruamel"},
 }
-PURE_ROOMS = {"core", "pipeline"}
+PURE_ROOMS = {"core", "audit", "pipeline"}
 IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}
 CLOCK_READS = {"now", "utcnow", "today"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from deltaci.audit.projections import VIEWS
 from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.machine import Machine, Rule, To
 from deltaci.core.reactions import REACTIONS
-from deltaci.core.views import VIEWS
-from deltaci.core.views.view import LEFT_OUT, SAME, View
+from deltaci.core.status.view import LEFT_OUT, SAME, View
 from scripts.docgen.pages import table
 
 MACHINES: Final[tuple[Machine[Any], ...]] = (run.MACHINE, job.MACHINE, attempt.MACHINE, lease.MACHINE, worker.MACHINE)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from deltaci.core.verify import verify
+from deltaci.audit.verify import verify
 from tests.browser.browsing import Person
 from tests.browser.house import House, gate, task
 from tests.repositories.upstream import Upstream

@@ -14,6 +14,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import pytest
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import verify
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
@@ -23,8 +25,6 @@ from deltaci.core.ids import lease_ref
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
-from deltaci.core.verify import verify
-from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue

@@ -17,7 +17,7 @@ from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
-from deltaci.core.views import steps
+from deltaci.core.status import steps
 from deltaci.core.worker import Worker
 from deltaci.store.port import Conflict, Entry, LoadJobs, Look, Page, Place, Put, Search, Store, Unreadable, Write
 from tests.contract.places import Place as Somewhere

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core.errors import StaleLease
-from deltaci.core.verify import verify
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob, QueueJob
 from tests.contract.places import Place, attempt_of, legal, on_loop, refused
 

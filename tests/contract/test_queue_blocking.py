@@ -11,7 +11,7 @@ import pytest
 
 import deltaci
 from deltaci import NewJob, Queue, Refused, StaleLease
-from deltaci.core.verify import verify
+from deltaci.audit.verify import verify
 from deltaci.engine.blocking import BlockingQueue
 from deltaci.store.migrate import Migration, SchemaError, migrations
 from tests.contract.places import Place, on_loop

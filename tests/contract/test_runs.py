@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
@@ -13,8 +15,6 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.core.verify import verify
-from deltaci.core.views.transitions import Transitions
 from deltaci.core.worker import Worker
 from tests.contract.places import Place, Server, on_loop
 from tests.lab import TENANT, Lease, gate, task

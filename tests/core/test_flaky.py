@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaci.audit.explain import faults
 from deltaci.core import flaky
 from deltaci.core.attempt import Attempt
-from deltaci.core.explain import faults
 from deltaci.core.failures import Facts, Failure, classify
 from deltaci.core.flaky import EXPIRES, Flake, History, Sighting, known_tests, learned, sighting
 from deltaci.core.run import Origin, Run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaci.core.verify.canonical import LEGAL
+from deltaci.audit.verify.canonical import LEGAL
 from tests.histories import History
 from tests.support.budget import budget
 

@@ -13,7 +13,7 @@ from deltaci.core.events import RUN, WORKER
 from deltaci.core.listing import Listed, lists, moved
 from deltaci.core.machine import BIRTH, Command
 from deltaci.core.run import Origin, Run
-from deltaci.core.views.steps import run_status
+from deltaci.core.status.steps import run_status
 from deltaci.core.worker import Worker
 from tests.histories import History
 from tests.lab import TENANT, Lab

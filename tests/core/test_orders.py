@@ -9,7 +9,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.core.views.steps import step_attempts
+from deltaci.core.status.steps import step_attempts
 from tests.lab import TENANT, Lab, task
 
 

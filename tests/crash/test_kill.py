@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify.canonical import Canonical
 from deltaci.core.attempt import Attempt
-from deltaci.core.verify.canonical import Canonical
-from deltaci.core.views.canonical import lines
 from deltaci.store import open_store
 from deltaci.store.port import Store
 from tests.crash import busy

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import verify
 from deltaci.blobs.logs import Logs
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
@@ -20,8 +22,6 @@ from deltaci.core.events import Event
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.core.verify import verify
-from deltaci.core.views.canonical import lines
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.engine.applier import Applier

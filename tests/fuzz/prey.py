@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
-from deltaci.core.verify import Report, verify
-from deltaci.core.views.canonical import lines
 from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import Client

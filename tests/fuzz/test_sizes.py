@@ -55,7 +55,7 @@ def verify_many_bad_lines() -> None:
 
 
 def _verify(lines: list[bytes]) -> None:
-    from deltaci.core.verify import NotALog, verify
+    from deltaci.audit.verify import NotALog, verify
 
     for format in ("", "canonical", "transitions", "job-events"):
         with suppress(NotALog):

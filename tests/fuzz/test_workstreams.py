@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from hypothesis import strategies as st
 
-from deltaci.core.verify import verify
+from deltaci.audit.verify import verify
 from tests.derivation import Derivation
 from tests.fleets import Fleet
 from tests.forgeries import Forgery, seen

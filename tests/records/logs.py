@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
-from deltaci.core.verify import Report, verify
-from deltaci.core.views.transitions import Transitions
 from deltaci.store.port import Open, Store, Transaction, Write
 from tests.lab import Lab, task
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.control.journal import FILE, SNAPSHOT, Gap, Journal, Taken
 from deltaci.core.events import Event
-from deltaci.core.verify import verify
 from tests.histories import History
 from tests.records.logs import checked, one_run, whole
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from deltaci.core.verify import verify
+from deltaci.audit.verify import verify
 from tests.lab import Lab
 
 Line = dict[str, Any]

@@ -8,7 +8,7 @@ from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt, Leased
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.views.steps import run_status, step_status
+from deltaci.core.status.steps import run_status, step_status
 from tests.lab import Lab, Lease, task
 
 ID: Final = "r1/build.1"

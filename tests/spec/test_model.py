@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from deltaci.audit.projections.orchestration import ATTEMPT_VIEW
 from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
-from deltaci.core.views.orchestration import ATTEMPT_VIEW
-from deltaci.core.views.queue import JOB_VIEW, job_status
-from deltaci.core.views.steps import RUN_VIEW, STEP_VIEW, run_status, step_status
-from deltaci.core.views.view import Change, View
+from deltaci.core.status.queue import JOB_VIEW, job_status
+from deltaci.core.status.steps import RUN_VIEW, STEP_VIEW, run_status, step_status
+from deltaci.core.status.view import Change, View
 from tests.lab import Lab, Lease, gate, task
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, failures, job
 from deltaci.core.failures import Facts, FailureRule, classify
 from deltaci.core.instants import SECOND
-from deltaci.core.verify import verify
 from tests.lab import START, Lab, task
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
@@ -16,7 +17,6 @@ from deltaci.core.gates import MAX_APPROVERS, why_not
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Approval, Approve, Gate, Job, Reject
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
 from tests.lab import START, Lab, gate, task
 from tests.mutations import mutants
 from tests.spec.logs import Line, altered, line_of

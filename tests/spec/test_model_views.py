@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from deltaci.audit.projections import VIEWS
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import (
@@ -30,9 +32,7 @@ from deltaci.core.events import (
 from deltaci.core.failures import Facts, classify
 from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Through, To, nothing
-from deltaci.core.verify import verify
-from deltaci.core.views import VIEWS
-from deltaci.core.views.view import Change, Extension, Step, View
+from deltaci.core.status.view import Change, Extension, Step, View
 from tests.lab import Lab
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "model.md"

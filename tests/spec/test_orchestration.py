@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from deltaci.audit.projections.orchestration import RUN_VIEW
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER
 from deltaci.core.machine import BIRTH, Command, Machine
-from deltaci.core.views import steps, workstreams
-from deltaci.core.views.orchestration import RUN_VIEW
-from deltaci.core.views.view import Change
+from deltaci.core.status import steps, workstreams
+from deltaci.core.status.view import Change
 from tests.lab import Lab, Lease, gate, task
 
 OVER = (run.SUCCESS, run.FAILED, run.CANCELED, run.TIMEOUT)

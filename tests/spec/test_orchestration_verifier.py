@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
-from deltaci.core.verify import verify
 from tests.lab import Lab, task
 from tests.spec.scenes import ID
 

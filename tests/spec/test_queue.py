@@ -7,12 +7,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, lease
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
-from deltaci.core.views.queue import check_shape, job_status
+from deltaci.core.status.queue import check_shape, job_status
 from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered, decoded
 from tests.spec.scenes import OPERATIONS, OWNED, operation

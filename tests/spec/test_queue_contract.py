@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.machine import Command
-from deltaci.core.views.queue import check_shape, job_status
+from deltaci.core.status.queue import check_shape, job_status
 from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered
 from tests.spec.scenes import OPERATIONS, OWNED, operation

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run
 from deltaci.core.decide import Plan
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
-from deltaci.core.verify import verify
-from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
+from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from tests.lab import Lab, gate, task
 from tests.spec.logs import altered, decoded, exported
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, lease, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
 from deltaci.core.worker import DRAINED, QUARANTINED, REPEATED_TROUBLES, Drain, Offer, Quarantine, Resume
 from tests.lab import TENANT, Lab, Lease, task
 from tests.spec.scenes import busy, grant

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from deltaci.audit.verify import NotALog, verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.failures import Facts
-from deltaci.core.verify import NotALog, verify
 from tests.lab import Lab, gate, task
 from tests.spec.logs import Line, decoded, violations
 

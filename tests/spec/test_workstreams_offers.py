@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import worker
-from deltaci.core.verify import verify
 from deltaci.core.worker import Offer
 from tests.lab import TENANT, Lab, task
 from tests.spec.logs import exported

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt
-from deltaci.core.verify import verify
-from deltaci.core.views.workstreams import derive_workstream_state
+from deltaci.core.status.workstreams import derive_workstream_state
 from deltaci.main import app
 from tests.derivation import DIFFERENCES, TASK_WORDS, Derivation, Task, document_003
 from tests.fleets import Fleet

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.verify import verify
-from deltaci.core.views.workstreams import task_state
+from deltaci.core.status.workstreams import task_state
 from tests.lab import Lab, Lease, task
 from tests.spec.logs import exported, last_step
 from tests.spec.scenes import grant

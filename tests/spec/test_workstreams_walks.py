@@ -13,7 +13,7 @@ from deltaci.core import attempt, job, run, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.views.workstreams import derive_workstream_state, task_state, worker_state, workstream_state
+from deltaci.core.status.workstreams import derive_workstream_state, task_state, worker_state, workstream_state
 from tests.lab import Lab, Lease
 
 Move = Callable[[], object]

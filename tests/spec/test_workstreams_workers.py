@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
-from deltaci.core.verify import verify
-from deltaci.core.views.workstreams import worker_state
+from deltaci.core.status.workstreams import worker_state
 from tests.lab import Lab, Lease, task
 from tests.spec.logs import exported, last_step
 from tests.spec.scenes import busy, grant

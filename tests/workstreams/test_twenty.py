@@ -11,10 +11,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import verify
 from deltaci.core import job, run
 from deltaci.core.job import Job
-from deltaci.core.verify import verify
-from deltaci.core.views.canonical import lines
 from deltaci.engine import feed
 from tests.contract.places import within
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed

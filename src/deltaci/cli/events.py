@@ -12,6 +12,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.job_events import job_events
+from deltaci.audit.projections.transitions import Transitions
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_run
 from deltaci.cli.session import Session, command
@@ -19,9 +22,6 @@ from deltaci.cli.telling import tell_event
 from deltaci.client.drafts import Draft
 from deltaci.core.events import Event
 from deltaci.core.instants import instant
-from deltaci.core.views.canonical import lines
-from deltaci.core.views.job_events import job_events
-from deltaci.core.views.transitions import Transitions
 from deltaci.wire import api
 
 app = typer.Typer(

@@ -37,7 +37,7 @@ from deltaci.cli.shown import console, safe, span, status
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.views.steps import run_status, step_status
+from deltaci.core.status.steps import run_status, step_status
 from deltaci.engine import loops
 from deltaci.local.engine import engine
 from deltaci.local.plans import Seen

@@ -15,7 +15,7 @@ from deltaci.cli.shown import COLOURS, MARKS, safe, span
 from deltaci.core import job
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.views.steps import step_status
+from deltaci.core.status.steps import step_status
 
 REFRESHES: Final = 8  # a second
 MAX_ROWS: Final = 40

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.verify import Report, verify
 from deltaci.cli.web import signed_link
 from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import job, run
@@ -23,9 +25,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, Approve, JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
-from deltaci.core.verify import Report, verify
-from deltaci.core.views.canonical import lines
-from deltaci.core.views.steps import run_status
+from deltaci.core.status.steps import run_status
 from deltaci.engine import feed, loops
 from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from deltaci.core.verify import FORMATS, NotALog, Report, verify
+from deltaci.audit.verify import FORMATS, NotALog, Report, verify
 
 LEGAL, NOT_LEGAL, UNREADABLE = 0, 1, 2
 MAX_LINE_BYTES = 16 * 1024 * 1024

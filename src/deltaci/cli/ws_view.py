@@ -13,8 +13,8 @@ from deltaci.cli.run_view import REASONS
 from deltaci.cli.shown import Rows, ago, facts, safe, span
 from deltaci.client.outcomes import is_completed
 from deltaci.core.events import JOB, RUN
-from deltaci.core.views.view import LEFT_OUT, SAME
-from deltaci.core.views.workstreams import TASK_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
+from deltaci.core.status.view import LEFT_OUT, SAME
+from deltaci.core.status.workstreams import TASK_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 from deltaci.wire import api
 from deltaci.wire import api_workstreams as wire
 

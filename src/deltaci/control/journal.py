@@ -19,9 +19,9 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from deltaci.audit.projections.transitions import Memory, Transitions
 from deltaci.blobs.room import check_room
 from deltaci.core.events import Event
-from deltaci.core.views.transitions import Memory, Transitions
 
 FILE: Final = "transitions.jsonl"
 SNAPSHOT: Final = "transitions.snapshot.json"

@@ -19,7 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import REPORTER, RUN, Event
 from deltaci.core.listing import EVERYBODY, UNREPORTED
 from deltaci.core.machine import Command
-from deltaci.core.views.steps import RUN_VIEW
+from deltaci.core.status.steps import RUN_VIEW
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended

@@ -17,7 +17,7 @@ from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.listing import project_is, status_is
 from deltaci.core.run import Run
-from deltaci.core.views.steps import PENDING, RUNNING, WAITING_APPROVAL
+from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
 from deltaci.engine.applier import Applier
 from deltaci.pipeline.change import Change
 from deltaci.store.port import Search, Store

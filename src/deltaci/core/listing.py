@@ -12,8 +12,8 @@ from typing import Final
 from deltaci.core import run, worker
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.core.views.steps import RUN_VIEW, run_status
-from deltaci.core.views.workstreams import WORKSTREAM_VIEW, workstream_state
+from deltaci.core.status.steps import RUN_VIEW, run_status
+from deltaci.core.status.workstreams import WORKSTREAM_VIEW, workstream_state
 from deltaci.core.worker import Worker
 
 RUNS: Final = "run"

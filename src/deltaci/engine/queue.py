@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.audit.projections.job_events import job_events
 from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
@@ -25,8 +26,7 @@ from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
 from deltaci.core.reactions import BearAll, Birth
-from deltaci.core.views.job_events import job_events
-from deltaci.core.views.queue import job_status
+from deltaci.core.status.queue import job_status
 from deltaci.core.worker import queue_key
 from deltaci.engine import feed
 from deltaci.engine.applier import Applier, Claim

@@ -18,7 +18,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.core.rerun import repeated
 from deltaci.core.run import Origin, Run
-from deltaci.core.views.steps import run_status, step_status
+from deltaci.core.status.steps import run_status, step_status
 from deltaci.core.worker import required_labels
 from deltaci.local.engine import TENANT, Engine
 from deltaci.local.plans import Planned, Seen

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from deltaci.core.views.vocabularies import CANONICAL, VOCABULARIES
+from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES
 from deltaci.wire.api import Shown
 from deltaci.wire.api_input import MAX_EVENTS, Asked, JobName, Quantity
 from deltaci.wire.messages import says

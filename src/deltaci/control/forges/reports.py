@@ -12,7 +12,7 @@ from deltaci.control.forges.told import MAX_DESCRIPTION, Note, Report, State
 from deltaci.core import job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
-from deltaci.core.views import steps
+from deltaci.core.status import steps
 from deltaci.store.port import Store, jobs_of
 from deltaci.wire.texts import plain
 

@@ -24,6 +24,8 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.transitions import Transitions
 from deltaci.blobs import keys
 from deltaci.blobs.logs import Logs
 from deltaci.control.workstreams import files
@@ -33,9 +35,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.core.views.canonical import lines
-from deltaci.core.views.transitions import Transitions
-from deltaci.core.views.workstreams import WORKSTREAM_VIEW, task_state, workstream_state
+from deltaci.core.status.workstreams import WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
 from deltaci.store.port import Store, jobs_of
 

@@ -16,7 +16,7 @@ from deltaci.core.events import JOB, RUN, Event
 from deltaci.core.instants import SECOND, rfc3339
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.core.views.workstreams import TASK_VIEW, WORKSTREAM_VIEW, task_state, workstream_state
+from deltaci.core.status.workstreams import TASK_VIEW, WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
 from deltaci.store.port import Store
 

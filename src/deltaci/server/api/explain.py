@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import explain, flaky
+from deltaci.audit import explain
+from deltaci.core import flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.job import Job

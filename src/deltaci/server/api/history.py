@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Seen, Witness, job_of
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import rfc3339
-from deltaci.core.views.vocabularies import CANONICAL, VOCABULARIES, Seen, Witness, job_of
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import run_of
 from deltaci.wire.api_history import Transition, TransitionPage, TransitionQuery

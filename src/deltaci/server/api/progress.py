@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.audit.projections.progress import Progress, progress
 from deltaci.control.workstreams import records
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.core.views.progress import Progress, progress
 from deltaci.store.port import Load, Look, Store, jobs_of
 from deltaci.wire import api_workstreams as wire
 from deltaci.wire.messages import Verdict

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.audit.explain import Surroundings
+from deltaci.audit.explain import queue as explained
+from deltaci.audit.explain.answer import Reason
+from deltaci.audit.explain.story import Story
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
-from deltaci.core.explain import Surroundings
-from deltaci.core.explain import queue as explained
-from deltaci.core.explain.answer import Reason
-from deltaci.core.explain.story import Story
 from deltaci.core.job import Job
 from deltaci.core.listing import status_is
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
+from deltaci.core.status import steps
 from deltaci.core.timers import ready_at
-from deltaci.core.views import steps
 from deltaci.core.worker import required_labels
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler

@@ -12,10 +12,10 @@ from deltaci.core.failures import Failure
 from deltaci.core.ids import worker_name
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run, Tally, is_over
+from deltaci.core.status.queue import job_status
+from deltaci.core.status.steps import run_status, step_attempts, step_status
+from deltaci.core.status.workstreams import worker_state
 from deltaci.core.timers import ready_at
-from deltaci.core.views.queue import job_status
-from deltaci.core.views.steps import run_status, step_attempts, step_status
-from deltaci.core.views.workstreams import worker_state
 from deltaci.core.worker import Worker, condition, required_labels
 from deltaci.server.api.callers import KeyRecord
 from deltaci.wire import api

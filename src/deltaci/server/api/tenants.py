@@ -18,7 +18,7 @@ from deltaci.blobs import keys
 from deltaci.blobs.store import Blobs
 from deltaci.core.errors import Refused
 from deltaci.core.listing import status_is
-from deltaci.core.views.steps import PENDING
+from deltaci.core.status.steps import PENDING
 from deltaci.engine.items import Overloaded
 from deltaci.server.api.remembered import Remembered
 from deltaci.store.port import Conflict, CountHeld, Document, Store, Transaction

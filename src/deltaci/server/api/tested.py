@@ -19,7 +19,7 @@ from deltaci.core.flaky import Flake
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.core.views.steps import run_status
+from deltaci.core.status.steps import run_status
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.lookup import family_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import timeline
+from deltaci.audit import timeline
 from deltaci.engine import feed
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.explain import MAX_EVENTS

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from deltaci.audit.projections.progress import progress
 from deltaci.control.merging.records import NONE, QueueView
 from deltaci.control.workstreams import records
 from deltaci.core import job as jobs
@@ -22,9 +23,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run, is_let_go, is_over
-from deltaci.core.views.progress import progress
-from deltaci.core.views.steps import run_status, step_attempts
-from deltaci.core.views.workstreams import derive_workstream_state, task_state, workstream_state
+from deltaci.core.status.steps import run_status, step_attempts
+from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstreams import model, reading
 from deltaci.pipeline.workstreams.compile import graph
 from deltaci.server.api.calls import Call, Handler, Made, WorkstreamDesk, missing

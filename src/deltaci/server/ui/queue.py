@@ -6,8 +6,8 @@ import re
 from typing import Final
 from urllib.parse import quote
 
-from deltaci.core.explain.codes import WAITS
-from deltaci.core.explain.queue import is_about_workers, is_urgent
+from deltaci.audit.explain.codes import WAITS
+from deltaci.audit.explain.queue import is_about_workers, is_urgent
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.filters import ANY, box, choice, filters
 from deltaci.server.ui.markup import (

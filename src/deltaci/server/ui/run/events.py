@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.job_events import JobEvents
+from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Vocabulary
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import instant
-from deltaci.core.views.canonical import lines
-from deltaci.core.views.job_events import JobEvents
-from deltaci.core.views.transitions import Transitions
-from deltaci.core.views.vocabularies import CANONICAL, VOCABULARIES, Vocabulary
 from deltaci.server.api.sending import disposition, sending
 from deltaci.server.http import Send
 from deltaci.server.ui.filters import MAX_OFFERED, box, choice, filters

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from deltaci.core import timeline as core
+from deltaci.audit import timeline as core
 from deltaci.server.ui.markup import Markup, a, div, join, li, ol, p, span, svg, tag, ul
 from deltaci.server.ui.parts import path, seconds_text
 from deltaci.wire.api import Job

@@ -1,0 +1,26 @@
+"""The five documents' vocabularies as projections of our events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deltaci.audit.projections import orchestration
+from deltaci.core.status import queue, steps, workstreams
+from deltaci.core.status.view import View
+
+VIEWS: Final[tuple[View, ...]] = (
+    orchestration.RUN_VIEW,
+    orchestration.ATTEMPT_VIEW,
+    orchestration.LEASE_VIEW,
+    steps.RUN_VIEW,
+    steps.STEP_VIEW,
+    workstreams.TASK_VIEW,
+    workstreams.WORKSTREAM_VIEW,
+    workstreams.WORKER_VIEW,
+    queue.JOB_VIEW,
+)
+
+
+def views_of(entity: str) -> tuple[View, ...]:
+    """The views that see this kind of record."""
+    return tuple(view for view in VIEWS if view.entity == entity)

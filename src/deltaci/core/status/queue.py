@@ -1,0 +1,105 @@
+"""Document 004's eyes: an attempt as a job of the queue.
+
+The queue has no word for cancelling or timing out. When the orchestrator ends an attempt itself, the queue
+sees a takeover: the job is stalled, claimed by the orchestrator, started and failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from deltaci.core import attempt
+from deltaci.core.errors import InvariantBroken
+from deltaci.core.events import ATTEMPT, ORCHESTRATOR, actor_kind
+from deltaci.core.events import RUNNER as BY_RUNNER
+from deltaci.core.status.view import Change, Edge, Step, View
+
+QUEUED: Final = "queued"
+CLAIMED: Final = "claimed"
+RUNNING: Final = "running"
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+STALLED: Final = "stalled"
+
+# Claimed by the orchestrator itself: the queue says "claimed", we must remember by whom.
+_TAKEN: Final = "claimed by the orchestrator"
+
+_SHOWS: Final = {
+    attempt.QUEUED: QUEUED,
+    attempt.LEASED: CLAIMED,
+    attempt.STARTING: CLAIMED,
+    attempt.RUNNING: RUNNING,
+    attempt.UPLOADING: RUNNING,
+    attempt.STALE: STALLED,
+    attempt.SUCCEEDED: SUCCEEDED,
+    attempt.FAILED: FAILED,
+    attempt.TIMED_OUT: FAILED,
+    attempt.CANCELED: FAILED,
+}
+
+
+def _project(_view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+    before, actor, target = CLAIMED if shown == _TAKEN else shown, change.actor, change.target
+    if target == attempt.CANCEL_REQUESTED:
+        if change.source == attempt.CANCEL_REQUESTED:
+            return (Step(before, before or CLAIMED, "heartbeat", actor),), shown or CLAIMED
+        if before in (QUEUED, STALLED):
+            return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _TAKEN
+        return (), shown or ""
+    after = _SHOWS[target]
+    if after == FAILED and actor_kind(actor) != BY_RUNNER:
+        return _taken_over(shown), FAILED
+    if target == attempt.CANCELED and before == CLAIMED:
+        return (Step(CLAIMED, RUNNING, "started", actor), Step(RUNNING, FAILED, "failed", actor)), FAILED
+    return (Step(before, after, change.trigger, actor),), after
+
+
+def _taken_over(shown: str | None) -> tuple[Step, ...]:
+    end = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
+    if shown == _TAKEN:
+        return end
+    claim = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
+    if shown == STALLED:
+        return (claim, *end)
+    return (Step(shown, STALLED, "stalled", ORCHESTRATOR), claim, *end)
+
+
+JOB_VIEW: Final = View(
+    "004 job",
+    "004",
+    ATTEMPT,
+    _SHOWS,
+    (
+        Edge(None, QUEUED, "QUE-T1", ("enqueued",)),
+        Edge(QUEUED, CLAIMED, "QUE-T2", ("claimed",)),
+        Edge(STALLED, CLAIMED, "QUE-T3", ("claimed",)),
+        Edge(CLAIMED, RUNNING, "QUE-T4", ("started",)),
+        Edge(CLAIMED, CLAIMED, "QUE-T5", ("heartbeat",)),
+        Edge(RUNNING, RUNNING, "QUE-T6", ("heartbeat",)),
+        Edge(RUNNING, SUCCEEDED, "QUE-T7", ("succeeded",)),
+        Edge(RUNNING, FAILED, "QUE-T8", ("failed",)),
+        Edge(CLAIMED, STALLED, "QUE-T9", ("stalled",)),
+        Edge(RUNNING, STALLED, "QUE-T10", ("stalled",)),
+        Edge(STALLED, QUEUED, "QUE-T11", ("requeued",)),
+    ),
+    project=_project,
+)
+
+
+def job_status(record: attempt.Attempt) -> str:
+    """Document 004's status of an attempt: a pure function of the record."""
+    if record.state == attempt.CANCEL_REQUESTED:
+        return RUNNING if record.started_at else CLAIMED
+    return _SHOWS.get(record.state, QUEUED)
+
+
+def check_shape(record: attempt.Attempt) -> None:
+    """Document 004's invariants for each status: who may be owner, and when there is a result or an error."""
+    status = job_status(record)
+    is_owned = status in (CLAIMED, RUNNING)
+    found: dict[str, Any] = {"lease": record.lease, "result": record.result, "error": record.error}
+    wanted = {"lease": is_owned, "result": status == SUCCEEDED, "error": status == FAILED}
+    for field, is_wanted in wanted.items():
+        if (found[field] is not None) != is_wanted:
+            verb = "needs" if is_wanted else "must not have"
+            raise InvariantBroken(f"attempt {record.id} is {status} and {verb} a {field}")

@@ -1,0 +1,145 @@
+"""Document 003's eyes: tasks, workstreams and workers, in lower case and with its trigger words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from deltaci.core import job, run, worker
+from deltaci.core.events import JOB, RUN, WORKER
+from deltaci.core.status.view import LEFT_OUT, SAME, Edge, Extension, View
+
+_NO_TASK: Final = "cancellation reaches a task in any state"
+
+TASK_VIEW: Final = View(
+    "003 task",
+    "003",
+    JOB,
+    {
+        job.PENDING: "pending",
+        job.QUEUED: "queued",
+        job.RUNNING: "running",
+        job.VALIDATING: "validating",
+        job.RETRYING: "retrying",
+        job.WAITING_APPROVAL: LEFT_OUT,
+        job.SUCCEEDED: "completed",
+        job.FAILED: "failed",
+        job.CANCELED: "cancelled",
+    },
+    (
+        Edge(None, "pending", "WST-TI1", ("created",)),
+        Edge("pending", "queued", "WST-T1", ("scheduler_assigned",)),
+        Edge("queued", "running", "WST-T2", ("worker_started",)),
+        Edge("running", "validating", "WST-T3", ("execution_completed",)),
+        Edge("running", "retrying", "WST-T4", ("execution_failed",)),
+        Edge("running", "failed", "WST-T5", ("execution_failed",)),
+        Edge("running", "cancelled", "WST-T6", ("user_cancelled",)),
+        Edge("retrying", "queued", "WST-T7", ("retry_delay_elapsed",)),
+        Edge("validating", "completed", "WST-T8", ("validation_passed",)),
+        Edge("validating", "failed", "WST-T9", ("validation_failed",)),
+    ),
+    tuple(
+        Extension(state, "cancelled", "000, 002", _NO_TASK) for state in ("pending", "queued", "retrying", "validating")
+    ),
+)
+
+# Document 003 has its own words for what happens to a workstream; our runs carry document 000's.
+WORKSTREAM_TRIGGERS: Final = {
+    ("planned", "ready"): "all_tasks_created",
+    ("ready", "executing"): "first_task_started",
+    ("executing", "validating"): "all_tasks_completed",
+    ("executing", "failed"): "critical_task_failed",
+    ("validating", "completed"): "validation_passed",
+    ("validating", "failed"): "validation_failed",
+    ("planned", "cancelled"): "user_cancelled",
+    ("ready", "cancelled"): "user_cancelled",
+    ("executing", "cancelled"): "user_cancelled",
+    ("validating", "cancelled"): "user_cancelled",
+    ("planned", "failed"): "planning_failed",
+}
+
+WORKSTREAM_VIEW: Final = View(
+    "003 workstream",
+    "003",
+    RUN,
+    {
+        run.CREATED: "planned",
+        run.PLANNING: "planned",
+        run.PLAN_FAILED: "failed",
+        run.QUEUED: "ready",
+        run.RUNNING: "executing",
+        run.WAITING_APPROVAL: "executing",
+        run.VALIDATING: "validating",
+        run.SUCCESS: "completed",
+        run.FAILED: "failed",
+        run.TIMEOUT: "failed",
+        run.CANCEL_REQUESTED: "cancelled",
+        run.CANCELED: "cancelled",
+        run.REPORTED: SAME,
+    },
+    (
+        Edge(None, "planned", "WST-W1"),
+        Edge("planned", "ready", "WST-W1"),
+        Edge("ready", "executing", "WST-W2"),
+        Edge("executing", "validating", "WST-W3"),
+        Edge("executing", "failed", "WST-W4"),
+        Edge("validating", "completed", "WST-W5"),
+        Edge("validating", "failed", "WST-W6"),
+        Edge("planned", "cancelled", "WST-W7"),
+        Edge("ready", "cancelled", "WST-W8"),
+        Edge("executing", "cancelled", "WST-W9"),
+    ),
+    (
+        Extension("planned", "failed", "000", "planning can fail"),
+        Extension("validating", "cancelled", "000", "a run can be cancelled while it is validated"),
+    ),
+)
+
+WORKER_VIEW: Final = View(
+    "003 worker",
+    "003",
+    WORKER,
+    {state: state.lower() for state in worker.MACHINE.states},
+    (
+        Edge(None, "initializing", "WST-K1", ("registered",)),
+        Edge("initializing", "idle", "WST-K1", ("registration_complete",)),
+        Edge("idle", "busy", "WST-K2", ("task_assigned",)),
+        Edge("busy", "idle", "WST-K3", ("task_completed",)),
+        Edge("busy", "unresponsive", "WST-K4", ("health_check_timeout",)),
+        Edge("unresponsive", "idle", "WST-K5", ("health_check_recovered",)),
+        Edge("unresponsive", "shutdown", "WST-K6", ("max_timeout_exceeded",)),
+        Edge("idle", "shutdown", "WST-K7", ("shutdown_requested",)),
+        Edge("busy", "shutdown", "WST-K8", ("shutdown_requested",)),
+    ),
+)
+
+
+def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
+    """What document 003 derives from its tasks, each given as its state and whether it is critical."""
+    known = list(tasks)
+    states = [state for state, _ in known]
+    if "running" in states:
+        return "executing"
+    if all(state == "completed" for state in states):
+        return "validating"
+    if any(state == "failed" and is_critical for state, is_critical in known):
+        return "failed"
+    if all(state in ("pending", "queued") for state in states):
+        return "ready"
+    return "executing"
+
+
+def task_state(record: job.Job) -> str:
+    """Document 003's state of a job; empty for an approval, which is no task."""
+    shown = TASK_VIEW.shows[record.state]
+    return "" if record.spec.kind == job.APPROVAL or shown == LEFT_OUT else shown
+
+
+def workstream_state(record: run.Run) -> str:
+    """Document 003's state of a run."""
+    return WORKSTREAM_VIEW.shows[record.conclusion if record.state == run.REPORTED else record.state]
+
+
+def worker_state(record: worker.Worker) -> str:
+    """Document 003's state of a worker."""
+    return WORKER_VIEW.shows[record.state]

@@ -1,0 +1,116 @@
+"""The examples of docs/explain.md, made by the real thing. `python -m tests.audit.explain_page` writes them anew."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from deltaci.audit.explain import Explanation, lines
+from deltaci.audit.explain.codes import ENDED, STEPS, WAITS
+from deltaci.core import attempt, job, worker
+from deltaci.core.failures import Facts
+from deltaci.core.job import Gate
+from tests.audit.explaining import why
+from tests.lab import Lab, gate, task
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "explain.md"
+WIDTH = 118
+
+_EXAMPLE = re.compile(r"(<!-- example: (\w+) -->\n```text\n).*?(\n```)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- codes: (\w+) -->\n).*?(\n\n|\Z)", re.DOTALL)
+
+
+def label() -> Explanation:
+    """Nobody can run the job that everybody waits for."""
+    lab = Lab().plan(task("build"), task("test", "build", queue_key="gpu,linux"), task("deploy", "test"))
+    for id, labels in (("atlas", ("linux",)), ("boreas", ("linux", "arm")), ("ceres", ("windows",))):
+        lab.register(id, labels=labels)
+    lab.after(2)
+    lease = lab.claim(lab.attempt("build"), by="atlas")
+    lab.after(41).complete(lease)
+    return why(lab.after(300), lab.job("deploy"))
+
+
+def approval() -> Explanation:
+    """Two people must agree, and one has."""
+    rule = Gate(role="release", approvers=2, not_by_starter=True)
+    lab = Lab().plan(gate("ship", approval_seconds=86_400, gate=rule), task("deploy", "ship"), started_by="bob")
+    approve = job.Approve(id="r1/ship", actor="user:ada", roles=("release",), comment="the numbers look good")
+    lab.after(600).do(approve)
+    return why(lab.after(60), lab.run())
+
+
+def retry() -> Explanation:
+    """The network failed; the job is tried again."""
+    lab = Lab().plan(task("build", max_attempts=3))
+    lab.register("atlas")
+    lease = lab.after(1).claim(lab.attempt("build"), by="atlas")
+    lab.say(attempt.Start, lease)
+    tail = ("Fetching dependencies", "curl: (6) Could not resolve host: registry.example.org")
+    lab.after(12).complete(lease, ok=False, exit_code=6, facts=Facts(log_tail=tail))
+    return why(lab.after(5), lab.job("build"))
+
+
+def blocked() -> Explanation:
+    """A test failed, and what comes after it could not start."""
+    lab = Lab().plan(task("lint", is_required=False), task("test"), task("package", "test"), task("deploy", "package"))
+    lab.register("atlas", places=2)
+    lint, test = lab.claim(lab.attempt("lint"), by="atlas"), lab.claim(lab.attempt("test"), by="atlas")
+    lab.after(9).complete(lint, ok=False)
+    failed = Facts(failed_tests=("test_login",), message="1 of 812 tests failed: test_login")
+    lab.after(80).complete(test, ok=False, facts=failed)
+    return why(lab, lab.run())
+
+
+def lost() -> Explanation:
+    """A worker was lost, and another one has to wait until it has surely ended."""
+    lab = Lab().plan(task("build"))
+    lab.register("atlas")
+    lab.register("boreas")
+    lab.say(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
+    lab.after(60).do(worker.MissHealthChecks(id="atlas"))
+    return why(lab.after(5), lab.job("build"))
+
+
+def forced() -> Explanation:
+    """A run was cancelled, and a runner did not stop."""
+    lab = Lab().plan(task("build"), task("test", "build"))
+    lab.register("atlas")
+    lab.say(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
+    lab.after(20).cancel_run(reason="wrong branch")
+    lab.after(30).do(attempt.ForceCancel(id="r1/build.1"))
+    return why(lab, lab.run())
+
+
+EXAMPLES: Mapping[str, Callable[[], Explanation]] = {
+    made.__name__: made for made in (label, approval, retry, lost, blocked, forced)
+}
+TABLES = {"waits": WAITS, "ends": ENDED, "steps": STEPS}
+
+
+def example(name: str) -> str:
+    """What a person sees who asks, on a terminal of this width."""
+    explanation = EXAMPLES[name]()
+    shown = [
+        textwrap.fill(line, WIDTH, subsequent_indent="  " if line[:1] == "-" else "") for line in lines(explanation)
+    ]
+    return "\n".join([f"$ deltaci explain {explanation.id}", *shown])
+
+
+def table(name: str) -> str:
+    """The codes of one kind with their meanings."""
+    return "\n".join(
+        ["| code | meaning |", "|---|---|", *(f"| `{code}` | {text} |" for code, text in TABLES[name].items())]
+    )
+
+
+def drawn(page: str) -> str:
+    """The page with its examples and tables as they are now."""
+    page = _EXAMPLE.sub(lambda found: f"{found[1]}{example(found[2])}{found[3]}", page)
+    return _TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[3]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

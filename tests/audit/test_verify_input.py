@@ -1,0 +1,72 @@
+"""Whatever is given to the verifier, it answers; it never falls over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deltaci.audit.verify import FORMATS, NotALog, verify
+from tests.lab import Lab, gate, task
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def logs() -> dict[str, list[dict[str, Any]]]:
+    """A legal log in each format, decoded."""
+    lab = Lab().plan(task("a", max_attempts=2), gate("ok", "a"), task("b", "ok"))
+    lab.register("w1", labels=("linux",))
+    lab.after(1).fail(lab.claim(lab.attempt("a")))
+    lab.after(60).cancel_run()
+    forms = {"canonical": lab.canonical(), "transitions": lab.transitions(), "job-events": lab.job_events()}
+    return {name: [msgspec.json.decode(line) for line in lines] for name, lines in forms.items()}
+
+
+LOGS = logs()
+PLACES = [(name, index, field) for name, lines in LOGS.items() for index, line in enumerate(lines) for field in line]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_any_value_in_any_field_is_answered(place: tuple[str, int, str], value: Any) -> None:
+    """A forged log may contain anything; the answer is a report, never an exception."""
+    name, index, field = place
+    lines = [dict(line) for line in LOGS[name]]
+    lines[index][field] = value
+
+    report = verify([msgspec.json.encode(line) for line in lines], name)
+
+    assert report.lines == len(lines)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(index=st.integers(0, len(LOGS["canonical"]) - 1), value=JSON, data=st.data())
+def test_any_value_in_any_metadata_is_answered(index: int, value: Any, data: st.DataObject) -> None:
+    """What an event tells is the most tempting place to lie."""
+    lines = [dict(line) for line in LOGS["canonical"]]
+    told = dict(lines[index]["metadata"])
+    key = data.draw(st.sampled_from([*told, "surprise"]))
+    lines[index]["metadata"] = {**told, key: value}
+
+    verify([msgspec.json.encode(line) for line in lines], "canonical")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    lines=st.lists(st.binary(max_size=60) | JSON.map(msgspec.json.encode), max_size=6),
+    format=st.sampled_from(["", *FORMATS]),
+)
+def test_any_bytes_are_answered(lines: list[bytes], format: str) -> None:
+    """Noise is refused or reported, whatever it is taken for."""
+    try:
+        report = verify(lines, format)
+    except NotALog:
+        return
+
+    assert report.count > 0 or report.lines == 0
