@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from bench.load import Line, say
+from deltaci.api.routes import IDEMPOTENCY_HEADER, ROOT
 from deltaci.engine import loops
-from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, ROOT
 
 WARM_UP: Final = 20
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 
 from bench.serving import listen
+from deltaci.api.routes import ROOT
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import RunInput
 from deltaci.engine import loops
-from deltaci.wire import api
-from deltaci.wire import messages as wire
-from deltaci.wire.api_input import RunInput
-from deltaci.wire.api_routes import ROOT
+from deltaci.protocol import messages as wire
 
 HEADERS: Final = [
     (b"content-type", b"application/json"),

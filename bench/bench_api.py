@@ -24,6 +24,7 @@ from bench.bench_queue import all_heard, at_new_place
 from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, Place, Yard, say
 from bench.processes import Process, address, started
+from deltaci.api.routes import ROOT
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine import loops
@@ -32,7 +33,6 @@ from deltaci.server.api.cursors import cursor
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
 from deltaci.store import port
-from deltaci.wire.api_routes import ROOT
 from tests.servers import PostgresServer, ServerFailed
 
 CONNECTIONS = 32

@@ -16,9 +16,9 @@ from bench.figures import Figure
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
 from deltaci.engine import feed, loops
+from deltaci.protocol.bus import BusAddress
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store.sqlite import SqliteStore
-from deltaci.wire.bus import BusAddress
 from tests.nats_server import NatsServer
 
 JOBS = 40

@@ -20,8 +20,8 @@ import msgspec
 
 from bench.serving import TENANT, more_files
 from deltaci.engine import loops
+from deltaci.protocol.routes import ROOT
 from deltaci.server.credentials import Signer
-from deltaci.wire.addresses import ROOT
 
 STAMP: Final = b"2026-01-04T08:00:00Z"
 GRANTED: Final = re.compile(rb'"lease_id":"([^"]+)","job_id":"([^"]+)"')

@@ -21,10 +21,10 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
 from deltaci.engine import loops
+from deltaci.protocol import messages as wire
+from deltaci.protocol.routes import ROOT
 from deltaci.server.service import Listener, Service, collect_seldom
 from deltaci.store import open_store
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ROOT
 
 TENANT: Final = "default"
 SPEC: Final = {"steps": ["true"]}

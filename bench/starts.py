@@ -13,13 +13,13 @@ import msgspec
 from bench import limits
 from bench.bench_queue import all_heard, make_tables, outcome
 from bench.places import POSTGRES, SQLITE, Place, Yard
+from deltaci.api.schemas.inputs import RunInput
 from deltaci.core.decide import StartRun
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.engine import loops
 from deltaci.engine.applier import Applier
 from deltaci.server.api import plans
-from deltaci.wire.api_input import RunInput
 
 TENANT: Final = "default"
 PERSON: Final = "ada"

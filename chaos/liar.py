@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from deltaci.conformance.caller import Caller, Reply
 from deltaci.conformance.visitor import Held, Visitor, read
+from deltaci.protocol.messages import LeaseGranted, Registered
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
-from deltaci.wire.messages import LeaseGranted, Registered
 
 GOOD_ANSWERS: Final = ("HeartbeatAck", "CompleteAck", "CancelAcked")
 ROUTES: Final = (

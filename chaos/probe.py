@@ -14,8 +14,8 @@ from chaos.deployment import Deployment
 from chaos.rows import p99
 from deltaci.conformance.caller import Caller
 from deltaci.conformance.visitor import Held
+from deltaci.protocol.messages import Heartbeat, HeartbeatAck
 from deltaci.runner.client import Client, Unreachable
-from deltaci.wire.messages import Heartbeat, HeartbeatAck
 
 EACH_SECONDS: Final = 0.1
 

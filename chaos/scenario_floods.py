@@ -15,7 +15,7 @@ from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.blobs.logs import MAX_LOG_BYTES, Logs
 from deltaci.core.attempt import Attempt
-from deltaci.wire.addresses import ROOT
+from deltaci.protocol.routes import ROOT
 
 FAULT: Final = "10 GB log, 1 GB line, NULs"
 READERS: Final = "slow reader"

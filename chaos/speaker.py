@@ -20,9 +20,9 @@ from chaos.workload import TENANT, Workload
 from deltaci.core import attempt, ids
 from deltaci.core.errors import Refused
 from deltaci.engine.queue import NewJob
+from deltaci.protocol import messages as wire
 from deltaci.runner.client import Client, Unreachable
 from deltaci.server.service import registration_token
-from deltaci.wire import messages as wire
 
 AGAIN_SECONDS: Final = 0.02
 WAIT_SECONDS: Final = 1.0

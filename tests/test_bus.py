@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.wire import subjects
-from deltaci.wire.bus import BusAddress
+from deltaci.protocol import subjects
+from deltaci.protocol.bus import BusAddress
 
 TEXTS = st.text(max_size=300).filter(lambda text: text.isprintable() or not text)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from deltaci.core.machine import Command, stored_name
-from deltaci.wire.schema_names import schema, schema_components
+from deltaci.protocol.schema_names import schema, schema_components
 from scripts.docgen import formats
 
 

@@ -18,22 +18,23 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 # Which rooms of src/deltaci a room may import, besides itself:
-# main → cli, server, runner → control → engine → store.port → core; pipeline, wire, audit → core.
-ENGINE_SEES = {"core", "audit", "pipeline", "wire", "store"}
-CONTROL_SEES = ENGINE_SEES | {"engine", "blobs", "config"}
+# main → cli, server, runner → control → engine → store.port → core; api, pipeline, protocol, audit → core.
+ENGINE_SEES = {"core", "audit", "pipeline", "protocol", "store"}
+CONTROL_SEES = ENGINE_SEES | {"api", "engine", "blobs", "config"}
 SHELL_SEES = CONTROL_SEES | {"control"}
 SEES: dict[str, set[str]] = {
     "core": set(),
     "audit": {"core"},
-    "pipeline": {"core", "wire"},
-    "wire": {"core", "audit"},
+    "pipeline": {"core", "protocol"},
+    "protocol": {"core"},
+    "api": {"core", "audit", "protocol"},
     "store": {"core"},
     "blobs": {"core"},
     "config": {"core"},
     "engine": ENGINE_SEES,
     "control": CONTROL_SEES,
-    "conformance": {"wire"},
-    "client": {"wire"},
+    "conformance": {"protocol"},
+    "client": {"api", "core", "protocol"},
     "sim": SHELL_SEES | {"server", "runner"},
     "local": SHELL_SEES | {"server", "runner"},
     "cli": SHELL_SEES | {"server", "runner", "sim", "local", "conformance", "client"},
@@ -290,7 +291,7 @@ def test_a_wrong_way_import_is_found() -> None:
     up = ("from deltaci.engine import applier", "import deltaci.core.run", "from ..server.api import x")
 
     assert found(wrong_way_imports, "src/deltaci/store/port.py", *up) == [1, 3]
-    assert found(wrong_way_imports, "src/deltaci/wire/__init__.py", "from ..pipeline import plan") == [1]
+    assert found(wrong_way_imports, "src/deltaci/protocol/__init__.py", "from ..pipeline import plan") == [1]
     assert found(wrong_way_imports, "src/deltaci/attic/box.py", "import deltaci.core.run") == [1]
 
 

@@ -15,8 +15,8 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.pipeline.workstreams import model
 from deltaci.pipeline.workstreams.compile import planned
+from deltaci.protocol import messages as wire
 from deltaci.server.service import Service
-from deltaci.wire import messages as wire
 
 BASE = "b" * 40
 SPEC: dict[str, Any] = {

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from deltaci.api import openapi
 from deltaci.pipeline import schema
-from deltaci.wire import openapi
 from scripts.docgen import (
     api_reference,
     cli,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deltaci.wire.api_routes import EVERYWHERE, REFUSALS, ROOT, ROUTES, SERVED, Route, codes_of
+from deltaci.api.routes import EVERYWHERE, REFUSALS, ROOT, ROUTES, SERVED, Route, codes_of
 
 
 def page() -> str:

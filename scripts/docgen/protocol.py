@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ADDRESSES, REFUSALS, ROOT
-from deltaci.wire.examples import GIVEN, OURS
-from deltaci.wire.schema_names import schema, schema_name
+from deltaci.protocol import messages as wire
+from deltaci.protocol.examples import GIVEN, OURS
+from deltaci.protocol.routes import ADDRESSES, REFUSALS, ROOT
+from deltaci.protocol.schema_names import schema, schema_name
 from scripts.docgen.pages import table
 
 Kinds = tuple[type[msgspec.Struct], ...]

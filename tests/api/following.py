@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from deltaci.wire.api_routes import ROOT
+from deltaci.api.routes import ROOT
 from tests.api.site import WAIT_SECONDS
 
 

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from deltaci.api.routes import ROOT
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.store.port import Store
-from deltaci.wire.api_routes import ROOT
 from tests.contract.places import Place, legal
 
 WAIT_SECONDS: Final = 30.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deltaci.api.routes import ROUTES, Route
 from deltaci.pipeline.change import Change
-from deltaci.wire.api_routes import ROUTES, Route
 from tests.api.site import ApiSite, Caller, Reply, gate, task
 from tests.contract.places import on_both_stores, on_loop
 from tests.workstream_desk import SPEC, StandIn

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deltaci.api.routes import ANYBODY, OPERATOR, ROUTES
+from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.server.api.callers import INCLUDED, REMEMBERED_SECONDS, Keys
 from deltaci.server.credentials import Signer
 from deltaci.store.memory import MemoryStore
-from deltaci.wire.api_input import SCOPES, KeyInput, Scope
-from deltaci.wire.api_routes import ANYBODY, OPERATOR, ROUTES
 from tests.api.site import ApiSite, Caller
 from tests.api.test_isolation import address
 from tests.contract.places import Place, on_loop

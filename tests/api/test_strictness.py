@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from deltaci.core.errors import Refused
 from deltaci.server.api import queries
 from deltaci.server.api.app import MAX_MESSAGE
-from deltaci.wire.api_input import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import httpx
 
+from deltaci.api.routes import ROOT
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
-from deltaci.wire.api_routes import ROOT
 from tests.support.fork_server import Deltaci
 from tests.support.ports import ReservedPort
 

@@ -22,10 +22,10 @@ from chaos.scenario_secrets import VARIANTS
 from deltaci.conformance.caller import Caller
 from deltaci.conformance.visitor import Visitor
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Registered
 from deltaci.runner.archive import Bounds, unpack
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
-from deltaci.wire.messages import Registered
 
 SECONDS = 10.0
 ADDRESSES = 0x10 | 0x100  # What the kernel tells of them: IPv4, IPv6.

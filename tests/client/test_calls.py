@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import deltaci
+from deltaci.api.routes import ROUTES
 from deltaci.client import AsyncClient, Client, calls, history, workstreams
 from deltaci.client.names import Name, readings
-from deltaci.wire.api_routes import ROUTES
 
 
 def test_every_route_has_a_call() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.api.schemas.inputs import JobInput, PlanInput, Quotas, RetryInput
 from deltaci.client import ApiError, Client, Patience, Unreachable
+from deltaci.protocol.messages import JobSpec
 from deltaci.server.tls import server_context
-from deltaci.wire.api_input import JobInput, PlanInput, Quotas, RetryInput
-from deltaci.wire.messages import JobSpec
 from tests.certificates import HERE, Authority
 from tests.client.hosted import Hosted, Player, gate, plan, task
 

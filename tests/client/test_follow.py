@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.api.schemas import records as api
 from deltaci.client import ApiError, Client, ClientError, Patience, Unreachable, talks
 from deltaci.client.logs import LogPart
 from deltaci.client.steps import Answer, Drive, Pause
-from deltaci.wire import api
 from tests.client.hosted import Hosted, Player, gate, plan, task
 
 # Gives a single question up long before the server is back; what is followed is not.

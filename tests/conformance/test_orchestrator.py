@@ -12,7 +12,7 @@ import pytest
 from deltaci.conformance.listening import Listening
 from deltaci.conformance.orchestrator import Orchestrator
 from deltaci.conformance.scripted import ScriptedJob
-from deltaci.wire.addresses import ROOT
+from deltaci.protocol.routes import ROOT
 from tests.contract.places import on_loop
 
 

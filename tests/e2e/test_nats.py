@@ -19,10 +19,10 @@ from nats.js.errors import NotFoundError
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.engine import feed
-from deltaci.wire import messages as wire
-from deltaci.wire import subjects
-from deltaci.wire.examples import GIVEN
-from deltaci.wire.messages import CancelRequested, Dispatch
+from deltaci.protocol import messages as wire
+from deltaci.protocol import subjects
+from deltaci.protocol.examples import GIVEN
+from deltaci.protocol.messages import CancelRequested, Dispatch
 from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.pipes import Pipe, told
 from tests.e2e.proxy import Exchange

@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
-from deltaci.wire.messages import MAX_SPEC_BYTES
+from deltaci.protocol.messages import MAX_SPEC_BYTES
 from tests.e2e.deployment import LONG_TTL_SECONDS, deployed, is_alive, on_loop
 from tests.e2e.pipes import told
 from tests.e2e.proxy import answering

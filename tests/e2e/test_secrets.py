@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from deltaci.api.routes import ROOT
 from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.runner.disguises import disguises
 from deltaci.server.credentials import Signer, server_key
-from deltaci.wire.api_routes import ROOT
 from tests.e2e.deployment import Deployment, deployed, on_loop
 
 # One of each scope, each in many lines and with signs that tools write differently.

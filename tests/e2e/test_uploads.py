@@ -16,12 +16,12 @@ from deltaci.blobs import keys, open_blobs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
+from deltaci.protocol import messages as wire
 from deltaci.runner.client import Client
 from deltaci.runner.sections import sections
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import registration_token
-from deltaci.wire import messages as wire
 from tests.blobs.s3 import KEYS, served
 from tests.e2e.deployment import Deployment, deployed, on_loop
 

@@ -15,9 +15,11 @@ from urllib.parse import unquote
 import msgspec
 import schemathesis
 
-from deltaci.wire import api_input, api_projects, api_workstreams
-from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
-from deltaci.wire.reading import whole
+from deltaci.api.routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import projects as api_projects
+from deltaci.api.schemas import workstreams as api_workstreams
+from deltaci.protocol.decoding import whole
 from tests.fuzz.people import ARTIFACT, PLAYER, REPOSITORY, TENANT, Directory, Known
 
 Case = schemathesis.Case[Any]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from deltaci.api import openapi
 from deltaci.blobs import keys
-from deltaci.wire import openapi
-from deltaci.wire.addresses import ADDRESSES, MAX_PATH_BYTES, REFUSALS
+from deltaci.protocol.routes import ADDRESSES, MAX_PATH_BYTES, REFUSALS
 from tests.fuzz.api import Found, fuzz_api
 from tests.fuzz.profile import EXAMPLES, SCALE, SEED, only_in_fuzz, target
 

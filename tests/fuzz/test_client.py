@@ -14,9 +14,9 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.protocol import messages as wire
+from deltaci.protocol.examples import GIVEN, OURS
 from deltaci.runner.client import Client, Unreachable
-from deltaci.wire import messages as wire
-from deltaci.wire.examples import GIVEN, OURS
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
 

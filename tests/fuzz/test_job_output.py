@@ -15,15 +15,15 @@ from typing import Final
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.core.text import plain
+from deltaci.protocol import junit
+from deltaci.protocol.messages import ArtifactRule, CacheRule
 from deltaci.runner import archive
 from deltaci.runner.artifacts import find, open_found
 from deltaci.runner.disguises import disguises
 from deltaci.runner.lockfiles import cache_key
 from deltaci.runner.masking import Mask
 from deltaci.runner.sections import Writer, sections, sections_from
-from deltaci.wire import junit
-from deltaci.wire.messages import ArtifactRule, CacheRule
-from deltaci.wire.texts import plain
 from tests.fuzz.profile import fuzzed
 
 NONCE: Final = "0123456789abcdef" * 2

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from deltaci.core.attempt import TERMINAL, Attempt
 from deltaci.core.reactions import Birth
+from deltaci.protocol.messages import Lease
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import Hold, Order, Proved
 from deltaci.runner.machine import Machine
 from deltaci.runner.places import Places
-from deltaci.wire.messages import Lease
 from tests.fuzz.profile import fuzzed
 from tests.server.live import Live, served
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from deltaci.wire.addresses import REFUSALS, ROOT
+from deltaci.protocol.routes import REFUSALS, ROOT
 from tests.contract.places import Place
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed

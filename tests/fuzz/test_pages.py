@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from deltaci.api.routes import ROOT
 from deltaci.core.instants import SECOND
 from deltaci.server.service import Service
 from deltaci.server.ui import routes
@@ -22,7 +23,6 @@ from deltaci.server.ui.app import SAFE
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.sessions import Grant
 from deltaci.store import open_store
-from deltaci.wire.api_routes import ROOT
 from tests.fuzz.json_texts import ODD_TEXTS
 from tests.fuzz.profile import fuzzed
 

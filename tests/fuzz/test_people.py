@@ -17,13 +17,13 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from deltaci.api.routes import REFUSALS, ROOT, ROUTES
 from deltaci.core.errors import Refused
 from deltaci.engine import feed
 from deltaci.server.api import queries, ranges
 from deltaci.server.api.cursors import written
 from deltaci.server.api.live import wants_stream
 from deltaci.server.service import Service
-from deltaci.wire.api_routes import REFUSALS, ROOT, ROUTES
 from tests.contract.places import Place, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from deltaci.wire.api_routes import OPERATOR, ROOT, ROUTES, Route
+from deltaci.api.routes import OPERATOR, ROOT, ROUTES, Route
 from tests.fuzz.api import fuzz_api
 from tests.fuzz.profile import SCALE, SEED, only_in_fuzz
 from tests.fuzz.test_api import FIXED_SEED, judge

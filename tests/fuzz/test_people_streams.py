@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from deltaci.wire.api_routes import ROOT
+from deltaci.api.routes import ROOT
 from tests.fuzz.people import Directory, settle
 from tests.fuzz.prey import prey
 from tests.fuzz.profile import fuzzed

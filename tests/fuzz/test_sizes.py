@@ -64,7 +64,7 @@ def _verify(lines: list[bytes]) -> None:
 
 def decode_messages() -> None:
     """A megabyte of one message: many fields, a long text, deep nesting, a number without end."""
-    from deltaci.wire import messages as wire
+    from deltaci.protocol import messages as wire
 
     for body in (
         b"{" + b",".join(b'"a%d": 1' % n for n in range(60_000)) + b"}",
@@ -82,7 +82,7 @@ def decode_messages() -> None:
 def read_reports() -> None:
     """A report that is deep, one of a single attribute, one of very many tests, one that would explode."""
     from deltaci.core.errors import Refused
-    from deltaci.wire import junit
+    from deltaci.protocol import junit
 
     for body in (
         b"<testsuite>" * 100_000,
@@ -133,8 +133,8 @@ def read_sections() -> None:
 def match_patterns() -> None:
     """Patterns that a backtracking matcher never ends with."""
     from deltaci.core.errors import Refused
+    from deltaci.protocol.messages import ArtifactRule
     from deltaci.runner.artifacts import find
-    from deltaci.wire.messages import ArtifactRule
 
     with tempfile.TemporaryDirectory() as folder:
         for n in range(20):
@@ -146,7 +146,7 @@ def match_patterns() -> None:
 
 def show_texts() -> None:
     """Escape sequences without end."""
-    from deltaci.wire.texts import plain
+    from deltaci.core.text import plain
 
     for text in ("\x1b[" * 500_000, "\x1b]" + "x" * MB, "\x1b[" + "0" * MB, "\n" * MB, "\x9b" * MB):
         plain(text, 2000)

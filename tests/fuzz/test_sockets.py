@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 from hypothesis import strategies as st
 
+from deltaci.api.routes import REFUSALS as API_REFUSALS
+from deltaci.protocol.routes import REFUSALS
 from deltaci.runner.client import Client
-from deltaci.wire.addresses import REFUSALS
-from deltaci.wire.api_routes import REFUSALS as API_REFUSALS
 from tests.fuzz.prey import Prey, prey
 from tests.fuzz.profile import fuzzed
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec
 from deltaci.runner.builtins.versions import fits
 from deltaci.runner.git import KNOWN_PROTOCOLS, checked_ref, checked_url
 from deltaci.runner.layout import layout_of
 from deltaci.runner.outfiles import MAX_VALUES, values
 from deltaci.runner.spoken import Spoken
-from deltaci.wire.messages import JobSpec
 
 LINES = st.lists(st.sampled_from(["a=b", "a<<E", "E", "<<", "=", "x", "\0", "a<<E=1", ""]) | st.text(max_size=9))
 

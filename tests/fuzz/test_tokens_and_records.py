@@ -14,6 +14,9 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.machine import Record
+from deltaci.protocol import subjects
+from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.examples import GIVEN, OURS
 from deltaci.runner import dispatches
 from deltaci.runner.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, Release, decode_news, decode_order
 from deltaci.runner.reaper import Handle
@@ -21,9 +24,6 @@ from deltaci.server.credentials import Signer, is_runner_name
 from deltaci.server.secrets import MIN_CHARACTERS, Secrets
 from deltaci.store import codec
 from deltaci.store.port import Unreadable
-from deltaci.wire import subjects
-from deltaci.wire.bus import BusAddress
-from deltaci.wire.examples import GIVEN, OURS
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.lab import TENANT, Lab, gate, task

@@ -8,7 +8,7 @@ from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import Compiled, compile
 from deltaci.pipeline.plan import Kept, Plan
 from deltaci.pipeline.reader import read
-from deltaci.wire.messages import Source
+from deltaci.protocol.messages import Source
 
 COMMIT = "a" * 40
 BEFORE = "b" * 40

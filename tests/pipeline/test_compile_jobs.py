@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from deltaci.api.schemas import inputs as api_input
 from deltaci.core.job import Gate
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile
 from deltaci.pipeline.reader import read
-from deltaci.wire import api_input
-from deltaci.wire.messages import JobSpec, Source
+from deltaci.protocol.messages import JobSpec, Source
 from tests.pipeline.good import on_the_page
 from tests.pipeline.planned import COMMIT, PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work
 

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from deltaci.api.schemas import inputs as api_input
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile
 from deltaci.pipeline.expressions import mentions_status, parse, printed
 from deltaci.pipeline.reader import read
-from deltaci.wire import api_input
-from deltaci.wire.messages import JobSpec
+from deltaci.protocol.messages import JobSpec
 from tests.pipeline.good import ALL
 from tests.pipeline.models import pipelines
 from tests.pipeline.planned import PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work

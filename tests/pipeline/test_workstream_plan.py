@@ -11,7 +11,7 @@ from deltaci.core.plan import dependents
 from deltaci.pipeline.workstreams.compile import graph, how_tested, labels, levels, planned
 from deltaci.pipeline.workstreams.model import Workstream
 from deltaci.pipeline.workstreams.reading import read
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 from tests.pipeline.broken_workstreams import GOOD, task
 
 SOURCE = wire.Source(url="https://example.org/shop.git", commit="a" * 40, ref="refs/heads/main")

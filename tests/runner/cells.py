@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors.cell import Cell, Executor, Exit
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.executors.sandbox import SandboxExecutor
-from deltaci.wire.messages import Limits
 
 PATIENCE_SECONDS = 60.0
 

@@ -13,6 +13,8 @@ from typing import Any
 from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import JobSpec
 from deltaci.runner.client import Client
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.logstream import LogStream
@@ -20,8 +22,6 @@ from deltaci.runner.sections import new_nonce
 from deltaci.runner.transfers import Transfers
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.store.memory import MemoryStore
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import JobSpec
 
 TENANT = "default"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors.nursery import Nursery
-from deltaci.wire.messages import Limits
 from tests.runner.cells import KINDS, Bench
 from tests.runner.leftovers import LEFTOVERS, READY
 

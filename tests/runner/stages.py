@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.caches import Caches
 from deltaci.runner.contexts import Scene
@@ -13,7 +14,6 @@ from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.git import KNOWN_PROTOCOLS
 from deltaci.runner.harvest import Harvester
 from deltaci.runner.layout import layout_of
-from deltaci.wire.messages import Limits
 from tests.runner.cells import executor_of
 from tests.runner.desk import Desk, Office, opened
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec, Lease
 from deltaci.runner import archive
 from deltaci.runner.client import PART_BYTES, Client, Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
@@ -22,7 +23,6 @@ from deltaci.runner.executors import Executors
 from deltaci.runner.layout import inside
 from deltaci.runner.places import Places
 from deltaci.runner.sections import Writer, sections
-from deltaci.wire.messages import JobSpec, Lease
 
 NONCE = "0" * 32
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import ArtifactRule
 from deltaci.runner.artifacts import Bounds, Found, find, open_found
-from deltaci.wire.messages import ArtifactRule
 
 
 @pytest.fixture

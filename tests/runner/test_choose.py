@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Limits
 from deltaci.runner import reaper
 from deltaci.runner.executors import Executors, container, sandbox
 from deltaci.runner.executors.container import ContainerCell, ContainerExecutor
-from deltaci.wire.messages import Limits
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.answers import Need
+from deltaci.protocol.messages import JobSpec, Source
 from deltaci.runner.contexts import Scene, hash_files
 from deltaci.runner.layout import layout_of
-from deltaci.wire.answers import Need
-from deltaci.wire.messages import JobSpec, Source
 
 
 def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> Scene:

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.runner import ear
 from deltaci.runner.client import Client
 from deltaci.runner.ear import Ear
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import CancelRequested, Control
 from tests.contract.places import on_loop
 
 

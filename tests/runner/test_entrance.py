@@ -15,6 +15,7 @@ import pytest
 from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
+from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance, NoWayIn, token_in
 from deltaci.runner.tls import Tls
@@ -22,7 +23,6 @@ from deltaci.server.credentials import Signer, server_key
 from deltaci.server.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
 from deltaci.server.tls import server_context
-from deltaci.wire.messages import Registered
 from tests.certificates import HERE, Authority, uri
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
+from deltaci.protocol import messages as wire
 from deltaci.runner.executors import Executors
 from deltaci.runner.job import Job
 from deltaci.runner.machine import Machine
 from deltaci.runner.places import Places
-from deltaci.wire import messages as wire
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Office, opened
 

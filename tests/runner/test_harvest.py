@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from deltaci.blobs import keys
+from deltaci.protocol import junit
+from deltaci.protocol import messages as wire
 from deltaci.runner import harvest, transfers
 from deltaci.runner.client import Unreachable
 from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.transfers import Over
-from deltaci.wire import junit
-from deltaci.wire import messages as wire
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.cgroups import Mounts
 from deltaci.runner.executors.environment import interpreter
-from deltaci.wire.messages import Limits
 from tests.runner.cells import Bench, in_cell
 
 EVERYTHING = Limits(memory_bytes=1 << 28, processes=10, cpus=1.5)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import CacheRule
 from deltaci.runner.lockfiles import cache_key
-from deltaci.wire.messages import CacheRule
 
 
 def write(folder: Path, **files: str) -> Path:

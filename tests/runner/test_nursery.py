@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Limits
 from deltaci.runner import reaper
 from deltaci.runner.executors.cell import CellFailed
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.executors.supervised import SupervisedCell
-from deltaci.wire.messages import Limits
 from tests.runner.cells import PATIENCE_SECONDS, Bench, await_deaths, is_alive
 
 

@@ -12,12 +12,12 @@ import pytest
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.reactions import Birth
+from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
-from deltaci.wire.messages import Registered
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
 from tests.server.live import Live, served

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors import sandbox
 from deltaci.runner.executors.cell import Exit
 from deltaci.runner.executors.environment import interpreter
 from deltaci.runner.executors.nursery import Nursery
-from deltaci.wire.messages import Limits
 from tests.runner.cells import Bench, executor_of, in_cell
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec, Limits, Service
 from deltaci.runner import reaper
 from deltaci.runner import services as module
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.executors import container
 from deltaci.runner.executors.container import ContainerCell
 from deltaci.runner.services import Services
-from deltaci.wire.messages import JobSpec, Limits, Service
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk
 from tests.runner.stages import on_stage

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec
 from deltaci.runner.executors.cell import SHELL
 from deltaci.runner.layout import layout_of
 from deltaci.runner.shells import MAX_ARGUMENT_BYTES, start
-from deltaci.wire.messages import JobSpec
 from tests.runner.cells import Bench, in_cell
 
 

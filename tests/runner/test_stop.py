@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner import reaper
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.environment import interpreter
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.process import ProcessExecutor
 from deltaci.runner.reaper import Handle
-from deltaci.wire.messages import Limits
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 from tests.support.processes import command_line

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from deltaci.protocol.messages import Verdict
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.executors import Exit
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import MAX_READ_BYTES, Rules
 from deltaci.runner.steps import Steps
 from deltaci.runner.transfers import Over
-from deltaci.wire.messages import Verdict
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk
 from tests.runner.stages import on_stage

@@ -13,6 +13,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from deltaci.api.routes import ROOT
 from deltaci.server.service import Listener, Service
 from deltaci.server.ui import routes
 from deltaci.server.ui.markup import form
@@ -20,7 +21,6 @@ from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import hidden
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.store import open_store
-from deltaci.wire.api_routes import ROOT
 
 WAIT_SECONDS: Final = 30.0
 TENANT: Final = "default"

@@ -22,6 +22,8 @@ from deltaci.control.fleet import Fleet
 from deltaci.control.lives import Lives
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
+from deltaci.protocol import messages as wire
+from deltaci.protocol.routes import REFUSALS, ROOT
 from deltaci.server.control import ControlHub
 from deltaci.server.credentials import REGISTRATION_SECONDS, Signer
 from deltaci.server.follower import Follower
@@ -31,8 +33,6 @@ from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Bounds, Uploads
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import REFUSALS, ROOT
 from tests.contract.places import Place, Server
 from tests.lab import TENANT
 

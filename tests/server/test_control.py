@@ -15,11 +15,11 @@ from deltaci.core import attempt, ids, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND, instant
+from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.server import follower
 from deltaci.server.control import ControlHub
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.store.port import Unavailable
-from deltaci.wire.messages import CancelRequested, Control
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task

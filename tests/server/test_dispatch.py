@@ -14,14 +14,14 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from deltaci.core import attempt
+from deltaci.protocol import messages as wire
+from deltaci.protocol import subjects
+from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.server import dispatch
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
 from deltaci.store.memory import MemoryStore
-from deltaci.wire import messages as wire
-from deltaci.wire import subjects
-from deltaci.wire.bus import BusAddress
-from deltaci.wire.messages import CancelRequested, Dispatch
 from tests.contract.places import Server, birth, on_loop
 from tests.lab import TENANT
 from tests.nats_server import NatsServer

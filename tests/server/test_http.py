@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deltaci.core import attempt
+from deltaci.protocol import messages as wire
 from deltaci.store.port import Unavailable
-from deltaci.wire import messages as wire
 from tests.contract.places import on_loop, put, write
 from tests.contract.test_unreadable import broken
 from tests.server.site import Held, OpenSite, Runner, Site

@@ -13,8 +13,8 @@ from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.worker import Worker
 from deltaci.engine import line
+from deltaci.protocol.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
 from deltaci.store import wake
-from deltaci.wire.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task

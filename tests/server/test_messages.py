@@ -11,7 +11,7 @@ import pytest
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import STALE_REASONS
-from deltaci.wire.messages import LeaseGranted
+from deltaci.protocol.messages import LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deltaci.api.schemas.inputs import JobInput, PlanInput
 from deltaci.server.ui.templates.plan_text import NotJson, place_of, read, written
-from deltaci.wire.api_input import JobInput, PlanInput
 
 TEXT = """{
   "fail_fast": true, "odd \\" key": [[1, 2], {"a}": "]"}],

@@ -20,11 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
+from deltaci.protocol import messages as wire
+from deltaci.protocol.routes import REFUSALS
 from deltaci.server.connection import MAX_HEAD_BYTES, Guard
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import REFUSALS
 from tests.contract.places import on_loop
 from tests.server.live import Live, served
 

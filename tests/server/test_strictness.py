@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.api.openapi import whole
+from deltaci.protocol import messages as wire
 from deltaci.store.port import Unavailable
-from deltaci.wire import messages as wire
-from deltaci.wire.openapi import whole
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Runner, Site
 

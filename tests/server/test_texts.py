@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.attempt import Attempt
-from deltaci.wire.texts import plain
+from deltaci.core.text import plain
 from tests.contract.places import on_loop
 from tests.server.site import OpenSite
 

@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
+from deltaci.protocol import messages as wire
 from deltaci.runner.client import Unreachable
 from deltaci.runner.tls import BadFiles, Tls
 from deltaci.server.tls import Peer, server_context
-from deltaci.wire import messages as wire
 from tests.certificates import HERE, Authority, Pair, uri
 from tests.contract.places import on_loop
 from tests.server.live import Live, served

@@ -9,9 +9,9 @@ import pytest
 from deltaci.core import attempt, job
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
+from deltaci.protocol.messages import Complete, JobSpec, Rule, Verdict
+from deltaci.protocol.verdicts import MAX_DETAILS_CHARS
 from deltaci.server.verdicts import verdict_of
-from deltaci.wire.messages import Complete, JobSpec, Rule, Verdict
-from deltaci.wire.verdicts import MAX_DETAILS_CHARS
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from deltaci.api.schemas.workstreams import WORKSTREAM_STATES
 from deltaci.pipeline.workstreams import reading
 from deltaci.server.ui.workstreams import board, create, look
-from deltaci.wire.api_workstreams import WORKSTREAM_STATES
 
 
 def test_the_board_has_every_state_in_order() -> None:

@@ -14,11 +14,11 @@ from deltaci.core import attempt, job, reactions
 from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
 from deltaci.core.world import World
+from deltaci.protocol.messages import Complete, JobSpec, Verdict
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
 from deltaci.server import protocol
 from deltaci.server.verdicts import verdict_of
-from deltaci.wire.messages import Complete, JobSpec, Verdict
 from tests.simulation.planting import fault, instead, reaction
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Complete, HeartbeatAck
 from deltaci.runner import keeper as keeping
 from deltaci.runner.agent import Agent
 from deltaci.runner.client import Client
@@ -25,7 +26,6 @@ from deltaci.runner.keeper import Cancel, Keeper
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.result import Ended
 from deltaci.sim.machine import SimCell, SimMachine
-from deltaci.wire.messages import Complete, HeartbeatAck
 from tests.simulation.planting import fault, instead
 
 # -- leases

@@ -15,12 +15,12 @@ from deltaci.engine.clock import ForwardClock
 from deltaci.engine.lane import Lane
 from deltaci.engine.line import Line
 from deltaci.engine.timers import Timers
+from deltaci.protocol.messages import Complete, CompleteAck
 from deltaci.server import protocol
 from deltaci.sim.store import Connection, Counted
 from deltaci.store import memory
 from deltaci.store.memory import MemoryStore
 from deltaci.store.port import Unavailable, Write
-from deltaci.wire.messages import Complete, CompleteAck
 from tests.simulation.planting import fault, instead, rule, set_field
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from deltaci.core.errors import CODES, STALE_REASONS
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ADDRESSES, REFUSALS
-from deltaci.wire.examples import GIVEN, OURS
+from deltaci.protocol import messages as wire
+from deltaci.protocol.examples import GIVEN, OURS
+from deltaci.protocol.routes import ADDRESSES, REFUSALS
 from scripts.docgen import protocol
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"

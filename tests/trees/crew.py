@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.core.attempt import Attempt
+from deltaci.protocol import messages as wire
 from deltaci.runner.client import Client
 from deltaci.runner.executors import Executors
 from deltaci.runner.git import KNOWN_PROTOCOLS
@@ -16,7 +17,6 @@ from deltaci.runner.job import Job
 from deltaci.runner.machine import Machine
 from deltaci.runner.places import Places
 from deltaci.server.service import registration_token
-from deltaci.wire import messages as wire
 from tests.api.site import TENANT
 from tests.repositories.site import RepositorySite
 from tests.runner.cells import needs

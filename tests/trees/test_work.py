@@ -22,9 +22,9 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.protocol.messages import Limits, Tree
 from deltaci.runner.executors.container import ContainerCell
 from deltaci.runner.trees import handover, spots
-from deltaci.wire.messages import Limits, Tree
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite

@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.control.workstreams import checks
 from deltaci.pipeline.paths import BadPattern
-from deltaci.wire.messages import Rule, Verdict
-from deltaci.wire.verdicts import details
+from deltaci.protocol.messages import Rule, Verdict
+from deltaci.protocol.verdicts import details
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from deltaci.api.schemas import projects as wire
 from deltaci.cli.completing import complete_project
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
-from deltaci.wire import api_projects as wire
 
 app = typer.Typer(add_completion=False)
 

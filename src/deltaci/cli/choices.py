@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli.session import Session
 from deltaci.cli.shown import Rows, console, facts, safe, show
-from deltaci.wire import api
 
 
 def show_plan(session: Session, run_id: str) -> None:

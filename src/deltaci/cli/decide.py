@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_run
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import about, console, safe, status
-from deltaci.wire import api
 
 app = typer.Typer(add_completion=False)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from deltaci.api.schemas import records as api
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.projections.job_events import job_events
 from deltaci.audit.projections.transitions import Transitions
@@ -22,7 +23,6 @@ from deltaci.cli.telling import tell_event
 from deltaci.client.drafts import Draft
 from deltaci.core.events import Event
 from deltaci.core.instants import instant
-from deltaci.wire import api
 
 app = typer.Typer(
     name="events",

@@ -9,12 +9,12 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from deltaci.api.schemas import failures as api_failures
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, safe
 from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, finds
 from deltaci.pipeline.failure_rules import DEFAULT_FILE, read
 from deltaci.pipeline.problems import with_source
-from deltaci.wire import api_failures
 
 MAX_RULES_BYTES: Final = 64 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024  # The end of it: only the last lines are looked at.

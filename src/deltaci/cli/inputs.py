@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.schemas.inputs import MAX_BODY_BYTES
 from deltaci.client.names import Name, readings
-from deltaci.wire.api_input import MAX_BODY_BYTES
 
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN: Final = re.compile(r"([0-9]{1,9})\s*(s|m|min|h|d|w)")

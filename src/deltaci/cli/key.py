@@ -9,12 +9,12 @@ from typing import Annotated, cast
 
 import typer
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import SCOPES, Scope
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_key
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, facts, safe, show, since
-from deltaci.wire import api
-from deltaci.wire.api_input import SCOPES, Scope
 
 app = typer.Typer(name="key", add_completion=False, help="Make, list and revoke API keys.", no_args_is_help=True)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job
 from deltaci.cli.session import Session, command
@@ -17,7 +18,6 @@ from deltaci.client.errors import ApiError
 from deltaci.client.logs import LogPart
 from deltaci.client.names import Name
 from deltaci.runner.sections import Mark, mark_of, nonce_of
-from deltaci.wire import api
 
 app = typer.Typer(add_completion=False)
 

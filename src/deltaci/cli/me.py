@@ -7,11 +7,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import Quotas
 from deltaci.cli.session import Defaults, Session, command
 from deltaci.cli.shown import Rows, ago, facts, show
-from deltaci.wire import api
-from deltaci.wire.api_input import Quotas
-from deltaci.wire.texts import size
+from deltaci.core.text import size
 
 app = typer.Typer(add_completion=False)
 tenant_app = typer.Typer(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deltaci.wire.bus import BusAddress
+from deltaci.protocol.bus import BusAddress
 
 NatsOption = Annotated[
     str,

@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import projects as wire
 from deltaci.cli import hooks, inputs
 from deltaci.cli.completing import complete_project
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
 from deltaci.client.errors import ApiError
-from deltaci.wire import api_projects as wire
 
 app = typer.Typer(
     name="project",

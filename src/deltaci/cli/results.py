@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job, complete_run
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, console, safe
-from deltaci.wire import api
-from deltaci.wire.texts import size
+from deltaci.core.text import size
 
 app = typer.Typer(add_completion=False)
 artifacts_app = typer.Typer(

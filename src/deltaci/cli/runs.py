@@ -12,6 +12,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import MAX_PAGE, RUN_STATES, STATUSES
 from deltaci.cli import inputs
 from deltaci.cli.choices import show_plan
 from deltaci.cli.completing import complete_job, complete_run, complete_template
@@ -19,8 +21,6 @@ from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
 from deltaci.cli.telling import tell_event
 from deltaci.client.outcomes import is_over, is_settled
-from deltaci.wire import api
-from deltaci.wire.api_input import MAX_PAGE, RUN_STATES, STATUSES
 
 app = typer.Typer(add_completion=False)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import typer
 
+from deltaci.api.schemas import records as api
 from deltaci.blobs import open_blobs
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.cli.server import BlobsOption
@@ -37,7 +38,6 @@ from deltaci.server.api.secrets import shown
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
-from deltaci.wire import api
 
 app = typer.Typer(
     name="secret",

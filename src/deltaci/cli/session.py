@@ -17,14 +17,15 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import records as api
 from deltaci.client import places
 from deltaci.client.blocking import Client
 from deltaci.client.connection import ANSWER_SECONDS, Key
 from deltaci.client.errors import ApiError, Unreachable
 from deltaci.client.outcomes import is_good
 from deltaci.client.patience import Patience
-from deltaci.wire import api, api_input
-from deltaci.wire.texts import plain
+from deltaci.core.text import plain
 
 GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES: Final = {

@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deltaci.wire import api
-from deltaci.wire.texts import plain
+from deltaci.api.schemas import records as api
+from deltaci.core.text import plain
 
 MAX_CELL: Final = 500
 MIN_FLEXIBLE: Final = 8

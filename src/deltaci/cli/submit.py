@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_run, complete_template
 from deltaci.cli.session import Session, command, leave_by
 from deltaci.cli.telling import tell_event, tell_outcome
-from deltaci.wire import api
 
 app = typer.Typer(add_completion=False)
 

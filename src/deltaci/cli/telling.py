@@ -6,9 +6,9 @@ from datetime import datetime
 
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli.session import Session
 from deltaci.cli.shown import COLOURS, console, safe, span, status
-from deltaci.wire import api
 
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "red"}
 

@@ -8,11 +8,11 @@ import msgspec
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_template
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
-from deltaci.wire import api
 
 app = typer.Typer(
     name="template",

@@ -8,11 +8,11 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_worker
 from deltaci.cli.session import USAGE, Defaults, Session, command, fail
 from deltaci.cli.shown import Rows, ago, facts, show, since
-from deltaci.wire import api
 
 app = typer.Typer(
     name="workers",

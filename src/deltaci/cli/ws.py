@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.live import Live
 
+from deltaci.api.schemas import workstreams as wire
+from deltaci.api.schemas.workstreams import WORKSTREAM_STATES
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_project, complete_workstream
 from deltaci.cli.session import BAD, GOOD, USAGE, Session, command
@@ -20,8 +22,6 @@ from deltaci.client.outcomes import is_completed
 from deltaci.pipeline.problems import with_source
 from deltaci.pipeline.workstreams import reading
 from deltaci.pipeline.yaml import MAX_BYTES
-from deltaci.wire import api_workstreams as wire
-from deltaci.wire.api_workstreams import WORKSTREAM_STATES
 
 app = typer.Typer(
     name="ws",

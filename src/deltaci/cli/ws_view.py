@@ -9,14 +9,14 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas import workstreams as wire
 from deltaci.cli.run_view import REASONS
 from deltaci.cli.shown import Rows, ago, facts, safe, span
 from deltaci.client.outcomes import is_completed
 from deltaci.core.events import JOB, RUN
 from deltaci.core.status.view import LEFT_OUT, SAME
 from deltaci.core.status.workstreams import TASK_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
-from deltaci.wire import api
-from deltaci.wire import api_workstreams as wire
 
 COMMIT_CHARS: Final = 10
 NONE: Final = "none"

@@ -13,10 +13,16 @@ from urllib.parse import quote
 
 import msgspec
 
+from deltaci.api.routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
+from deltaci.api.schemas import failures as api_failures
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import logs as api_logs
+from deltaci.api.schemas import projects as api_projects
+from deltaci.api.schemas import queue as api_queue
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas import timeline as api_timeline
+from deltaci.api.schemas.inputs import PlanInput, Quotas, Scope
 from deltaci.client.names import Name
-from deltaci.wire import api, api_failures, api_input, api_logs, api_projects, api_queue, api_timeline
-from deltaci.wire.api_input import PlanInput, Quotas, Scope
-from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
 
 T = TypeVar("T")
 

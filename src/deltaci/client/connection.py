@@ -14,7 +14,7 @@ import httpx
 from deltaci.client import places
 from deltaci.client.calls import Call
 from deltaci.client.errors import ClientError, Unreachable
-from deltaci.wire.texts import plain
+from deltaci.core.text import plain
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0

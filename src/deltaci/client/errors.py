@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from deltaci.wire import api
-from deltaci.wire.api_routes import REQUEST_ID_HEADER
-from deltaci.wire.texts import plain
+from deltaci.api.routes import REQUEST_ID_HEADER
+from deltaci.api.schemas import records as api
+from deltaci.core.text import plain
 
 UNEXPECTED: Final = "unexpected_answer"
 SHOWN_CHARS: Final = 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from deltaci.api.schemas import history as api_history
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import tests as api_tests
 from deltaci.client.calls import Call, _call
-from deltaci.wire import api_history, api_input, api_tests
 
 
 def transitions(

@@ -6,12 +6,12 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas import records as api
 from deltaci.client import calls
 from deltaci.client.errors import ApiError, Unreachable
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.steps import Emit, Mind, Pause, Read, Stream
 from deltaci.client.talks import SILENCE_SECONDS, ask, opened
-from deltaci.wire import api
 
 FOLLOW_SECONDS: Final = 25  # Of one request: less than what a proxy takes for silence, and we for a broken line.
 ASK_AGAIN_SECONDS: Final = 0.5  # For what no stream tells: whether somebody has taken the job by now.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.wire import api, api_workstreams
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas import workstreams as api_workstreams
 
 GOOD: Final = "SUCCEEDED"
 

@@ -9,6 +9,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from deltaci.api.schemas import failures as api_failures
+from deltaci.api.schemas import projects as api_projects
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import MAX_EVENTS, MAX_PAGE
 from deltaci.client import calls
 from deltaci.client.calls import Call
 from deltaci.client.errors import ApiError, ClientError, Unreachable, refusal, unexpected
@@ -17,8 +21,6 @@ from deltaci.client.outcomes import is_over, is_settled
 from deltaci.client.patience import Patience, Waits
 from deltaci.client.sse import Reader
 from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
-from deltaci.wire import api, api_failures, api_projects
-from deltaci.wire.api_input import MAX_EVENTS, MAX_PAGE
 
 T = TypeVar("T")
 

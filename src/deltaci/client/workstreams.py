@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import workstreams as wire
+from deltaci.api.schemas.inputs import MAX_PAGE
 from deltaci.client import calls, talks
 from deltaci.client.calls import Call, _call, _given
 from deltaci.client.steps import Stream
-from deltaci.wire import api_input
-from deltaci.wire import api_workstreams as wire
-from deltaci.wire.api_input import MAX_PAGE
 
 
 def create_workstream(

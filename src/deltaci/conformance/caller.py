@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from deltaci.wire.addresses import ROOT
+from deltaci.protocol.routes import ROOT
 
 TIMEOUT_SECONDS: Final = 15.0
 

@@ -18,9 +18,8 @@ import msgspec
 from deltaci.conformance.listening import Answer, Request
 from deltaci.conformance.scripted import ScriptedJob, plain
 from deltaci.conformance.transcript import Entry, Transcript, What
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
-from deltaci.wire.messages import (
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import (
     AckLease,
     CancelAck,
     CancelAcked,
@@ -33,6 +32,7 @@ from deltaci.wire.messages import (
     RunnerMessage,
     StaleLease,
 )
+from deltaci.protocol.routes import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
 
 CREDENTIAL_SECONDS: Final = 600
 # What this one answers. A newer runner may try more: it is told that there is nothing, and must cope.

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from deltaci.conformance.witness import Witness
-from deltaci.wire.addresses import ROOT
-from deltaci.wire.messages import Complete, JobSpec, LeaseGranted, StaleReason
+from deltaci.protocol.messages import Complete, JobSpec, LeaseGranted, StaleReason
+from deltaci.protocol.routes import ROOT
 
 TTL_SECONDS: Final = 6
 INTERVAL_SECONDS: Final = 1

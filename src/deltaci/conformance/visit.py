@@ -27,7 +27,7 @@ from deltaci.conformance.visitor import (
     expect,
     read,
 )
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 
 MIN_SECRET_CHARS: Final = 22  # 128 bits in base64.
 SLACK_SECONDS: Final = 1.0

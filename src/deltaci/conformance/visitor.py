@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from deltaci.conformance.caller import Caller, Reply
-from deltaci.wire.addresses import ROOT
-from deltaci.wire.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted, Registered
+from deltaci.protocol.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted, Registered
+from deltaci.protocol.routes import ROOT
 
 JOB_NAME: Final = "deltaci-conformance"  # The only jobs that the kit touches.
 SPEC: Final[dict[str, Any]] = {"name": JOB_NAME, "steps": ["true"]}

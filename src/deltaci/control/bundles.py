@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 
 from deltaci.control.git import FETCH_SECONDS, GitFailed
 from deltaci.control.mirrors import Mirror
-from deltaci.wire.messages import MAX_TREE_BYTES
+from deltaci.protocol.messages import MAX_TREE_BYTES
 
 MAX_BUNDLE_BYTES: Final = MAX_TREE_BYTES
 MAX_HEAD_BYTES: Final = 256 * 1024

@@ -19,7 +19,7 @@ from deltaci.pipeline.files import DISCOVERED, PipelineFile, Read, discover, pip
 from deltaci.pipeline.found import Found
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.wire.messages import Source
+from deltaci.protocol.messages import Source
 
 MAX_ROUNDS: Final = 10  # Of files that name files that name files.
 MAX_OTHERS: Final = 1000

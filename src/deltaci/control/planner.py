@@ -35,8 +35,8 @@ from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.plan import Plan
+from deltaci.protocol.messages import Source
 from deltaci.store.port import Conflict, Document, Place, Search, Store, Unavailable
-from deltaci.wire.messages import Source
 
 KIND: Final = "plan"
 CLAIM: Final = "plan-claim"

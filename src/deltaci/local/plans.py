@@ -17,7 +17,7 @@ from deltaci.pipeline.found import Found
 from deltaci.pipeline.github import Workflow
 from deltaci.pipeline.plan import Plan
 from deltaci.pipeline.problems import Problem
-from deltaci.wire.messages import Source
+from deltaci.protocol.messages import Source
 
 EVERYTHING: Final = "all of it was asked for"
 

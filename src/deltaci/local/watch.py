@@ -16,10 +16,10 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.job import Approve, Job, Reject
 from deltaci.core.run import Run
+from deltaci.core.text import plain
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
 from deltaci.runner.sections import mark_of, nonce_of
-from deltaci.wire.texts import plain
 
 MAX_LINE: Final = 2000
 TAIL_LINES: Final = 30

@@ -41,7 +41,7 @@ from deltaci.pipeline.plan import Kept, LeftOut, Plan
 from deltaci.pipeline.problems import Problem, shown
 from deltaci.pipeline.reader import DEFAULT_FILE
 from deltaci.pipeline.triggers import triggered
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 
 __all__ = ["Compiled", "compile", "triggered"]
 

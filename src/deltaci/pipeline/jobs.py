@@ -22,7 +22,7 @@ from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path
 from deltaci.pipeline.rules import texts_of, wire_rules
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 
 UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 SHIPPED: Final = ("github", "inputs", "vars", "matrix", "strategy")

@@ -16,7 +16,7 @@ from deltaci.pipeline.problems import Problems, inside, listed, shown
 from deltaci.pipeline.references import check_list
 from deltaci.pipeline.rule_keys import KINDS, Rule
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 
 OF_STREAMS: Final = ("within", "mergeable")
 COMPANIONS: Final = {"min-tests": "junit", "contains": "files"}  # Keys that say more of one kind.

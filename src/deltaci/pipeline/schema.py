@@ -13,7 +13,7 @@ from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
 from deltaci.pipeline.shapes import Option, Shape, default_of, meaning, options, reachable, shape
-from deltaci.wire.schema_names import schema_name
+from deltaci.protocol.schema_names import schema_name
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol import messages as wire
+from deltaci.protocol.answers import Granted
+from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
 from deltaci.runner.client import Unreachable
 from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
@@ -21,10 +25,6 @@ from deltaci.runner.keeper import Cancel, Lost, NewToken, Order, Ready
 from deltaci.runner.machine import Keeping
 from deltaci.runner.pauses import Pauses
 from deltaci.runner.places import Places
-from deltaci.wire import messages as wire
-from deltaci.wire.answers import Granted
-from deltaci.wire.bus import BusAddress
-from deltaci.wire.messages import CancelRequested, LeaseGranted, Registered
 
 WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0

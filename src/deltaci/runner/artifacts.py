@@ -22,8 +22,8 @@ from typing import BinaryIO, Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRule
 from deltaci.runner.folders import FOLDER, opened, parent
-from deltaci.wire.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRule
 
 MAX_PATTERN_PARTS: Final = 64
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Not blocking: it may be a fifo by now.

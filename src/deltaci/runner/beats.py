@@ -16,8 +16,8 @@ from typing import Protocol
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Heartbeat, Problem, ServerMessage
 from deltaci.runner.client import Client, Unreachable
-from deltaci.wire.messages import Heartbeat, Problem, ServerMessage
 
 Answers = list[ServerMessage | Problem]
 

@@ -17,13 +17,13 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import MAX_CACHE_BYTES, CacheRule
 from deltaci.runner.archive import inner_path, move, pack, unpack
 from deltaci.runner.client import Unreachable
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.layout import Layout
 from deltaci.runner.lockfiles import cache_key
 from deltaci.runner.transfers import Transfers
-from deltaci.wire.messages import MAX_CACHE_BYTES, CacheRule
 
 PATIENCE_SECONDS: Final = 20.0  # A cache is not worth more: the job can do without.
 

@@ -13,10 +13,9 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from deltaci.core.errors import CODES, Refused
-from deltaci.runner.tls import BadFiles, Tls, explained
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
-from deltaci.wire.answers import (
+from deltaci.core.text import plain
+from deltaci.protocol import messages as wire
+from deltaci.protocol.answers import (
     FoundCache,
     Gone,
     Granted,
@@ -28,8 +27,9 @@ from deltaci.wire.answers import (
     TreeStart,
     Wanted,
 )
-from deltaci.wire.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
-from deltaci.wire.texts import plain
+from deltaci.protocol.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
+from deltaci.protocol.routes import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
+from deltaci.runner.tls import BadFiles, Tls, explained
 
 TIMEOUT_SECONDS: Final = 10.0
 LEAVE_SECONDS: Final = 3.0  # Who leaves does not wait for long to be heard.

@@ -16,10 +16,10 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline import expressions
 from deltaci.pipeline.expressions.texts import OPEN
 from deltaci.pipeline.expressions.values import Value, text
+from deltaci.protocol.answers import Need
+from deltaci.protocol.messages import ArtifactRule, JobSpec, Source
 from deltaci.runner.artifacts import Bounds, find, open_found
 from deltaci.runner.layout import Layout, is_of_pipeline
-from deltaci.wire.answers import Need
-from deltaci.wire.messages import ArtifactRule, JobSpec, Source
 
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from deltaci.wire import messages as wire
-from deltaci.wire import subjects
-from deltaci.wire.bus import BusAddress, Link
-from deltaci.wire.messages import CancelRequested, Dispatch
+from deltaci.protocol import messages as wire
+from deltaci.protocol import subjects
+from deltaci.protocol.bus import BusAddress, Link
+from deltaci.protocol.messages import CancelRequested, Dispatch
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.pauses import Pauses
-from deltaci.wire.messages import CancelRequested, Control
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0

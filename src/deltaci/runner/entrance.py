@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
 from deltaci.runner.machine import Machine
 from deltaci.runner.tls import Tls
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import Registered
 
 CREDENTIAL_FILE: Final = "credential.json"
 REQUEST_FILE: Final = "registration"

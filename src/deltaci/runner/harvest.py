@@ -16,13 +16,13 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.engine.checks import as_json
+from deltaci.protocol import junit
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, Tests
 from deltaci.runner.artifacts import Found, find, literally, open_found, search
 from deltaci.runner.client import Unreachable
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.transfers import PATIENCE_SECONDS, Transfers
-from deltaci.wire import junit
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import Artifact, ArtifactRule, FailedTest, JobSpec, Tests
 
 JUNIT: Final = "junit"
 MAX_REPORTS_BYTES: Final = 128 * 1024**2

@@ -14,19 +14,9 @@ from datetime import datetime
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.executors import Cell, CellFailed, Exit
-from deltaci.runner.joblog import JobLog
-from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
-from deltaci.runner.logstream import LogStream
-from deltaci.runner.machine import Machine
-from deltaci.runner.pauses import Pauses
-from deltaci.runner.places import Place, Places
-from deltaci.runner.result import Ended, cost, fitting
-from deltaci.runner.transfers import THREADS, Over, Transfers
-from deltaci.runner.work import Work
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import (
+from deltaci.core.text import plain
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import (
     AckLease,
     Artifact,
     CancelAck,
@@ -38,7 +28,17 @@ from deltaci.wire.messages import (
     ServerMessage,
     Timings,
 )
-from deltaci.wire.texts import plain
+from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.executors import Cell, CellFailed, Exit
+from deltaci.runner.joblog import JobLog
+from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
+from deltaci.runner.logstream import LogStream
+from deltaci.runner.machine import Machine
+from deltaci.runner.pauses import Pauses
+from deltaci.runner.places import Place, Places
+from deltaci.runner.result import Ended, cost, fitting
+from deltaci.runner.transfers import THREADS, Over, Transfers
+from deltaci.runner.work import Work
 
 LOGGER: Final = logging.getLogger(__name__)
 

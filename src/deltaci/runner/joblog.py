@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.core.text import plain
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
 from deltaci.runner.sections import Writer
-from deltaci.wire.texts import plain
 
 MAX_LINE = 2000
 

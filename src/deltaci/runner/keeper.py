@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 
+from deltaci.protocol.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage, decoder
 from deltaci.runner.beats import Line, Voice
 from deltaci.runner.client import Client
 from deltaci.runner.lastwords import Rest, opened, send_rests
 from deltaci.runner.reaper import Handle, kill_all
 from deltaci.runner.tls import Tls
-from deltaci.wire.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage, decoder
 
 RETRY_SECONDS: Final = 1.0
 FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon: there may be time for another.

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.wire.messages import JobSpec
+from deltaci.protocol.messages import JobSpec
 
 OWN: Final = ".deltaci"
 MAX_NAME: Final = 100

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import ArtifactRule, CacheRule
 from deltaci.runner.artifacts import Bounds, Found, find, literally, open_found
-from deltaci.wire.messages import ArtifactRule, CacheRule
 
 PLACEHOLDER: Final = "{lock_hash}"
 WELL_KNOWN: Final = frozenset(

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec, Limits, Tree
 from deltaci.runner.executors import Cell, CellFailed, Executor, Executors
 from deltaci.runner.trees.spots import Spot, Worktrees
-from deltaci.wire.messages import JobSpec, Limits, Tree
 
 PREFIX: Final = "job-"
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import Complete, StepResult, Verdict
 from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest
-from deltaci.wire import messages as wire
-from deltaci.wire.messages import Complete, StepResult, Verdict
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,9 @@ from deltaci.core.errors import Refused
 from deltaci.core.failures import MAX_LINE_CHARS
 from deltaci.pipeline import log_patterns, report_paths
 from deltaci.pipeline.paths import BadPattern
+from deltaci.protocol import junit
+from deltaci.protocol.messages import ArtifactRule, NumberRule, Rule, Verdict
+from deltaci.protocol.verdicts import told
 from deltaci.runner.artifacts import Bounds, Found, find, open_found, search
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.executors import Exit
@@ -24,9 +27,6 @@ from deltaci.runner.reports import MAX_REPORT_BYTES, number_in
 from deltaci.runner.result import Ended
 from deltaci.runner.sections import VALIDATE
 from deltaci.runner.steps import Steps
-from deltaci.wire import junit
-from deltaci.wire.messages import ArtifactRule, NumberRule, Rule, Verdict
-from deltaci.wire.verdicts import told
 
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
 MAX_LINE_BYTES: Final = 64 * 1024  # What is longer is more than one line.

@@ -22,7 +22,7 @@ import math
 import secrets
 from typing import Final
 
-from deltaci.wire.sections import Mark, Section, is_marker, mark_of, nonce_of, sections, sections_from
+from deltaci.protocol.log_sections import Mark, Section, is_marker, mark_of, nonce_of, sections, sections_from
 
 __all__ = [
     "Mark",

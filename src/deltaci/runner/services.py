@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec, Service
 from deltaci.runner import reaper
 from deltaci.runner.builtins.stage import StepFailed
 from deltaci.runner.contexts import Scene
@@ -20,7 +21,6 @@ from deltaci.runner.executors.cell import Cell
 from deltaci.runner.executors.container import TOOL_NEEDS, ContainerCell, tool_environment, working_tool
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.sections import START_SERVICES
-from deltaci.wire.messages import JobSpec, Service
 
 CODE: Final = "RUNNER_STARTUP"
 TOOL_SECONDS: Final = 600.0  # It may have to fetch an image.

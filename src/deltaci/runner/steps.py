@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import CacheRule, Step, StepResult
 from deltaci.runner.builtins.stage import BuiltInStep, Stage, StepFailed
 from deltaci.runner.builtins.table import BUILT_INS
 from deltaci.runner.client import Unreachable
@@ -25,7 +26,6 @@ from deltaci.runner.sections import RESTORE_CACHES
 from deltaci.runner.shells import start
 from deltaci.runner.spoken import Spoken
 from deltaci.runner.transfers import Over
-from deltaci.wire.messages import CacheRule, Step, StepResult
 
 FAILED: Final = 1  # What a step of the runner's own ends with when it fails.
 PATH_SECONDS: Final = 30.0

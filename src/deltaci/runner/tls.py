@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deltaci.wire.certificates import load_authorities, load_certificate
+from deltaci.protocol.certificates import load_authorities, load_certificate
 
 LOGGER: Final = logging.getLogger(__name__)
 

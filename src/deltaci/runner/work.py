@@ -10,6 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.answers import Need
+from deltaci.protocol.messages import ArtifactRule, JobSpec
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.caches import Caches
 from deltaci.runner.checkout import trust_owner
@@ -30,8 +32,6 @@ from deltaci.runner.transfers import Over, Transfers
 from deltaci.runner.trees.begin import begin
 from deltaci.runner.trees.handover import CODE as TREE
 from deltaci.runner.trees.handover import Left, NotLeft, commit, send
-from deltaci.wire.answers import Need
-from deltaci.wire.messages import ArtifactRule, JobSpec
 
 
 class Work:

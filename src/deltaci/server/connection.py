@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from deltaci.protocol.messages import Problem, encode
+from deltaci.protocol.routes import status_of
 from deltaci.server.tls import peer_of
-from deltaci.wire.addresses import status_of
-from deltaci.wire.messages import Problem, encode
 
 PEER: Final = "deltaci_peer"  # Under this name in the scope's `state`.
 MAX_HEAD_BYTES: Final = 64 * 1024

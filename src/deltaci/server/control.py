@@ -20,11 +20,11 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
 from deltaci.engine.loops import ended
+from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Runner
 from deltaci.store.port import Conflict, Store, Unavailable
-from deltaci.wire.messages import CancelRequested, Control
 
 MAX_LATE: Final = 100_000  # Attempts that wait to be looked at; what is beyond is told by heartbeats.
 LOOK_AT: Final = 500

@@ -22,12 +22,12 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.timers import ready_at
 from deltaci.engine.loops import ended
+from deltaci.protocol import messages as wire
+from deltaci.protocol import subjects
+from deltaci.protocol.bus import BusAddress, Link
+from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.server.follower import look
 from deltaci.store.port import Conflict, Ready, Store, Unavailable
-from deltaci.wire import messages as wire
-from deltaci.wire import subjects
-from deltaci.wire.bus import BusAddress, Link
-from deltaci.wire.messages import CancelRequested, Dispatch
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection

@@ -24,12 +24,12 @@ from deltaci.control.forges import LISTENERS, keeping
 from deltaci.control.forges.heard import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
 from deltaci.control.forges.projects import ForgeProject, Intake, Projects
 from deltaci.core.errors import Refused
+from deltaci.core.text import plain
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.change import Change
+from deltaci.protocol.routes import status_of
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Store, Unavailable, storable
-from deltaci.wire.addresses import status_of
-from deltaci.wire.texts import plain
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"

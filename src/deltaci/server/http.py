@@ -20,17 +20,10 @@ from deltaci.control.hearing import Hearing
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
-from deltaci.server.connection import PEER
-from deltaci.server.control import ControlHub
-from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
-from deltaci.server.registry import Registry
-from deltaci.server.tls import Peer
-from deltaci.server.trees import NAMES as TREE_NAMES
-from deltaci.server.trees import Trees
-from deltaci.server.uploads import NAMES, Streamed, Uploads
-from deltaci.store.port import Conflict, Unavailable
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import (
+from deltaci.protocol import messages as wire
+from deltaci.protocol.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
+from deltaci.protocol.messages import Problem
+from deltaci.protocol.routes import (
     ADDRESSES,
     DESCRIPTION,
     LEASE_HEADER,
@@ -41,8 +34,15 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     status_of,
 )
-from deltaci.wire.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
-from deltaci.wire.messages import Problem
+from deltaci.server.connection import PEER
+from deltaci.server.control import ControlHub
+from deltaci.server.protocol import Protocol, Runner, job_spec, stale_lease
+from deltaci.server.registry import Registry
+from deltaci.server.tls import Peer
+from deltaci.server.trees import NAMES as TREE_NAMES
+from deltaci.server.trees import Trees
+from deltaci.server.uploads import NAMES, Streamed, Uploads
+from deltaci.store.port import Conflict, Unavailable
 
 MAX_DIGITS: Final = 15
 MAX_SHOWN: Final = 200
@@ -219,7 +219,7 @@ class RunnerApp:
         if name in _SPEAKS_JSON:
             request.check_is_json()
         if name == DESCRIPTION:
-            from deltaci.wire.openapi import described  # Few ask, and it needs much that nobody else does.
+            from deltaci.api.openapi import described  # Few ask, and it needs much that nobody else does.
 
             return msgspec.Raw(described())
         if name == "register":

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Final
 
+from deltaci.api.schemas.logs import LogSection
 from deltaci.blobs.logs import Logs
-from deltaci.wire.api_logs import LogSection
-from deltaci.wire.sections import Mark, mark_of, nonce_of
+from deltaci.protocol.log_sections import Mark, mark_of, nonce_of
 
 BLOCK_BYTES: Final = 64 * 1024
 PART_BYTES: Final = 1024 * 1024

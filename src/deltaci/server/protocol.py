@@ -25,18 +25,15 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
+from deltaci.core.text import plain
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
-from deltaci.server.follower import look
-from deltaci.server.verdicts import verdict_of
-from deltaci.store.port import Open, Store, Transaction, jobs_of
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import ROOT
-from deltaci.wire.messages import (
+from deltaci.protocol import messages as wire
+from deltaci.protocol.messages import (
     AckLease,
     CancelAck,
     CancelAcked,
@@ -49,7 +46,10 @@ from deltaci.wire.messages import (
     RunnerMessage,
     ServerMessage,
 )
-from deltaci.wire.texts import plain
+from deltaci.protocol.routes import ROOT
+from deltaci.server.follower import look
+from deltaci.server.verdicts import verdict_of
+from deltaci.store.port import Open, Store, Transaction, jobs_of
 
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 

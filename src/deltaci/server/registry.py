@@ -16,10 +16,10 @@ from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
 from deltaci.engine.applier import Applier
+from deltaci.protocol.messages import Registered, Registration, Renewal
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Claims, Signer
 from deltaci.server.protocol import Runner
 from deltaci.server.tls import Peer
-from deltaci.wire.messages import Registered, Registration, Renewal
 
 MAX_REMEMBERED: Final = 100_000
 

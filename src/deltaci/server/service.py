@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from deltaci.api.routes import ROOT as API_ROOT
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
@@ -40,6 +41,7 @@ from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
+from deltaci.protocol.bus import BusAddress
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Keys
 from deltaci.server.api.calls import Parts
@@ -67,8 +69,6 @@ from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.server.ui.sessions import Sessions
 from deltaci.server.uploads import Uploads
 from deltaci.store.port import Store
-from deltaci.wire.api_routes import ROOT as API_ROOT
-from deltaci.wire.bus import BusAddress
 
 KEY_FILE: Final = "server.key"
 URL_FILE: Final = "server.url"

@@ -19,11 +19,11 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.core.needs import SKIPPED, is_over, outputs_of, result_of
 from deltaci.core.run import Run
+from deltaci.protocol.answers import FoundCache, Need, SharedArtifact, SourceCredential
+from deltaci.protocol.routes import MAX_CACHE_KEY
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
 from deltaci.server.secrets import Secrets, Where, is_foreign, where
-from deltaci.wire.addresses import MAX_CACHE_KEY
-from deltaci.wire.answers import FoundCache, Need, SharedArtifact, SourceCredential
 
 NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.certificates import load_authorities, load_certificate
 from deltaci.server.credentials import is_runner_name, is_tenant_name
-from deltaci.wire.certificates import load_authorities, load_certificate
 
 SCHEME: Final = "deltaci:"
 SAY_SECONDS: Final = 1.0

@@ -27,12 +27,12 @@ from deltaci.control.workstreams.records import Workstream, Workstreams
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run, is_let_go
+from deltaci.protocol.answers import StreamsOver, TreeStart
+from deltaci.protocol.job_spec import Tree
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.uploads import Streamed
 from deltaci.store.port import Store
-from deltaci.wire.answers import StreamsOver, TreeStart
-from deltaci.wire.work import Tree
 
 NAMES: Final = frozenset({"tree", "tree-bundle"})
 FOLDER: Final = "bundles"

@@ -25,14 +25,14 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
+from deltaci.protocol import messages as wire
+from deltaci.protocol.answers import KeptArtifact, KeptCache
+from deltaci.protocol.routes import MAX_CACHE_KEY, SHA256_HEADER
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets, is_foreign, where
 from deltaci.server.shared import NAMES as SHARED
 from deltaci.server.shared import Shared, number_of
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import MAX_CACHE_KEY, SHA256_HEADER
-from deltaci.wire.answers import KeptArtifact, KeptCache
 
 if TYPE_CHECKING:
     from deltaci.server.http import Request

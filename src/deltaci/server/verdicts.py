@@ -6,8 +6,8 @@ A runner that says nothing of a job's rules, an old one or one that lies, has no
 from __future__ import annotations
 
 from deltaci.core.attempt import Verdict
-from deltaci.wire.messages import Complete, JobSpec
-from deltaci.wire.verdicts import details
+from deltaci.protocol.messages import Complete, JobSpec
+from deltaci.protocol.verdicts import details
 
 
 def verdict_of(said: Complete, spec: JobSpec) -> Verdict | None:

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Heartbeat, Limits
 from deltaci.runner.beats import Answers
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.executors import SHELL, Cell, Executor, Executors, Exit, Shown
@@ -27,7 +28,6 @@ from deltaci.sim.loop import HERE, Node, VirtualLoop, failed
 from deltaci.sim.network import Network, Said, Unreached
 from deltaci.sim.server import SimServer
 from deltaci.sim.truth import Truth
-from deltaci.wire.messages import Heartbeat, Limits
 
 URL: Final = "http://simulated"
 CALL_SECONDS: Final = 10.0

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier
+from deltaci.protocol.routes import LEASE_HEADER, ROOT
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Violation
 from deltaci.sim.law import SECOND
@@ -24,7 +25,6 @@ from deltaci.sim.promises import Promises
 from deltaci.sim.runner import TENANT
 from deltaci.sim.server import SimServer
 from deltaci.store.port import Conflict, Unavailable
-from deltaci.wire.addresses import LEASE_HEADER, ROOT
 
 DO_SECONDS: Final = 20.0
 AGAIN_SECONDS: Final = 2.0

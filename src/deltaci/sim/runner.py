@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Complete, encode
 from deltaci.runner.agent import Agent, KeeperGone
 from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import Entrance
 from deltaci.server.credentials import Signer
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.machine import CALL_SECONDS, KILLED, URL, SimMachine, named
-from deltaci.wire.messages import Complete, encode
 
 TENANT: Final = "default"
 RESTART_SECONDS: Final = 30.0  # What starts runners starts one again that ended.

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from deltaci.control.mirrors import OWN_BRANCHES
+from deltaci.core.text import plain
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.model import PullRequestType
-from deltaci.wire.texts import plain
 
 MAX_MESSAGE: Final = 10_000
 MAX_TITLE: Final = 200

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from deltaci.control.forges.told import Note
-from deltaci.wire.texts import plain
+from deltaci.core.text import plain
 
 MAX_NOTES: Final = 50
 MAX_LINE: Final = 2000

@@ -19,7 +19,7 @@ import msgspec
 
 from deltaci import __version__
 from deltaci.control.forges.told import Answer, Call
-from deltaci.wire.texts import plain
+from deltaci.core.text import plain
 
 SECONDS: Final = 10.0  # For all of one request.
 MAX_ANSWER_BYTES: Final = 64 * 1024

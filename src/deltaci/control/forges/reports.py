@@ -13,8 +13,8 @@ from deltaci.core import job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.status import steps
+from deltaci.core.text import plain
 from deltaci.store.port import Store, jobs_of
-from deltaci.wire.texts import plain
 
 CONTEXT: Final = "deltaci"
 MAX_CONTEXT: Final = 200

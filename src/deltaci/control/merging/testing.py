@@ -29,8 +29,8 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.core.worker import queue_key
-from deltaci.wire.work import JobSpec as Work
-from deltaci.wire.work import Rule, Source, Tree
+from deltaci.protocol.job_spec import JobSpec as Work
+from deltaci.protocol.job_spec import Rule, Source, Tree
 
 LABEL: Final = "merge-queue"
 STREAM: Final = "merge-"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from deltaci.pipeline.paths import BadPattern, path_filter
-from deltaci.wire.messages import Rule, Verdict
+from deltaci.protocol.messages import Rule, Verdict
 
 MAX_SHOWN: Final = 5
 MAX_PATH_CHARS: Final = 80

@@ -18,7 +18,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.pipeline.model import Rule
 from deltaci.pipeline.rules import wire_rules
-from deltaci.wire.work import Verdict
+from deltaci.protocol.job_spec import Verdict
 
 
 class Broken(Exception):

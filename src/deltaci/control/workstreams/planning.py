@@ -13,7 +13,7 @@ from deltaci.core import decide, run
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.pipeline.workstreams.compile import planned
-from deltaci.wire.work import Source
+from deltaci.protocol.job_spec import Source
 
 
 class Planning:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.control.documents import Documents
+from deltaci.protocol.messages import Verdict
 from deltaci.store.port import Store
-from deltaci.wire.messages import Verdict
 
 KIND: Final = "workstream"
 OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.

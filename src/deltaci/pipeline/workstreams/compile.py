@@ -13,7 +13,7 @@ from deltaci.pipeline import jobs, model
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstreams.model import Task, Workstream
-from deltaci.wire import messages as wire
+from deltaci.protocol import messages as wire
 
 GROUP: Final = "workstream:"
 

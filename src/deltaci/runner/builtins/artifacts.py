@@ -21,14 +21,14 @@ from urllib.parse import quote
 
 from deltaci.blobs.keys import shared_path
 from deltaci.core.errors import Refused
+from deltaci.protocol.answers import SharedArtifact
+from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
 from deltaci.runner.archive import COMPRESSION, unpack
 from deltaci.runner.artifacts import Bounds, Found, find, open_found
 from deltaci.runner.builtins.stage import Stage, StepFailed, flag, known, lines
 from deltaci.runner.client import Client
 from deltaci.runner.placing import merge
 from deltaci.runner.transfers import PATIENCE_SECONDS
-from deltaci.wire.answers import SharedArtifact
-from deltaci.wire.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
 
 UPLOAD_INPUTS: Final = (
     *("name", "path", "if-no-files-found", "retention-days", "compression-level", "overwrite"),

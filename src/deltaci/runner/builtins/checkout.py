@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Source
 from deltaci.runner.builtins.stage import Stage, StepFailed, flag, known, number
 from deltaci.runner.checkout import Wanted, bring, disguised, remote_of, trust_owner
 from deltaci.runner.client import Client
 from deltaci.runner.git import GitFailed, Remote, scheme_of
-from deltaci.wire.messages import Source
 
 INPUTS: Final = (
     *("repository", "ref", "token", "path", "clean", "fetch-depth", "fetch-tags", "submodules", "lfs"),

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import JobSpec
 from deltaci.runner.caches import Caches
 from deltaci.runner.contexts import Scene
 from deltaci.runner.executors import Cell
@@ -16,7 +17,6 @@ from deltaci.runner.harvest import Harvester
 from deltaci.runner.joblog import JobLog
 from deltaci.runner.layout import Layout
 from deltaci.runner.transfers import Transfers
-from deltaci.wire.messages import JobSpec
 
 _YES: Final = frozenset({"true", "yes", "on", "1"})
 _NO: Final = frozenset({"false", "no", "off", "0", ""})

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.reaper import Handle
-from deltaci.wire.messages import Limits
 
 SHELL: Final = ("bash", "-eo", "pipefail", "-c")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from deltaci.wire.messages import Limits
+from deltaci.protocol.messages import Limits
 
 PREFIX: Final = "deltaci-"
 RUNNER: Final = "deltaci-runner"  # The leaf that the runner moves to; v2 wants processes in leaves only.

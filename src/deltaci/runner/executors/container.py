@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import InvariantBroken
+from deltaci.protocol.messages import Limits
 from deltaci.runner import reaper
 from deltaci.runner.executors.cell import SHELL, CellFailed, Exit, Shown
 from deltaci.runner.executors.environment import environment
 from deltaci.runner.executors.supervised import KILL_SECONDS, MAX_READ_BYTES
 from deltaci.runner.reaper import Handle
-from deltaci.wire.messages import Limits
 
 TOOLS: Final = ("podman", "docker")
 PROBE_SECONDS: Final = 10.0

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.cell import Shown
 from deltaci.runner.executors.nursery import Nursery
 from deltaci.runner.executors.supervised import SupervisedCell
-from deltaci.wire.messages import Limits
 
 OVERHEAD_PROCESSES = 2  # The supervisor and its guard.
 

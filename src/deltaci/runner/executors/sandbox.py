@@ -18,13 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from deltaci.protocol.messages import Limits
 from deltaci.runner.executors import cgroups
 from deltaci.runner.executors.cell import Shown
 from deltaci.runner.executors.environment import environment, interpreter
 from deltaci.runner.executors.nursery import SCRIPT
 from deltaci.runner.executors.process import groups_for, memory_rlimit
 from deltaci.runner.executors.supervised import SupervisedCell
-from deltaci.wire.messages import Limits
 
 OVERHEAD_PROCESSES: Final = 3  # Bubblewrap outside, bubblewrap as the namespace's first process, the supervisor.
 PROBE_SECONDS: Final = 10.0

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import InvariantBroken, Refused
+from deltaci.protocol.messages import Limits
 from deltaci.runner import reaper
 from deltaci.runner.executors import cgroups, supervisor
 from deltaci.runner.executors.cell import SHELL, CellFailed, Exit
 from deltaci.runner.executors.environment import environment
 from deltaci.runner.executors.nursery import MARK_CHARS, START_SECONDS, Guard, framed
 from deltaci.runner.reaper import Handle
-from deltaci.wire.messages import Limits
 
 KILL_SECONDS: Final = 5.0
 HANG_UP_SECONDS: Final = 2.0  # How long a supervisor may take to end everybody before they are searched for.

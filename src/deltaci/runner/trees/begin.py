@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.answers import TreeStart
+from deltaci.protocol.job_spec import Source, Tree
+from deltaci.protocol.messages import MAX_TREE_BYTES
 from deltaci.runner.builtins.checkout import CODE, reaching
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.client import Client, Unreachable
@@ -20,9 +23,6 @@ from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.trees.exact import make_exact, make_git_dir
 from deltaci.runner.trees.repository import Repository
 from deltaci.runner.trees.spots import Spot, Worktrees
-from deltaci.wire.answers import TreeStart
-from deltaci.wire.messages import MAX_TREE_BYTES
-from deltaci.wire.work import Source, Tree
 
 LACKING: Final = "prerequisite"  # As git says it of a bundle.
 AS_IT_IS: Final = "the tree cannot be used as it is: {}; making a new one"

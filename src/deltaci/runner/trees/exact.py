@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from deltaci.protocol.job_spec import Tree
 from deltaci.runner.folders import opened, parent
 from deltaci.runner.git import GitFailed, checked_ref, git
 from deltaci.runner.mirrors import LOCAL_SECONDS
 from deltaci.runner.placing import remove, write
 from deltaci.runner.trees.repository import Repository
 from deltaci.runner.trees.spots import Spot
-from deltaci.wire.work import Tree
 
 MAX_ROUNDS: Final = 10  # What ignores something may be removed itself; then that is looked at again.
 MAX_LISTED_BYTES: Final = 512 * 1024**2

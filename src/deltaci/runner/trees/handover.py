@@ -12,6 +12,8 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.job_spec import Tree
+from deltaci.protocol.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
 from deltaci.runner.artifacts import Found, find, literally, open_found
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.client import Unreachable
@@ -22,8 +24,6 @@ from deltaci.runner.placing import remove, write
 from deltaci.runner.sections import HAND_OVER
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.trees.exact import identity
-from deltaci.wire.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
-from deltaci.wire.work import Tree
 
 CODE: Final = "TREE"
 TYPE: Final = "tree"

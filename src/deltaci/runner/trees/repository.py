@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from deltaci.protocol.job_spec import Source
 from deltaci.runner.git import GitFailed, Remote, checked_commit, git
 from deltaci.runner.mirrors import BROKEN, LOCAL_SECONDS, mirror, path_of
-from deltaci.wire.work import Source
 
 HAD: Final = "refs/deltaci/had"
 TREES: Final = "trees"  # In it: an index of ours for each tree.

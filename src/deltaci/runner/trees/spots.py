@@ -20,12 +20,12 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.job_spec import Name, Tree
+from deltaci.protocol.messages import MAX_STREAMS
 from deltaci.runner.client import Unreachable
 from deltaci.runner.executors.cell import CellFailed, Shown
 from deltaci.runner.folders import opened
 from deltaci.runner.placing import remove
-from deltaci.wire.messages import MAX_STREAMS
-from deltaci.wire.work import Name, Tree
 
 FOLDER: Final = "workstreams"
 REPOSITORY: Final = "repository.git"

@@ -1,1 +1,1 @@
-"""`/api/v1`, for people and programs: translate and authorise, nothing else. wire/api_routes.py is the table of it."""
+"""`/api/v1`, for people and programs: translate and authorise, nothing else. deltaci/api/routes.py is its table."""

@@ -16,9 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
+from deltaci.api.schemas.inputs import MAX_BODY_BYTES, Asked
+from deltaci.api.schemas.records import ApiProblem
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
+from deltaci.protocol import messages as wire
 from deltaci.server.api import (
     changes,
     explain,
@@ -46,10 +50,6 @@ from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
 from deltaci.store.port import Conflict, Unavailable
-from deltaci.wire import messages as wire
-from deltaci.wire.api import ApiProblem
-from deltaci.wire.api_input import MAX_BODY_BYTES, Asked
-from deltaci.wire.api_routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200

@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.routes import ANYBODY, OPERATOR, Needed
+from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.api.remembered import Remembered
 from deltaci.server.credentials import PREFIX, Signer
 from deltaci.store.port import Conflict, Document, Store
-from deltaci.wire.api_input import SCOPES, KeyInput, Scope
-from deltaci.wire.api_routes import ANYBODY, OPERATOR, Needed
 
 KEY: Final = "key"  # The kind of document.
 KEY_PREFIX: Final = "dck_"  # So that a scanner for secrets recognises one that got out.

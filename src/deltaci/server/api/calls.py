@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from deltaci.api.routes import Route
 from deltaci.blobs.logs import Logs
 from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
@@ -32,7 +33,6 @@ from deltaci.server.log_index import LogIndexes
 from deltaci.server.reports import TestReports
 from deltaci.server.secrets import Secrets
 from deltaci.store.port import Store
-from deltaci.wire.api_routes import Route
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 

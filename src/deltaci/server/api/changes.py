@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas import projects as wire
+from deltaci.api.schemas.inputs import RunInput
 from deltaci.control.changes import FileOutcome, Kept, digest
 from deltaci.control.forges.opened import repository_of
 from deltaci.control.git import GitFailed
@@ -20,8 +22,6 @@ from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
 from deltaci.store.port import Unavailable
-from deltaci.wire import api_projects as wire
-from deltaci.wire.api_input import RunInput
 
 
 async def list_changes(call: Call) -> wire.ChangePage:

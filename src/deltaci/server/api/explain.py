@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas import records as api
 from deltaci.audit import explain
 from deltaci.core import flaky
 from deltaci.core.attempt import Attempt
@@ -18,7 +19,6 @@ from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
 from deltaci.store.port import Search
-from deltaci.wire import api
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from deltaci.api.schemas import failures as api_failures
+from deltaci.api.schemas.inputs import FailureRulesInput, FlakyQuery
 from deltaci.core import flaky
 from deltaci.core.failures import RULES, FailureRule
 from deltaci.core.flaky import History
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import maybe, moment
-from deltaci.wire import api_failures
-from deltaci.wire.api_input import FailureRulesInput, FlakyQuery
 
 
 async def read_rules(call: Call) -> api_failures.FailureRules:

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from deltaci.api.schemas.history import Transition, TransitionPage, TransitionQuery
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Seen, Witness, job_of
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import rfc3339
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import run_of
-from deltaci.wire.api_history import Transition, TransitionPage, TransitionQuery
 
 MAX_LOOKED_AT: Final = 50_000  # Events, for one page.
 AT_A_TIME: Final = 1000

@@ -6,13 +6,13 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas import records as api
 from deltaci.core.decide import CancelJob
 from deltaci.core.job import Job
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
-from deltaci.wire import api
 
 
 async def list_jobs(call: Call) -> api.JobPage:

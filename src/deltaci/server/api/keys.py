@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import SCOPES
 from deltaci.core.errors import Refused
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
-from deltaci.wire import api
-from deltaci.wire.api_input import SCOPES
 
 
 async def make_key(call: Call) -> api.NewKey:

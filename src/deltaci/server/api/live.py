@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
+from deltaci.api.schemas.inputs import EventQuery
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, to_line
 from deltaci.core.job import Job
@@ -26,8 +28,6 @@ from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
 from deltaci.store.port import Unavailable
-from deltaci.wire.api_input import EventQuery
-from deltaci.wire.api_routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
 
 STREAM: Final = "text/event-stream"
 HEARTBEAT_SECONDS: Final = 15.0

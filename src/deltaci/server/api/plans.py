@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
+from deltaci.api.schemas.inputs import GateInput, InputRule, JobInput, PlanInput
 from deltaci.core import job
 from deltaci.core.errors import Refused
 from deltaci.core.job import Gate, JobSpec
 from deltaci.core.plan import dependents, ordered
 from deltaci.core.worker import queue_key
 from deltaci.engine.checks import as_json
-from deltaci.wire.api_input import GateInput, InputRule, JobInput, PlanInput
 
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.schemas import workstreams as wire
 from deltaci.audit.projections.progress import Progress, progress
 from deltaci.control.workstreams import records
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
+from deltaci.protocol.messages import Verdict
 from deltaci.store.port import Load, Look, Store, jobs_of
-from deltaci.wire import api_workstreams as wire
-from deltaci.wire.messages import Verdict
 
 MAX_NAMES: Final = 5  # Of tasks that are told by name.
 

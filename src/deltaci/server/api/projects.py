@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas import projects as wire
 from deltaci.control import addresses, projects
 from deltaci.control.polling import push
 from deltaci.control.projects import Project
@@ -13,7 +14,6 @@ from deltaci.core.errors import Refused
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
-from deltaci.wire import api_projects as wire
 
 
 async def project_of(call: Call, name: str | None = None) -> Project:

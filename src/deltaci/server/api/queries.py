@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from deltaci.api.schemas.inputs import Asked
 from deltaci.core.errors import Refused
-from deltaci.wire.api_input import Asked
 
 MAX_FIELDS: Final = 100
 MAX_SHOWN: Final = 200

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.schemas import queue as api_queue
 from deltaci.audit.explain import Surroundings
 from deltaci.audit.explain import queue as explained
 from deltaci.audit.explain.answer import Reason
@@ -29,7 +30,6 @@ from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.explain import MAX_GROUPS, because, fleet_of
 from deltaci.store.port import LoadJobs, Look, Search
-from deltaci.wire import api_queue
 
 MAX_QUEUES: Final = 50  # Sets of labels.
 MAX_QUEUED: Final = 300  # Of each of them.

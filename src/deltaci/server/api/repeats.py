@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS
+from deltaci.api.schemas.inputs import Asked
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.server.api.calls import Call
-from deltaci.wire.api_input import Asked
-from deltaci.wire.api_routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS
 
 ID_BYTES: Final = 10
 _KEY: Final = IDEMPOTENCY_HEADER.lower().encode()

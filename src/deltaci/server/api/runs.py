@@ -6,6 +6,9 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.routes import REPLAYED_HEADER, ROOT
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
 from deltaci.control.planner import Reasons, reasons_of
 from deltaci.core import job, listing, run
 from deltaci.core.decide import StartRun
@@ -25,9 +28,6 @@ from deltaci.server.api.lookup import family_of, jobs_of, run_of
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.templates import template_of
 from deltaci.store.port import Search
-from deltaci.wire import api
-from deltaci.wire.api_input import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
-from deltaci.wire.api_routes import REPLAYED_HEADER, ROOT
 
 # -- start and repeat
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import SecretInput, SecretQuery
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import maybe
 from deltaci.server.secrets import Known, SecretScope
-from deltaci.wire import api
-from deltaci.wire.api_input import SecretInput, SecretQuery
 
 SHOWN: Final = 20  # So many letters of a project and of a pattern put them into order.
 

@@ -11,10 +11,10 @@ from types import coroutine
 from typing import Any, Final
 from urllib.parse import quote
 
+from deltaci.api.routes import REQUEST_ID_HEADER
 from deltaci.server.api.ranges import Bytes
 from deltaci.server.disk import Disk
 from deltaci.server.http import Request, Send
-from deltaci.wire.api_routes import REQUEST_ID_HEADER
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
 STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, cast
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import GateInput, RetryInput
 from deltaci.core import job as jobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.failures import Failure
@@ -18,8 +20,6 @@ from deltaci.core.status.workstreams import worker_state
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import Worker, condition, required_labels
 from deltaci.server.api.callers import KeyRecord
-from deltaci.wire import api
-from deltaci.wire.api_input import GateInput, RetryInput
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

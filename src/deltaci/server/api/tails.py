@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from deltaci.api.routes import LEASE_NUMBER_HEADER
+from deltaci.api.schemas.inputs import LogQuery
+from deltaci.api.schemas.logs import LogIndex
 from deltaci.blobs.keys import PART_BYTES
 from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core import ids
@@ -18,6 +21,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.lease import Lease
 from deltaci.core.timers import is_over
+from deltaci.protocol.routes import OFFSET_HEADER
 from deltaci.server.api.calls import Call, Handler, Send, missing
 from deltaci.server.api.lookup import attempt_of, job_of
 from deltaci.server.api.ranges import Bytes, chosen, first_byte
@@ -26,10 +30,6 @@ from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
 from deltaci.server.log_index import BLOCK_BYTES
 from deltaci.store.port import Unavailable
-from deltaci.wire.addresses import OFFSET_HEADER
-from deltaci.wire.api_input import LogQuery
-from deltaci.wire.api_logs import LogIndex
-from deltaci.wire.api_routes import LEASE_NUMBER_HEADER
 
 POLL_SECONDS: Final = 1.0
 HEADERS: Final = {

@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import InputRule, PlanInput, TemplateInput
 from deltaci.core.errors import Refused
 from deltaci.server.api import plans
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
 from deltaci.store.port import Conflict, Document
-from deltaci.wire import api
-from deltaci.wire.api_input import InputRule, PlanInput, TemplateInput
 
 HEAD: Final = "template"
 VERSION: Final = "template-version"

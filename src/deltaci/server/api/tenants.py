@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas.inputs import Quotas
+from deltaci.api.schemas.records import Usage
 from deltaci.blobs import keys
 from deltaci.blobs.store import Blobs
 from deltaci.core.errors import Refused
@@ -22,8 +24,6 @@ from deltaci.core.status.steps import PENDING
 from deltaci.engine.items import Overloaded
 from deltaci.server.api.remembered import Remembered
 from deltaci.store.port import Conflict, CountHeld, Document, Store, Transaction
-from deltaci.wire.api import Usage
-from deltaci.wire.api_input import Quotas
 
 QUOTAS: Final = "quotas"  # The kind of document, and its name.
 REMEMBERED_SECONDS: Final = 2.0

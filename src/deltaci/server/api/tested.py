@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+from deltaci.api.schemas.failures import FlakyTest
+from deltaci.api.schemas.tests import EarlierRun, Outcome, Past, ReportedTests, RunTest, RunTestQuery, RunTests
 from deltaci.core import flaky, listing
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import job_id
@@ -20,6 +22,7 @@ from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
+from deltaci.protocol.junit import FAILED, SKIPPED, Case
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.lookup import family_of
@@ -27,9 +30,6 @@ from deltaci.server.api.shown import moment
 from deltaci.server.api.tails import last_lease
 from deltaci.server.reports import Reported
 from deltaci.store.port import Search
-from deltaci.wire.api_failures import FlakyTest
-from deltaci.wire.api_tests import EarlierRun, Outcome, Past, ReportedTests, RunTest, RunTestQuery, RunTests
-from deltaci.wire.junit import FAILED, SKIPPED, Case
 
 MAX_JOBS: Final = 100
 MAX_EARLIER: Final = 20

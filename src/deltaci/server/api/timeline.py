@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas import timeline as wire
 from deltaci.audit import timeline
 from deltaci.engine import feed
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.explain import MAX_EVENTS
 from deltaci.server.api.lookup import family_of
 from deltaci.server.api.shown import maybe, moment
-from deltaci.wire import api_timeline as wire
 
 
 async def read_timeline(call: Call) -> wire.Timeline:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas import records as api
 from deltaci.control.lives import Life
 from deltaci.core import worker
 from deltaci.core.errors import Refused
@@ -18,7 +19,6 @@ from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import cursor, place
 from deltaci.store.port import Search
-from deltaci.wire import api
 
 
 async def list_workers(call: Call) -> api.WorkerPage:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from deltaci.api.routes import REPLAYED_HEADER, ROOT
+from deltaci.api.schemas import workstreams as wire
 from deltaci.audit.projections.progress import progress
 from deltaci.control.merging.records import NONE, QueueView
 from deltaci.control.workstreams import records
@@ -35,8 +37,6 @@ from deltaci.server.api.progress import shown as progress_shown
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.shown import failure, maybe, moment
 from deltaci.store.port import Search
-from deltaci.wire import api_workstreams as wire
-from deltaci.wire.api_routes import REPLAYED_HEADER, ROOT
 
 MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from deltaci.api.routes import REFUSALS, REQUEST_ID_HEADER
 from deltaci.core.errors import Refused
 from deltaci.server.api.app import ApiApp, refusal
 from deltaci.server.api.callers import Caller
@@ -26,7 +27,6 @@ from deltaci.server.ui.pages import Door
 from deltaci.server.ui.sessions import Session, Sessions, cookie_of, set_cookie
 from deltaci.server.ui.visit import Answer, Page, Redirect, Stream, Visit
 from deltaci.store.port import Unavailable
-from deltaci.wire.api_routes import REFUSALS, REQUEST_ID_HEADER
 
 MAX_FORM_BYTES: Final = 1024 * 1024
 MAX_FORM_FIELDS: Final = 1000

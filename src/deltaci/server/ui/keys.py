@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from deltaci.api.schemas.inputs import MAX_PAGE, SCOPES, Scope
+from deltaci.api.schemas.records import Key, KeyPage, NewKey
 from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, copied, needed
 from deltaci.server.ui.markup import (
     Markup,
@@ -27,8 +29,6 @@ from deltaci.server.ui.markup import (
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, badge, card, nothing, path, rows, top, when
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Key, KeyPage, NewKey
-from deltaci.wire.api_input import MAX_PAGE, SCOPES, Scope
 
 HERE: Final = "/keys"
 NEW: Final = "/new/key"

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
+from deltaci.api.schemas.records import WorkerToken
 from deltaci.server.ui.forms import MODULES, STYLES, Form, Problem, asked, copied, needed
 from deltaci.server.ui.markup import a, code, div, join, p, pre, tag
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import path, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
-from deltaci.wire.api import WorkerToken
 
 PATH: Final = "/let-in"  # Not below /workers: a worker may have any name.
 HERE: Final = "/workers"

@@ -25,12 +25,12 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from deltaci.api.schemas.inputs import Person, Scope, Tag
 from deltaci.core.errors import Refused
 from deltaci.server.api.callers import INCLUDED, Caller
 from deltaci.server.credentials import is_tenant_name
 from deltaci.server.oidc import bad, check_url, claim, shown
 from deltaci.server.ui.sessions import Grant
-from deltaci.wire.api_input import Person, Scope, Tag
 
 SECRET_VARIABLE: Final = "DELTACI_WEB_OIDC_SECRET"
 ANYBODY: Final = "*"

@@ -6,6 +6,7 @@ import re
 from typing import Final
 from urllib.parse import quote
 
+from deltaci.api.schemas.queue import Queue, Queued, SharedReason, UnderWay, Waiting
 from deltaci.audit.explain.codes import WAITS
 from deltaci.audit.explain.queue import is_about_workers, is_urgent
 from deltaci.core.ids import worker_name
@@ -27,7 +28,6 @@ from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import badge, card, lasted, nothing, path, rows, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.worker import labels_of
-from deltaci.wire.api_queue import Queue, Queued, SharedReason, UnderWay, Waiting
 
 PER_PAGE: Final = 50
 FILTERS: Final = ("reason", "label", "project")

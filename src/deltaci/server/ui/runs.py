@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from deltaci.api.schemas.inputs import STATUSES
+from deltaci.api.schemas.records import Run, RunPage
 from deltaci.server.ui.filters import ANY, box, choice, filters, search
 from deltaci.server.ui.markup import Child, Markup, a, code, div, join, span
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import badge, lasted, nothing, path, rows, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Visit
-from deltaci.wire.api import Run, RunPage
-from deltaci.wire.api_input import STATUSES
 
 FILTERS: Final = ("project", "branch", "template", "status", "person")
 PER_PAGE: Final = 40

@@ -7,14 +7,14 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas.inputs import MAX_PAGE
+from deltaci.api.schemas.projects import ProjectPage
+from deltaci.api.schemas.records import Secret, SecretPage
 from deltaci.server.ui.forms import STYLES, Form, Problem, asked, needed
 from deltaci.server.ui.markup import Child, Markup, a, code, div, fieldset, join, legend, p, span, strong
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, nothing, rows, top, when
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Secret, SecretPage
-from deltaci.wire.api_input import MAX_PAGE
-from deltaci.wire.api_projects import ProjectPage
 
 HERE: Final = "/secrets"
 NEW: Final = "/new/secret"

@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 import msgspec
 
+from deltaci.api.schemas.inputs import SCOPES
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.api.callers import Caller, Keys
 from deltaci.server.http import Request
 from deltaci.server.ui.endings import Endings
-from deltaci.wire.api_input import SCOPES
 
 COOKIE: Final = "deltaci_session"
 SESSION_SECONDS: Final = 7 * 24 * 3600  # Of keys, which can be revoked; everything else ends sooner by itself.

@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from deltaci.api.routes import ANYBODY, OPERATOR, ROUTES, Needed
 from deltaci.core.errors import Refused
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Caller
 from deltaci.server.api.calls import Parts
 from deltaci.server.http import Request, Send
 from deltaci.server.ui.markup import Markup
-from deltaci.wire.api_routes import ANYBODY, OPERATOR, ROUTES, Needed
 
 NEEDS: Final[Mapping[str, Needed]] = {route.id: route.needs for route in ROUTES}
 

@@ -8,6 +8,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from deltaci.api.schemas.queue import Queue, UnderWay
+from deltaci.api.schemas.records import Worker
 from deltaci.core import worker as core
 from deltaci.core.machine import Command
 from deltaci.server.ui import let_in
@@ -15,8 +17,6 @@ from deltaci.server.ui.markup import Child, Markup, a, code, dd, div, dl, dt, jo
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, badge, card, lasted, nothing, path, rows, sign, top, when, words
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Worker
-from deltaci.wire.api_queue import Queue, UnderWay
 
 STYLES: Final = ("fleet.css",)
 WHY_GONE: Final = {

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from deltaci.api.schemas.queue import UnderWay
+from deltaci.api.schemas.records import Worker, WorkerPage
 from deltaci.core import worker as core
 from deltaci.server.ui import let_in
 from deltaci.server.ui import worker as one
@@ -28,8 +30,6 @@ from deltaci.server.ui.paging import onward, pages, start_of
 from deltaci.server.ui.parts import badge, lasted, nothing, path, rows, sign, tabs, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.worker import STYLES, actions, labels_of, running_now, why_gone, words_of
-from deltaci.wire.api import Worker, WorkerPage
-from deltaci.wire.api_queue import UnderWay
 
 PAGE: Final = 200  # Of the API.
 MAX_READ: Final = 1000

@@ -10,8 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.routes import ROOT
+from deltaci.api.schemas.records import Attempt, Job
 from deltaci.core import attempt as attempt_core
 from deltaci.core.ids import worker_name
+from deltaci.core.text import plain
+from deltaci.protocol.log_sections import is_marker
+from deltaci.protocol.messages import Timings
 from deltaci.server.api.tails import LogFile
 from deltaci.server.ui.markup import (
     EMPTY,
@@ -34,11 +39,6 @@ from deltaci.server.ui.markup import (
 )
 from deltaci.server.ui.parts import badge, lasted, nothing, path, when
 from deltaci.server.ui.visit import Visit
-from deltaci.wire.api import Attempt, Job
-from deltaci.wire.api_routes import ROOT
-from deltaci.wire.messages import Timings
-from deltaci.wire.sections import is_marker
-from deltaci.wire.texts import plain
 
 TAIL_BYTES: Final = 8 * 1024
 TAIL_LINES: Final = 40

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from deltaci.api.schemas.records import Job, Run
 from deltaci.server.ui.markup import EMPTY, Markup, a, dd, dl, dt, join, p
 from deltaci.server.ui.parts import card, path, rows, when
-from deltaci.wire.api import Job, Run
 
 
 def gate_part(job: Job, run: Run) -> Markup:

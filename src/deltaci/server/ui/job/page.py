@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas.records import Attempt, Because, Explanation, Job, RunWithJobs
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.job.attempt import attempt_part, name_of_attempt
 from deltaci.server.ui.job.gate import gate_part
@@ -12,7 +13,6 @@ from deltaci.server.ui.parts import badge, lasted, nothing, path, tabs, top, whe
 from deltaci.server.ui.run.actions import JOB_PAGE, cancel_job
 from deltaci.server.ui.runs import name_of
 from deltaci.server.ui.visit import Answer, Page, Visit
-from deltaci.wire.api import Attempt, Because, Explanation, Job, RunWithJobs
 
 BESIDE: Final = "beside"
 MAX_HISTORY: Final = 50

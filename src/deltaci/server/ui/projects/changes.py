@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas.projects import Change, ChangePage, HandledFile
 from deltaci.server.ui.filters import box, filters
 from deltaci.server.ui.markup import Child, Markup, a, code, li, span, ul
 from deltaci.server.ui.pages import PageRoute
@@ -12,7 +13,6 @@ from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import badge, nothing, path, rows, when, words
 from deltaci.server.ui.projects.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
-from deltaci.wire.api_projects import Change, ChangePage, HandledFile
 
 HERE: Final = "/changes"
 PER_PAGE: Final = 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
+from deltaci.api.schemas.projects import ForgeKind, Project
 from deltaci.server.ui import secrets
 from deltaci.server.ui.forms import NAME, Form, Problem, asked, needed
 from deltaci.server.ui.markup import Child, Markup, a, code, div, fieldset, legend, p
@@ -12,7 +13,6 @@ from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import number
 from deltaci.server.ui.parts import path, rows
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api_projects import ForgeKind, Project
 
 NEW: Final = "/new/project"
 TEXTS: Final = (

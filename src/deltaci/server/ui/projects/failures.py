@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas.failures import FailureRule, FailureRules, FlakyJob, FlakyPage
 from deltaci.server.ui.forms import Form, Problem, asked, needed, way
 from deltaci.server.ui.markup import Child, Markup, a, code, li, p, pre, span, ul
 from deltaci.server.ui.pages import PageRoute
@@ -13,7 +14,6 @@ from deltaci.server.ui.paging import number, onward
 from deltaci.server.ui.parts import card, nothing, rows, when
 from deltaci.server.ui.projects.frame import framed
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api_failures import FailureRule, FailureRules, FlakyJob, FlakyPage
 
 RULES: Final = "/failure-rules"
 EDIT: Final = "/failure-rules/edit"

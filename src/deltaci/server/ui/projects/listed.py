@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas.projects import Change, Project, ProjectPage
+from deltaci.api.schemas.records import Run, RunPage
 from deltaci.server.ui.forms import way
 from deltaci.server.ui.markup import Child, Markup, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
@@ -13,8 +15,6 @@ from deltaci.server.ui.projects.changes import newest, what
 from deltaci.server.ui.projects.frame import framed
 from deltaci.server.ui.runs import name_of
 from deltaci.server.ui.visit import Answer, Visit
-from deltaci.wire.api import Run, RunPage
-from deltaci.wire.api_projects import Change, Project, ProjectPage
 
 HERE: Final = "/projects"
 PER_PAGE: Final = 50

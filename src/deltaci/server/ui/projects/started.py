@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any, Final
 
+from deltaci.api.schemas.projects import Project
+from deltaci.api.schemas.records import Run
 from deltaci.server.ui.forms import Form, Problem, asked, needed
 from deltaci.server.ui.markup import code, div
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import path
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Run
-from deltaci.wire.api_projects import Project
 
 USED: Final = "request_id_reused"
 INPUTS: Final = "lines like name=value; a name has letters, digits and _"

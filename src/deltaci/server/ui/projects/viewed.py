@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from deltaci.api.schemas.projects import Change, Project
+from deltaci.api.schemas.records import Run, RunPage
 from deltaci.server.ui import secrets
 from deltaci.server.ui.forms import MODULES, STYLES, copied, way
 from deltaci.server.ui.markup import Child, Markup, a, code, dd, div, dl, dt, join, p, span, strong
@@ -13,8 +15,6 @@ from deltaci.server.ui.parts import action, card, nothing, path, seconds_text, t
 from deltaci.server.ui.projects import changes
 from deltaci.server.ui.runs import table
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Run, RunPage
-from deltaci.wire.api_projects import Change, Project
 
 RUNS: Final = 10
 CHANGES: Final = 20

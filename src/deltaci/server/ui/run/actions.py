@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from deltaci.api.schemas.records import Decided, Gate, Job, Run, RunWithJobs
 from deltaci.core import gates
 from deltaci.core import job as job_core
 from deltaci.core import run as run_core
@@ -12,7 +13,6 @@ from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, div, h3, joi
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, card, path, when
 from deltaci.server.ui.visit import Answer, Redirect, Visit
-from deltaci.wire.api import Decided, Gate, Job, Run, RunWithJobs
 
 # The single keys of a run's pages.
 KEYS: Final = (

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.routes import ROOT
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.history import Transition, TransitionPage
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.projections.job_events import JobEvents
 from deltaci.audit.projections.transitions import Transitions
@@ -39,9 +42,6 @@ from deltaci.server.ui.parts import nothing, path, rows, seconds_text, sign
 from deltaci.server.ui.run.folding import STYLES, job_asked
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Stream, Visit
-from deltaci.wire import api
-from deltaci.wire.api_history import Transition, TransitionPage
-from deltaci.wire.api_routes import ROOT
 
 PER_PAGE: Final = 50
 AT_A_TIME: Final = 1000

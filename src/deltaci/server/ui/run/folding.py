@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas.inputs import JobName
+from deltaci.core.text import plain
 from deltaci.server.ui.markup import Child, Markup, code, dd, details, dl, dt, pre, span, summary
 from deltaci.server.ui.visit import Visit
-from deltaci.wire.api_input import JobName
-from deltaci.wire.texts import plain
 
 STYLES: Final = ("run_parts.css",)
 MAX_PLAIN_CHARS: Final = 160

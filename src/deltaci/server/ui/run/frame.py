@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas.records import Run
 from deltaci.server.ui.markup import Child, a, code, join, span
 from deltaci.server.ui.parts import badge, lasted, path, tabs, top, when
 from deltaci.server.ui.run.actions import KEYS, actions
 from deltaci.server.ui.runs import name_of
 from deltaci.server.ui.visit import Page, Visit
-from deltaci.wire.api import Run
 
 TABS: Final = (
     ("", "Overview"),

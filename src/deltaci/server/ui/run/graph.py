@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Final
 from unicodedata import east_asian_width
 
+from deltaci.api.schemas.records import Job
 from deltaci.server.ui.markup import Markup, a, button, div, svg, tag
 from deltaci.server.ui.parts import path, stroke
 from deltaci.server.ui.run.layers import HEIGHT, WIDTH, Drawn, Line, Wanted, drawn, short
 from deltaci.server.ui.run.looks import Look, is_blocked, look, took
-from deltaci.wire.api import Job
 
 PAD: Final = 6  # Around everything, so that outlines are not cut off.
 NAME_WIDTH: Final = 23  # In letters of a usual width.

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas.records import Job
 from deltaci.core import failures
 from deltaci.core import job as jobs
 from deltaci.server.ui.parts import seconds_text, tone, words
-from deltaci.wire.api import Job
 
 # Why a job did not have its turn, or had to end: what to call it, and the same as a sentence.
 REASONS: Final[Mapping[str, tuple[str, str]]] = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from deltaci.api.routes import ROOT
+from deltaci.api.schemas.records import Because, Explanation, Job, Plan, RunWithJobs
+from deltaci.api.schemas.timeline import Timeline
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.markup import (
     EMPTY,
@@ -37,9 +40,6 @@ from deltaci.server.ui.run.graph import graph
 from deltaci.server.ui.run.looks import Look, look, why
 from deltaci.server.ui.run.waterfall import waterfall
 from deltaci.server.ui.visit import Answer, Visit
-from deltaci.wire.api import Because, Explanation, Job, Plan, RunWithJobs
-from deltaci.wire.api_routes import ROOT
-from deltaci.wire.api_timeline import Timeline
 
 PER_PAGE: Final = 100
 MAX_WAITS: Final = 6  # Told at once; the others are a click away.

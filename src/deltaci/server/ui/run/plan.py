@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from deltaci.api.schemas import records as api
 from deltaci.server.ui.markup import Child, Markup, a, code, details, div, join, li, ol, p, span, strong, summary, ul
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import pages, start_of
@@ -12,7 +13,6 @@ from deltaci.server.ui.parts import card, nothing, path, rows, seconds_text
 from deltaci.server.ui.run.folding import STYLES, facts, told
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
-from deltaci.wire import api
 
 PER_PAGE: Final = 50
 MAX_STEPS: Final = 50

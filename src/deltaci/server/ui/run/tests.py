@@ -7,6 +7,8 @@ from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.tests import EarlierRun, Past, ReportedTests, RunTest, RunTests
 from deltaci.server.ui.filters import MAX_OFFERED, box, choice, filters, search
 from deltaci.server.ui.markup import (
     Child,
@@ -29,8 +31,6 @@ from deltaci.server.ui.parts import badge, card, nothing, path, rows, seconds_te
 from deltaci.server.ui.run.folding import STYLES, job_asked, text_asked, told
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
-from deltaci.wire import api
-from deltaci.wire.api_tests import EarlierRun, Past, ReportedTests, RunTest, RunTests
 
 PER_PAGE: Final = 25
 MAX_PAST: Final = 10

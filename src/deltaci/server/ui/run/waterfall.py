@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from deltaci.api.schemas.records import Job
+from deltaci.api.schemas.timeline import JobTimes, Phase, Timeline
 from deltaci.audit import timeline as core
 from deltaci.server.ui.markup import Markup, a, div, join, li, ol, p, span, svg, tag, ul
 from deltaci.server.ui.parts import path, seconds_text
-from deltaci.wire.api import Job
-from deltaci.wire.api_timeline import JobTimes, Phase, Timeline
 
 NAMES: Final[Mapping[str, str]] = {
     core.QUEUED: "queued",

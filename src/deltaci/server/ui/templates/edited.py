@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from deltaci.api.schemas.records import Template
 from deltaci.server.ui.forms import NAME, Form, Problem, asked, needed
 from deltaci.server.ui.markup import Markup, a, code, p
 from deltaci.server.ui.pages import PageRoute
@@ -13,7 +14,6 @@ from deltaci.server.ui.paging import number
 from deltaci.server.ui.parts import path, when
 from deltaci.server.ui.templates.plan_text import NotJson, Place, place_of, read, written
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Template
 
 NEW: Final = "/new/template"
 TEXTS: Final = ("plan", "inputs")

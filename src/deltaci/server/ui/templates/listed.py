@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas.records import TemplateLine, TemplatePage
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import onward
 from deltaci.server.ui.parts import nothing, path, rows, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
-from deltaci.wire.api import TemplateLine, TemplatePage
 
 HERE: Final = "/templates"
 PER_PAGE: Final = 50

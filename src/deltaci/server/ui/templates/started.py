@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from deltaci.api.schemas.inputs import InputRule
+from deltaci.api.schemas.records import Template
 from deltaci.server.ui.forms import Form, Problem, needed
 from deltaci.server.ui.markup import Markup, a, details, div, p, summary
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import path
 from deltaci.server.ui.projects.started import once, started
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Template
-from deltaci.wire.api_input import InputRule
 
 INPUT: Final = "input."  # So the field of an input is called.
 ABOUT: Final = ("title", "project", "branch", "commit", "labels")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlencode
 
+from deltaci.api.schemas.inputs import MAX_PAGE, InputRule, JobInput
+from deltaci.api.schemas.records import Run, RunPage, Template, TemplateLine, TemplatePage
 from deltaci.server.api.plans import needs_of
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, Markup, a, code, div, join, p, pre, span, strong
@@ -13,8 +15,6 @@ from deltaci.server.ui.parts import action, card, nothing, path, rows, top, when
 from deltaci.server.ui.runs import table
 from deltaci.server.ui.templates.plan_text import written
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.wire.api import Run, RunPage, Template, TemplateLine, TemplatePage
-from deltaci.wire.api_input import MAX_PAGE, InputRule, JobInput
 
 RUNS: Final = 10
 MAX_VERSION_PAGES: Final = 5

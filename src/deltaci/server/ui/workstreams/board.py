@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from deltaci.api.schemas.workstreams import WORKSTREAM_STATES, WorkstreamLine, WorkstreamPage, WorkstreamProgress
 from deltaci.server.ui.filters import box, filters, search
 from deltaci.server.ui.markup import (
     Child,
@@ -39,7 +40,6 @@ from deltaci.server.ui.workstreams.look import (
     so_far,
     to_base,
 )
-from deltaci.wire.api_workstreams import WORKSTREAM_STATES, WorkstreamLine, WorkstreamPage, WorkstreamProgress
 
 FILTERS: Final = ("project", "person")
 PER_PAGE: Final = 40

@@ -9,6 +9,9 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas.inputs import MAX_PAGE
+from deltaci.api.schemas.projects import ProjectPage
+from deltaci.api.schemas.workstreams import Workstream
 from deltaci.pipeline.problems import Problem
 from deltaci.pipeline.workstreams import reading
 from deltaci.server.ui import forms
@@ -35,9 +38,6 @@ from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import field, hidden, nothing, path, top
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
 from deltaci.server.ui.workstreams.look import HERE, STYLES, many, name_of
-from deltaci.wire.api_input import MAX_PAGE
-from deltaci.wire.api_projects import ProjectPage
-from deltaci.wire.api_workstreams import Workstream
 
 NEW: Final = f"{HERE}/new"
 MAX_SHOWN: Final = 20  # Problems at a time: the rest is told when these are gone.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from deltaci.api.schemas.workstreams import WorkstreamTask
 from deltaci.server.ui.markup import Markup, a, div, svg, tag
 from deltaci.server.ui.parts import stroke, tone, words
 from deltaci.server.ui.run.graph import NAME_WIDTH, PAD, SAID_WIDTH, cut
 from deltaci.server.ui.run.layers import HEIGHT, WIDTH, Wanted, drawn
-from deltaci.wire.api_workstreams import WorkstreamTask
 
 MAX_DRAWN: Final = 60  # More are no picture any more.
 

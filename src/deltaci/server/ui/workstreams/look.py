@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from deltaci.api.schemas.workstreams import FailedRule, WorkstreamLine
 from deltaci.server.ui.markup import Child, Markup, a, code, dd, div, dl, dt, join, li, span, strong, svg, tag, ul
 from deltaci.server.ui.parts import path, tone
-from deltaci.wire.api_workstreams import FailedRule, WorkstreamLine
 
 STYLES: Final = ("workstreams.css",)
 HERE: Final = "/workstreams"

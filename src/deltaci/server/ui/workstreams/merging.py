@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from deltaci.api.schemas.workstreams import MergeBatch, MergeQueue, MergeQueues, MergeSplit, QueuedMerge, Workstream
 from deltaci.core.errors import Refused
 from deltaci.server.ui.markup import (
     Child,
@@ -28,7 +29,6 @@ from deltaci.server.ui.parts import badge, nothing, path, rows, top, when
 from deltaci.server.ui.visit import Answer, Page, Visit
 from deltaci.server.ui.workstreams.look import HERE, QUEUES, STYLES, commit, link, many, name_of, said_of
 from deltaci.server.ui.workstreams.one import DOING, queue_id
-from deltaci.wire.api_workstreams import MergeBatch, MergeQueue, MergeQueues, MergeSplit, QueuedMerge, Workstream
 
 MAX_LOOKED_UP: Final = 24  # Of those who left a queue in which a split still matters.
 HEADINGS: Final = ("Workstream", "Method", "Batch", "Since", "Commit", "What keeps it")

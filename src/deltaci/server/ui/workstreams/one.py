@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.api.schemas.records import Explanation
+from deltaci.api.schemas.workstreams import MergeQueues, Workstream, WorkstreamTask
 from deltaci.core import run as runs
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.markup import (
@@ -45,8 +47,6 @@ from deltaci.server.ui.workstreams.look import (
     so_far,
     to_base,
 )
-from deltaci.wire.api import Explanation
-from deltaci.wire.api_workstreams import MergeQueues, Workstream, WorkstreamTask
 
 MAX_TASKS: Final = 200  # On one page.
 HEADINGS: Final = ("Task", "State", "Tries", "Worker", "Took", "Added", "What there is to say")

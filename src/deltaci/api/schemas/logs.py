@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from deltaci.wire.api import Shown
-from deltaci.wire.messages import says
+from deltaci.api.schemas.records import Shown
+from deltaci.protocol.messages import says
 
 
 class LogSection(Shown, frozen=True, kw_only=True):

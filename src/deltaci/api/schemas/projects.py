@@ -6,9 +6,9 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from deltaci.wire.api import Shown
-from deltaci.wire.api_input import Asked, PageQuery, TemplateName, Word
-from deltaci.wire.messages import Line, Moment, says
+from deltaci.api.schemas.inputs import Asked, PageQuery, TemplateName, Word
+from deltaci.api.schemas.records import Shown
+from deltaci.protocol.messages import Line, Moment, says
 
 MAX_POLL_SECONDS: Final = 7 * 86400
 MAX_NEWS: Final = 1000

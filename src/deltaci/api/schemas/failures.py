@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from deltaci.wire.api import Shown
-from deltaci.wire.messages import Moment, says
+from deltaci.api.schemas.records import Shown
+from deltaci.protocol.messages import Moment, says
 
 RulesOf = Literal["tenant", "server", "built-in"]
 

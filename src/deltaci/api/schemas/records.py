@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from deltaci.wire.api_input import GateInput, InputRule, PlanInput, Quotas, RetryInput, Scope
-from deltaci.wire.messages import Moment, says
+from deltaci.api.schemas.inputs import GateInput, InputRule, PlanInput, Quotas, RetryInput, Scope
+from deltaci.protocol.messages import Moment, says
 
 MAX_JOBS_SHOWN: Final = 1000
 

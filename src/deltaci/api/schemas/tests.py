@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from deltaci.wire.api import Shown
-from deltaci.wire.api_failures import FlakyTest
-from deltaci.wire.api_input import PAGE, Asked, Cursor, JobName, Limit, Word
-from deltaci.wire.messages import Moment, says
+from deltaci.api.schemas.failures import FlakyTest
+from deltaci.api.schemas.inputs import PAGE, Asked, Cursor, JobName, Limit, Word
+from deltaci.api.schemas.records import Shown
+from deltaci.protocol.messages import Moment, says
 
 Outcome = Literal["passed", "failed", "error", "skipped"]
 Past = Literal["failed", "not_failed", "unknown"]

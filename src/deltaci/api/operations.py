@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.wire import messages as wire
-from deltaci.wire.schema_names import schema_components
+from deltaci.protocol import messages as wire
+from deltaci.protocol.schema_names import schema_components
 
 REFS: Final = "#/components/schemas/{name}"
 JSON: Final = "application/json"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.wire import api
-from deltaci.wire.api_routes import (
+from deltaci.api.operations import Family, Json, Operation
+from deltaci.api.routes import (
     EVERYWHERE,
     IDEMPOTENCY_HEADER,
     LAST_EVENT_HEADER,
@@ -24,7 +24,7 @@ from deltaci.wire.api_routes import (
     Route,
     codes_of,
 )
-from deltaci.wire.operations import Family, Json, Operation
+from deltaci.api.schemas import records as api
 
 EVENT_STREAM: Final = "text/event-stream"
 PLAIN: Final = "text/plain"

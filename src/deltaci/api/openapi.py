@@ -12,9 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.wire import answers
-from deltaci.wire import messages as wire
-from deltaci.wire.addresses import (
+from deltaci.api.operations import JSON, Family, Json, Operation, document
+from deltaci.api.rest_operations import api_operations
+from deltaci.protocol import answers
+from deltaci.protocol import messages as wire
+from deltaci.protocol.routes import (
     ADDRESSES,
     DESCRIPTION,
     LEASE_HEADER,
@@ -27,8 +29,6 @@ from deltaci.wire.addresses import (
     SHA256_HEADER,
     Address,
 )
-from deltaci.wire.api_openapi import api_operations
-from deltaci.wire.operations import JSON, Family, Json, Operation, document
 
 # Names of at most 200 bytes each, none of them empty, `.` or `..`.
 PATH: Final = r"^(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200})*$"

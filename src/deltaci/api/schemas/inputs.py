@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire.messages import JobSpec, Labels, Line, Moment, says
+from deltaci.protocol.messages import JobSpec, Labels, Line, Moment, says
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # Of a plan; a thousand jobs are about one.
 MAX_PAGE: Final = 200

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from deltaci.api.schemas.inputs import MAX_EVENTS, Asked, JobName, Quantity
+from deltaci.api.schemas.records import Shown
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES
-from deltaci.wire.api import Shown
-from deltaci.wire.api_input import MAX_EVENTS, Asked, JobName, Quantity
-from deltaci.wire.messages import says
+from deltaci.protocol.messages import says
 
 VIEWS: Final = tuple(VOCABULARIES)
 KINDS: Final = tuple(dict.fromkeys(kind for each in VOCABULARIES.values() for kind in each.kinds))

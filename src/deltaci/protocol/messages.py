@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import reading
-from deltaci.wire.work import (
+from deltaci.protocol import decoding as reading
+from deltaci.protocol.job_spec import (
     MAX_SECONDS,
     Amount,
     ArtifactRule,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from deltaci.wire.api import Because, Shown
-from deltaci.wire.api_input import PageQuery, Word
-from deltaci.wire.messages import Moment, says
+from deltaci.api.schemas.inputs import PageQuery, Word
+from deltaci.api.schemas.records import Because, Shown
+from deltaci.protocol.messages import Moment, says
 
 
 class QueueQuery(PageQuery, frozen=True, kw_only=True):

@@ -7,19 +7,17 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from deltaci.wire import (
-    api,
-    api_failures,
-    api_history,
-    api_input,
-    api_logs,
-    api_projects,
-    api_queue,
-    api_tests,
-    api_timeline,
-    api_workstreams,
-)
-from deltaci.wire.api_input import JobName, Scope, TemplateName
+from deltaci.api.schemas import failures as api_failures
+from deltaci.api.schemas import history as api_history
+from deltaci.api.schemas import inputs as api_input
+from deltaci.api.schemas import logs as api_logs
+from deltaci.api.schemas import projects as api_projects
+from deltaci.api.schemas import queue as api_queue
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas import tests as api_tests
+from deltaci.api.schemas import timeline as api_timeline
+from deltaci.api.schemas import workstreams as api_workstreams
+from deltaci.api.schemas.inputs import JobName, Scope, TemplateName
 
 ROOT: Final = "/api/v1"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from deltaci.wire.messages import CancelRequested, LeaseGranted, says
+from deltaci.protocol.messages import CancelRequested, LeaseGranted, says
 
 
 class Granted(msgspec.Struct, frozen=True, omit_defaults=True):

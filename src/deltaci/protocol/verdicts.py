@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from deltaci.wire.texts import plain
-from deltaci.wire.work import Verdict
+from deltaci.core.text import plain
+from deltaci.protocol.job_spec import Verdict
 
 MAX_TOLD_CHARS: Final = 500  # Of each text of a verdict.
 MAX_DETAILS_CHARS: Final = 2000

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from deltaci.wire.api import Failure, Shown
-from deltaci.wire.api_input import Asked, PageQuery, Word
-from deltaci.wire.messages import Moment, says
+from deltaci.api.schemas.inputs import Asked, PageQuery, Word
+from deltaci.api.schemas.records import Failure, Shown
+from deltaci.protocol.messages import Moment, says
 
 MAX_FILE_CHARS: Final = 512 * 1024
 WORKSTREAM_STATES: Final = ("planned", "ready", "executing", "validating", "completed", "failed", "cancelled")

@@ -1,1 +1,0 @@
-"""What travels between server and runner."""
