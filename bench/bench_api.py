@@ -32,7 +32,7 @@ from deltaci.engine.applier import Applier
 from deltaci.server.api.cursors import cursor
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
-from deltaci.store import port
+from deltaci.storage import port
 from tests.servers import PostgresServer, ServerFailed
 
 CONNECTIONS = 32

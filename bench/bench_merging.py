@@ -33,7 +33,7 @@ from deltaci.control.projects import Project
 from deltaci.control.workshop import Workshop
 from deltaci.engine import feed, loops
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.repositories.site import LOCAL
 from tests.repositories.upstream import Upstream, git
 

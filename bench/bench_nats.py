@@ -18,7 +18,7 @@ from deltaci.core.reactions import Birth
 from deltaci.engine import feed, loops
 from deltaci.protocol.bus import BusAddress
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.nats_server import NatsServer
 
 JOBS = 40

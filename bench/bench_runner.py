@@ -21,7 +21,7 @@ from deltaci.core.events import Event
 from deltaci.core.reactions import Birth
 from deltaci.engine import feed, loops
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.sqlite import SqliteStore
 
 SINGLE = 40
 MANY = 200

@@ -17,7 +17,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import Listed, lists
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
-from deltaci.store.port import Entry, Open, Place, Put, Store, Transaction, Write
+from deltaci.storage.port import Entry, Open, Place, Put, Store, Transaction, Write
 
 TENANT: Final = "default"
 BATCH: Final = 20_000

@@ -15,10 +15,10 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from deltaci.store.memory import wall_clock
-from deltaci.store.port import Store
-from deltaci.store.postgres import PostgresStore
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.memory import wall_clock
+from deltaci.storage.port import Store
+from deltaci.storage.postgres import PostgresStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.servers import PostgresServer
 
 POSTGRES: Final = "PostgreSQL"

@@ -24,7 +24,7 @@ from deltaci.engine import loops
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import ROOT
 from deltaci.server.service import Listener, Service, collect_seldom
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 TENANT: Final = "default"
 SPEC: Final = {"steps": ["true"]}

@@ -18,7 +18,7 @@ import msgspec
 from chaos.speaker import LABEL
 from chaos.workload import TENANT
 from deltaci.engine.queue import AsyncQueue, NewJob
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 BATCH: Final = 2
 PAUSE_SECONDS: Final = 0.02

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from chaos.deployment import Deployment
-from deltaci.blobs.logs import MAX_LOG_BYTES, Logs
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
+from deltaci.storage.blobs.logs import MAX_LOG_BYTES, Logs
 
 MOUNT = 'mount -t tmpfs -o size=SIZE none "$0" && exec "$@"'
 MEGABYTE = 1024 * 1024

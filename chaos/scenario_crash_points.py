@@ -25,7 +25,7 @@ from deltaci.audit.verify import verify
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, to_line
 from deltaci.engine import feed
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 FAULT: Final = "server killed between every two writes"
 TTL_SECONDS: Final = 3

@@ -13,10 +13,10 @@ from chaos.deployment import Deployment, deployed
 from chaos.filesystem import Filesystem
 from chaos.rows import Row, measured
 from chaos.stage import Stage, until
-from deltaci.blobs.room import RESERVE_SHARE, free_bytes
 from deltaci.core.attempt import SUCCEEDED
 from deltaci.engine.queue import NewJob
 from deltaci.runner.logstream import CHUNK_BYTES
+from deltaci.storage.blobs.room import RESERVE_SHARE, free_bytes
 
 FAULT: Final = "disk full"
 DISK_MEGABYTES: Final = 64

@@ -13,9 +13,9 @@ from chaos.jobs import MEGABYTE, over, peak_bytes
 from chaos.probe import Probe, probing
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from deltaci.blobs.logs import MAX_LOG_BYTES, Logs
 from deltaci.core.attempt import Attempt
 from deltaci.protocol.routes import ROOT
+from deltaci.storage.blobs.logs import MAX_LOG_BYTES, Logs
 
 FAULT: Final = "10 GB log, 1 GB line, NULs"
 READERS: Final = "slow reader"

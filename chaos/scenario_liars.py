@@ -11,7 +11,6 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from deltaci.blobs import open_blobs
 from deltaci.conformance.caller import Caller, Reply
 from deltaci.conformance.visitor import Held, Visitor
 from deltaci.core import attempt
@@ -19,6 +18,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
+from deltaci.storage.blobs import open_blobs
 from tests.e2e.proxy import Exchange, Proxy
 
 FAULT: Final = "zombie after expiry"

@@ -16,7 +16,7 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage, TooLate
-from deltaci.blobs.logs import Logs
+from deltaci.storage.blobs.logs import Logs
 from tests.e2e.proxy import Proxy
 
 FAULT: Final = "partition, one-way and two-way"

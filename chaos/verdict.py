@@ -27,7 +27,7 @@ from deltaci.core.events import ATTEMPT, RUN, WORKER, Event
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.runner.reaper import MARK
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 if TYPE_CHECKING:
     from chaos.deployment import Deployment

@@ -20,8 +20,8 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob
-from deltaci.store import open_store
-from deltaci.store.port import Store, Unavailable
+from deltaci.storage import open_store
+from deltaci.storage.port import Store, Unavailable
 
 AGAIN_SECONDS: Final = 0.05
 TENANT: Final = "default"

@@ -18,9 +18,9 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 # Which rooms of src/deltaci a room may import, besides itself:
-# main → cli, server, runner → control → engine → store.port → core; api, pipeline, protocol, audit → core.
-ENGINE_SEES = {"core", "audit", "pipeline", "protocol", "store"}
-CONTROL_SEES = ENGINE_SEES | {"api", "engine", "blobs", "config"}
+# main → cli, server, runner → control → engine → storage.port → core; api, pipeline, protocol, audit → core.
+ENGINE_SEES = {"core", "audit", "pipeline", "protocol", "storage"}
+CONTROL_SEES = ENGINE_SEES | {"api", "engine", "config"}
 SHELL_SEES = CONTROL_SEES | {"control"}
 SEES: dict[str, set[str]] = {
     "core": set(),
@@ -28,8 +28,7 @@ SEES: dict[str, set[str]] = {
     "pipeline": {"core", "protocol"},
     "protocol": {"core"},
     "api": {"core", "audit", "protocol"},
-    "store": {"core"},
-    "blobs": {"core"},
+    "storage": {"core"},
     "config": {"core"},
     "engine": ENGINE_SEES,
     "control": CONTROL_SEES,
@@ -113,7 +112,7 @@ class Module(NamedTuple):
 
 class Import(NamedTuple):
     node: ast.stmt
-    target: str  # with the name that `from` takes, as that may be a module: deltaci.store.sqlite
+    target: str  # with the name that `from` takes, as that may be a module: deltaci.storage.sqlite
 
 
 @cache
@@ -183,12 +182,12 @@ def wrong_way_imports(module: Module) -> Iterator[str]:
 
 
 def named_stores(module: Module) -> Iterator[str]:
-    if module.room in ("", "store", "library", "cli", "sim", "main"):
+    if module.room in ("", "storage", "library", "cli", "sim", "main"):
         return
     names: list[tuple[ast.stmt | ast.expr, str]] = [*imports(module), *strings(module)]
     for node, target in names:
-        if re.fullmatch(r"deltaci\.store(?!\.port\b)([.:][\w.:]+)?", target):
-            yield module.at(node, f"names {target}: take deltaci.store.port and let main pass the store")
+        if re.fullmatch(r"deltaci\.storage(?!\.(?:port|blobs)\b)([.:][\w.:]+)?", target):
+            yield module.at(node, f"names {target}: take deltaci.storage.port and let main pass the store")
 
 
 def impurities(module: Module) -> Iterator[str]:
@@ -230,11 +229,11 @@ def clock_reads(module: Module) -> Iterator[str]:
 
 
 def sql_texts(module: Module) -> Iterator[str]:
-    if module.room in ("", "store"):
+    if module.room in ("", "storage"):
         return
     for node, text in strings(module):
         if SQL.search(text):
-            yield module.at(node, "SQL outside store: add a method to the port, the statement in store/")
+            yield module.at(node, "SQL outside storage: add a method to the port, the statement in storage/")
 
 
 def long_files(module: Module) -> Iterator[str]:
@@ -290,7 +289,7 @@ def report(problems: list[str]) -> None:
 def test_a_wrong_way_import_is_found() -> None:
     up = ("from deltaci.engine import applier", "import deltaci.core.run", "from ..server.api import x")
 
-    assert found(wrong_way_imports, "src/deltaci/store/port.py", *up) == [1, 3]
+    assert found(wrong_way_imports, "src/deltaci/storage/port.py", *up) == [1, 3]
     assert found(wrong_way_imports, "src/deltaci/protocol/__init__.py", "from ..pipeline import plan") == [1]
     assert found(wrong_way_imports, "src/deltaci/attic/box.py", "import deltaci.core.run") == [1]
 
@@ -301,7 +300,7 @@ def test_imports_point_down() -> None:
 
 
 def test_a_named_store_is_found() -> None:
-    naming = ("from deltaci.store import sqlite", "import deltaci.store.port", "f('deltaci.store.memory')")
+    naming = ("from deltaci.storage import sqlite", "import deltaci.storage.port", "f('deltaci.storage.memory')")
 
     assert found(named_stores, "src/deltaci/engine/applier.py", *naming) == [1, 3]
     assert found(named_stores, "src/deltaci/main.py", *naming) == []
@@ -341,7 +340,7 @@ def test_sql_outside_store_is_found() -> None:
     sql = ('y = f"SELECT {a} FROM b"', 'z = {1: "delete from t"}')
 
     assert found(sql_texts, "src/deltaci/engine/queue.py", *prose, *sql) == [3, 4]
-    assert found(sql_texts, "src/deltaci/store/sqlite.py", *prose, *sql) == []
+    assert found(sql_texts, "src/deltaci/storage/sqlite.py", *prose, *sql) == []
 
 
 def test_sql_stays_in_store() -> None:

@@ -27,7 +27,7 @@ from msgspec import inspect
 import deltaci
 from deltaci.core.machine import Command, stored_name
 from deltaci.protocol.schema_names import structs
-from deltaci.store.codec import KINDS
+from deltaci.storage.codec import KINDS
 
 # Tools that are not stored or sent anything by another version of the program.
 LEFT_OUT: Final = ("deltaci.sim", "deltaci.conformance")

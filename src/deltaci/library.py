@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deltaci.engine import queue as engine
 from deltaci.engine.blocking import BlockingQueue
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 DEFAULT_URL = "sqlite:deltaci.db"
 

@@ -17,7 +17,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 from tests.contract.places import Place, legal
 
 WAIT_SECONDS: Final = 30.0

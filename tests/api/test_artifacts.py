@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
-from deltaci.blobs import keys
 from deltaci.server.api import files
 from deltaci.server.api.sending import disposition
+from deltaci.storage.blobs import keys
 from tests.api.following import asked
 from tests.api.site import ApiSite, task
 from tests.contract.places import Place, on_loop
@@ -26,8 +26,8 @@ DATA = bytes(range(256)) * 10
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     """What is shown here does not depend on the store."""
-    from deltaci.store.memory import wall_clock
-    from deltaci.store.sqlite import SqliteStore
+    from deltaci.storage.memory import wall_clock
+    from deltaci.storage.sqlite import SqliteStore
 
     return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
 

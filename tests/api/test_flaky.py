@@ -12,7 +12,7 @@ import pytest
 from deltaci.control import flaky as control
 from deltaci.control.flaky import KIND, FlakyTests
 from deltaci.core import flaky
-from deltaci.store.port import Document
+from deltaci.storage.port import Document
 from tests.api.site import ApiSite, Caller, Player, task
 from tests.contract.places import on_loop
 

@@ -14,7 +14,7 @@ from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.server.api.callers import INCLUDED, REMEMBERED_SECONDS, Keys
 from deltaci.server.credentials import Signer
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.memory import MemoryStore
 from tests.api.site import ApiSite, Caller
 from tests.api.test_isolation import address
 from tests.contract.places import Place, on_loop

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.blobs.logs import Logs
 from deltaci.runner.sections import Writer, new_nonce
 from deltaci.server.api.ranges import BadRange, chosen, first_byte
+from deltaci.storage.blobs.logs import Logs
 from tests.api.following import asked
 from tests.api.site import ApiSite, gate, opened, task
 from tests.contract.places import Place, on_loop
@@ -29,8 +29,8 @@ NUMBERS = st.integers(0, 50)
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     """What is shown here does not depend on the store."""
-    from deltaci.store.memory import wall_clock
-    from deltaci.store.sqlite import SqliteStore
+    from deltaci.storage.memory import wall_clock
+    from deltaci.storage.sqlite import SqliteStore
 
     return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
 

@@ -15,7 +15,7 @@ from deltaci.core.events import Event, numbered
 from deltaci.server.api import streams
 from deltaci.server.api.streams import Frame, Streams, Subscription
 from deltaci.server.service import Listener, Service
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.api.following import stream
 from tests.api.site import ApiSite
 from tests.contract.places import Place, fact, on_loop, write

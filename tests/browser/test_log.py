@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Dialog, Locator, Page, expect
 
-from deltaci.blobs.logs import Logs
 from deltaci.core.decide import job_id
 from deltaci.core.ids import attempt_id
 from deltaci.runner.sections import Writer, new_nonce
+from deltaci.storage.blobs.logs import Logs
 from tests.browser.browsing import Person
 from tests.browser.house import House, task
 

@@ -20,7 +20,7 @@ from chaos.witness import Witness, overlap_seconds
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store import open_store
+from deltaci.storage import open_store
 from tests.contract.places import within
 
 patient = within(60)

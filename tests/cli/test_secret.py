@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.blobs.store import FolderBlobs
 from deltaci.main import app
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
+from deltaci.storage.blobs.store import FolderBlobs
 from tests.cli.desk import Desk
 
 

@@ -16,7 +16,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, announced, registration_token
-from deltaci.store import open_store
+from deltaci.storage import open_store
 from tests.contract.places import legal
 
 WAIT_SECONDS: Final = 30.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.store.memory import MemoryStore, wall_clock
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.memory import MemoryStore, wall_clock
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Place
 from tests.servers import PostgresServer
 
@@ -45,7 +45,7 @@ def make_place(name: str, folder: Path, request: pytest.FixtureRequest) -> Place
         return place
     if name == "sqlite":
         return Place(name, lambda place: SqliteStore(str(folder / "contract.db"), clock=place.now))
-    from deltaci.store.postgres import PostgresStore
+    from deltaci.storage.postgres import PostgresStore
 
     request.getfixturevalue("postgres_server").start()  # An earlier test may have killed it.
     dsn: str = request.getfixturevalue("contract_dsn")

@@ -28,8 +28,8 @@ from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine.applier import Applier, Claim, Claimed, Mint
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store.port import Document, Look, Page, Put, Ready, Request, Search, Store, Transaction, Write
-from deltaci.store.wake import Wakers
+from deltaci.storage.port import Document, Look, Page, Put, Ready, Request, Search, Store, Transaction, Write
+from deltaci.storage.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine import applier, lane
-from deltaci.store.port import Conflict, Store, Transaction, Unavailable, Write
+from deltaci.storage.port import Conflict, Store, Transaction, Unavailable, Write
 from tests.contract.places import Place, T, Wrapped, birth, in_memory, legal, on_loop, refused, saying
 from tests.lab import TENANT, task
 

@@ -7,8 +7,8 @@ from deltaci.core.events import Event
 from deltaci.core.job import BLOCKED, CANCELED, Job
 from deltaci.core.run import Run
 from deltaci.engine.lane import MAX_LINKS
-from deltaci.store.codec import MANY
-from deltaci.store.port import Load, LoadJobs
+from deltaci.storage.codec import MANY
+from deltaci.storage.port import Load, LoadJobs
 from tests.contract.places import Place, on_loop
 from tests.contract.test_start import Watched, start
 from tests.lab import task

@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.instants import SECOND
-from deltaci.store.port import FindReady, OpenReady, Ready
+from deltaci.storage.port import FindReady, OpenReady, Ready
 from tests.contract.places import Place, ask, birth, on_loop, write
 from tests.contract.test_store_port import waiting
 from tests.contract.test_unreadable import poisoned

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.attempt import Attempt
-from deltaci.store import sqlite
-from deltaci.store.port import Store
-from deltaci.store.sql import FIRST_READY, NEXT_QUEUE
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage import sqlite
+from deltaci.storage.port import Store
+from deltaci.storage.sql import FIRST_READY, NEXT_QUEUE
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import on_loop, put, write
 from tests.contract.test_store_port import waiting
 from tests.lab import START
@@ -69,7 +69,7 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
     """With statistics and without: right after a restart nobody has any."""
     import asyncpg
 
-    from deltaci.store import postgres
+    from deltaci.storage import postgres
 
     async def plans() -> list[str]:
         store = postgres.PostgresStore(postgres_dsn)

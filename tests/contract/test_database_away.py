@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store import open_store
-from deltaci.store.port import Unavailable
+from deltaci.storage import open_store
+from deltaci.storage.port import Unavailable
 from tests.contract.places import within
 from tests.servers import PostgresServer
 

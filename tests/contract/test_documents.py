@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from deltaci.store.port import KEY, Conflict, Document, Store
+from deltaci.storage.port import KEY, Conflict, Document, Store
 from tests.contract.places import Place, on_loop
 
 RIVALS: Final = 50

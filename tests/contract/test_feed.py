@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.engine.feed import follow
-from deltaci.store.port import Store, Transaction, Write
+from deltaci.storage.port import Store, Transaction, Write
 from tests.contract.places import Place, Wrapped, birth, fact, on_loop, put, write
 
 EACH: Final = 60

@@ -14,7 +14,7 @@ from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
-from deltaci.store.port import CountHeld, FindReady, Held, Store, TakeGroup
+from deltaci.storage.port import CountHeld, FindReady, Held, Store, TakeGroup
 from tests.contract.places import Place, Server, ask, on_loop, put, write
 from tests.contract.test_line import Hall, ids
 from tests.contract.test_quota import end

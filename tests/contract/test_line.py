@@ -11,8 +11,8 @@ from deltaci.core import attempt
 from deltaci.engine import line
 from deltaci.engine.applier import Applier, Claim, Claimed, Found
 from deltaci.engine.line import Line
-from deltaci.store import wake
-from deltaci.store.wake import Arrived
+from deltaci.storage import wake
+from deltaci.storage.wake import Arrived
 from tests.contract.places import Place, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task

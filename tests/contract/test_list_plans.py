@@ -10,9 +10,9 @@ import pytest
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
-from deltaci.store import documents, lists, sqlite
-from deltaci.store.port import Document, Entry, Store, Write
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage import documents, lists, sqlite
+from deltaci.storage.port import Document, Entry, Store, Write
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import ask, on_loop, put
 from tests.lab import START, TENANT
 
@@ -71,7 +71,7 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> 
     """
     import asyncpg
 
-    from deltaci.store import postgres
+    from deltaci.storage import postgres
 
     async def plans() -> list[tuple[str, str]]:
         store = postgres.PostgresStore(postgres_dsn)

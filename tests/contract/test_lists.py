@@ -19,7 +19,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.core.status import steps
 from deltaci.core.worker import Worker
-from deltaci.store.port import Conflict, Entry, LoadJobs, Look, Page, Place, Put, Search, Store, Unreadable, Write
+from deltaci.storage.port import Conflict, Entry, LoadJobs, Look, Page, Place, Put, Search, Store, Unreadable, Write
 from tests.contract.places import Place as Somewhere
 from tests.contract.places import Server, ask, on_loop, put
 from tests.histories import History

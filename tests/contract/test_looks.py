@@ -10,7 +10,7 @@ from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.store.port import Held, Load, LoadJobs, Look, Unavailable
+from deltaci.storage.port import Held, Load, LoadJobs, Look, Unavailable
 from tests.contract.places import Place, on_loop
 from tests.contract.test_runs import finish, planned
 from tests.lab import task

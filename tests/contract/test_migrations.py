@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.attempt import QUEUED, Attempt
-from deltaci.store import migrate, open_store
-from deltaci.store.codec import KIND_OF, encode
-from deltaci.store.memory import MemoryStore
-from deltaci.store.migrate import Migration, SchemaError, migrations, missing
-from deltaci.store.port import Unavailable
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage import migrate, open_store
+from deltaci.storage.codec import KIND_OF, encode
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.migrate import Migration, SchemaError, migrations, missing
+from deltaci.storage.port import Unavailable
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.conftest import execute
 from tests.contract.places import Place, on_loop, put, write
 
@@ -23,7 +23,7 @@ TOO_MANY = 8
 
 def altered(monkeypatch: pytest.MonkeyPatch, lasting_place: Place, steps: list[Migration]) -> None:
     """From now on this program has these steps."""
-    monkeypatch.setattr(f"deltaci.store.{lasting_place.name}.migrations", lambda _: steps)
+    monkeypatch.setattr(f"deltaci.storage.{lasting_place.name}.migrations", lambda _: steps)
 
 
 # -- refusals
@@ -88,7 +88,7 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
 @on_loop
 async def test_a_file_that_somebody_else_locks_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program on the same file is the world's turn: try again."""
-    monkeypatch.setattr("deltaci.store.sqlite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("deltaci.storage.sqlite.BUSY_SECONDS", 0.05)
     path = tmp_path / "busy.db"
     store = SqliteStore(str(path))
     await store.open()

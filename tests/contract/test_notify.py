@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from deltaci.store import notify, wake
+from deltaci.storage import notify, wake
 from tests.contract.conftest import make_place
 from tests.contract.places import Place, on_loop
 

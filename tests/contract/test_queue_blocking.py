@@ -13,7 +13,7 @@ import deltaci
 from deltaci import NewJob, Queue, Refused, StaleLease
 from deltaci.audit.verify import verify
 from deltaci.engine.blocking import BlockingQueue
-from deltaci.store.migrate import Migration, SchemaError, migrations
+from deltaci.storage.migrate import Migration, SchemaError, migrations
 from tests.contract.places import Place, on_loop
 
 
@@ -132,7 +132,7 @@ def test_a_queue_that_cannot_be_opened_says_so(tmp_path: Path, monkeypatch: pyte
     with Queue(url) as queue:
         queue.enqueue(1)
     edited = [Migration(step.number, step.name, step.text + "--") for step in migrations("sqlite")]
-    monkeypatch.setattr("deltaci.store.sqlite.migrations", lambda _: edited)
+    monkeypatch.setattr("deltaci.storage.sqlite.migrations", lambda _: edited)
 
     with pytest.raises(SchemaError, match="other content"), Queue(url):
         raise AssertionError("it was opened")

@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.reactions import Birth
 from deltaci.engine.applier import Claimed
-from deltaci.store.port import CountHeld, Request, Store, Transaction
+from deltaci.storage.port import CountHeld, Request, Store, Transaction
 from tests.contract.conftest import make_place
 from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
 from tests.contract.test_line import Hall, all_ids, ids

@@ -13,7 +13,7 @@ from deltaci.core import attempt, run
 from deltaci.core.decide import StartRun
 from deltaci.core.job import Approve, Gate, Job
 from deltaci.core.run import Run
-from deltaci.store.port import Conflict, Load, LoadJobs, Open, Request, Transaction, Write
+from deltaci.storage.port import Conflict, Load, LoadJobs, Open, Request, Transaction, Write
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.lab import TENANT, gate, task
 

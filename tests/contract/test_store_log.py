@@ -8,7 +8,7 @@ from deltaci.core.attempt import SUCCEEDED, Attempt
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 from tests.contract.places import EVERYTHING, Place, fact, on_loop, put, write
 from tests.lab import START
 

@@ -12,7 +12,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from deltaci.store.port import (
+from deltaci.storage.port import (
     Conflict,
     FindDue,
     FindReady,

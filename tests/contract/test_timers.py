@@ -14,7 +14,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.store.port import Held, Load
+from deltaci.storage.port import Held, Load
 from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying
 from tests.lab import TENANT, gate, task
 

@@ -15,7 +15,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.engine.worker import Worker
-from deltaci.store.port import Load, PutAside, Store, Unreadable
+from deltaci.storage.port import Load, PutAside, Store, Unreadable
 from tests.contract.places import Place, Server, ask, birth, on_loop, put, refused, write
 from tests.contract.test_store_port import due, ready, waiting
 from tests.lab import START, TENANT

@@ -15,7 +15,7 @@ from deltaci.core.failures import MAX_LINE_CHARS
 from deltaci.engine import worker as engine
 from deltaci.engine.queue import NewJob
 from deltaci.engine.worker import Handler, Task, Worker
-from deltaci.store.port import Store, Transaction, Unavailable
+from deltaci.storage.port import Store, Transaction, Unavailable
 from tests.contract.places import Place, T, Wrapped, in_memory, legal, on_loop
 
 SOON: Final = 60.0  # Nothing here takes as long, unless it hangs.

@@ -16,7 +16,7 @@ from deltaci.core import attempt
 from deltaci.engine.feed import follow
 from deltaci.engine.queue import AsyncQueue
 from deltaci.engine.worker import Task, Worker
-from deltaci.store.port import Store, Transaction, Unavailable
+from deltaci.storage.port import Store, Transaction, Unavailable
 from tests.contract.places import Place, T, Wrapped, in_memory, legal, on_loop
 
 TTL: Final = 6

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from deltaci.core.errors import Refused
 from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 BATCH = 20
 WORKER = "busy"

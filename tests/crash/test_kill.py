@@ -15,8 +15,8 @@ import pytest
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.verify.canonical import Canonical
 from deltaci.core.attempt import Attempt
-from deltaci.store import open_store
-from deltaci.store.port import Store
+from deltaci.storage import open_store
+from deltaci.storage.port import Store
 from tests.crash import busy
 from tests.support.budget import budget
 
@@ -38,7 +38,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def kill_one(url: str, draw: Random, promises: Promises) -> int:
     """Start the busy process, kill it at a random moment, and keep what it was promised until then."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.crash.busy", "deltaci.store.sqlite", "deltaci.store.postgres"])
+    context.set_forkserver_preload(["tests.crash.busy", "deltaci.storage.sqlite", "deltaci.storage.postgres"])
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=busy.main, args=(url, theirs), daemon=True)
     child.start()

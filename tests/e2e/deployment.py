@@ -14,7 +14,6 @@ from typing import Any, Final, ParamSpec
 
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.verify import verify
-from deltaci.blobs.logs import Logs
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Plan
@@ -29,7 +28,8 @@ from deltaci.engine.queue import AsyncQueue
 from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
 from deltaci.server.service import registration_token
-from deltaci.store import open_store
+from deltaci.storage import open_store
+from deltaci.storage.blobs.logs import Logs
 from tests.contract.places import within
 from tests.e2e.proxy import Proxy
 from tests.support.fork_server import Deltaci

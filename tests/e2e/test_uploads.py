@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from deltaci.blobs import keys, open_blobs
-from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
@@ -22,8 +20,10 @@ from deltaci.runner.sections import sections
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import registration_token
-from tests.blobs.s3 import KEYS, served
+from deltaci.storage.blobs import keys, open_blobs
+from deltaci.storage.blobs.store import Blobs, FolderBlobs
 from tests.e2e.deployment import Deployment, deployed, on_loop
+from tests.storage.s3 import KEYS, served
 
 REPORT = """<testsuite name="s"><testcase classname="c" name="good" time="1.5"/>
 <testcase classname="c" name="bad&#155;31m"><failure message="expected 1 &lt;script&gt;"/></testcase></testsuite>"""

@@ -10,7 +10,7 @@ from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
 from deltaci.core import attempt
 from deltaci.core.listing import EVERYBODY, THERE, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 from tests.contract.places import Place, on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT

@@ -13,7 +13,7 @@ from deltaci.control.changes import Accepted
 from deltaci.control.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
 from deltaci.server.hooks import Hooks
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 from tests.forges.payloads import NOW, SECRET, Sent
 
 TENANT: Final = "acme"

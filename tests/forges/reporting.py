@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.blobs.logs import Logs
 from deltaci.control.forges import keeping
 from deltaci.control.forges.outlet import Outlet
 from deltaci.control.forges.projects import ForgeProject, Projects
@@ -28,7 +27,8 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
 from deltaci.server.follower import Follower
-from deltaci.store.port import Store
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.port import Store
 from tests.contract.places import Place, Server, saying
 from tests.forges.notebook import Notebook
 from tests.lab import TENANT, Lease, task

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges.opened import KEPT_SECONDS, OpenedProjects, api_of, repository_of
 from deltaci.control.forges.projects import Origins, pipeline_of
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin, Run
+from deltaci.storage.blobs.store import BlobsUnavailable
 from tests.contract.places import on_loop
 
 

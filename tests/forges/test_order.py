@@ -27,7 +27,7 @@ from deltaci.control.forges.told import (
     succeeded,
 )
 from deltaci.core import run
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Place
 from tests.forges.reporting import Desk, desk, turns
 from tests.lab import TENANT, Lease

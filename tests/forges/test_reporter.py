@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges.projects import ForgeProject
 from deltaci.control.forges.told import Patience
 from deltaci.core import run
-from deltaci.store.port import Document
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Document
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.forges.notebook import Notebook
 from tests.forges.playing import Answered, PlayedForge

@@ -15,8 +15,8 @@ import pytest
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import KEY_FILE, Listener, Service
-from deltaci.store.memory import wall_clock
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.memory import wall_clock
+from deltaci.storage.sqlite import SqliteStore
 from tests.api.site import TENANT, WAIT_SECONDS
 from tests.contract.places import Place, legal, on_loop
 from tests.forges.payloads import (

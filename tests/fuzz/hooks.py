@@ -21,12 +21,12 @@ from schemathesis.core import NotSet
 from schemathesis.transport.serialization import Binary
 
 from deltaci.api.openapi import PATH
-from deltaci.blobs.keys import artifact_key
 from deltaci.core.errors import Refused
 from deltaci.core.ids import lease_ref
 from deltaci.protocol.messages import Lease
 from deltaci.protocol.routes import LEASE_HEADER, MAX_LEASE_CHARS, OFFSET_HEADER, SHA256_HEADER
 from deltaci.runner.client import Client
+from deltaci.storage.blobs.keys import artifact_key
 from tests.fuzz.prey import RUNNER, Prey
 
 Case = schemathesis.Case[Any]

@@ -20,7 +20,7 @@ from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import Client
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
-from deltaci.store import open_store
+from deltaci.storage import open_store
 from tests.support.fork_server import Deltaci
 
 RUNNER: Final = "w1"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deltaci.api import openapi
-from deltaci.blobs import keys
 from deltaci.protocol.routes import ADDRESSES, MAX_PATH_BYTES, REFUSALS
+from deltaci.storage.blobs import keys
 from tests.fuzz.api import Found, fuzz_api
 from tests.fuzz.profile import EXAMPLES, SCALE, SEED, only_in_fuzz, target
 

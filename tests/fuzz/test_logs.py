@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from hypothesis import strategies as st
 
-from deltaci.blobs.logs import Logs
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.logs import Logs
 from tests.fuzz.profile import fuzzed
 
 LIMIT: Final = 300

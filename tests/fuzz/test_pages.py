@@ -22,7 +22,7 @@ from deltaci.server.ui import routes
 from deltaci.server.ui.app import SAFE
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.sessions import Grant
-from deltaci.store import open_store
+from deltaci.storage import open_store
 from tests.fuzz.json_texts import ODD_TEXTS
 from tests.fuzz.profile import fuzzed
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
@@ -22,8 +21,9 @@ from deltaci.runner.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, R
 from deltaci.runner.reaper import Handle
 from deltaci.server.credentials import Signer, is_runner_name
 from deltaci.server.secrets import MIN_CHARACTERS, Secrets
-from deltaci.store import codec
-from deltaci.store.port import Unreadable
+from deltaci.storage import codec
+from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.port import Unreadable
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.lab import TENANT, Lab, gate, task

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deltaci.store.memory import wall_clock
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.memory import wall_clock
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Place
 from tests.merging.site import Site, Streams, opened
 from tests.repositories.upstream import Upstream

@@ -33,8 +33,8 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.clock import ForwardClock
-from deltaci.store.port import Document, Store
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.port import Document, Store
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Wrapped
 from tests.merging.site import LOCAL, PROJECT, TENANT, Site, Streams
 from tests.repositories.upstream import Upstream, git

@@ -22,7 +22,7 @@ from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import lease_ref
 from deltaci.engine.applier import Applier, Claim, Claimed
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 from tests.contract.places import Place
 from tests.repositories.upstream import Upstream, git
 

@@ -15,7 +15,7 @@ from deltaci.control.merging.records import Entry, Outcome
 from deltaci.control.projects import Project
 from deltaci.engine import feed
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import within
 from tests.merging.site import LOCAL, PROJECT, Streams
 from tests.repositories.upstream import Upstream, git

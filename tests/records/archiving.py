@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deltaci.blobs.logs import Logs
 from deltaci.control.workstreams import files
 from deltaci.control.workstreams.archive import archive, place
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.memory import MemoryStore
 from tests.records.streams import ID, completed, entry, merged, stored
 
 WATCHED = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})

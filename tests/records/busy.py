@@ -17,8 +17,8 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.server.follower import Follower
-from deltaci.store import open_store
-from deltaci.store.port import Store
+from deltaci.storage import open_store
+from deltaci.storage.port import Store
 
 PLAN = (JobSpec(name="a"), JobSpec(name="b", needs=("a",)))
 

@@ -10,7 +10,7 @@ import msgspec
 from deltaci.audit.projections.transitions import Transitions
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
-from deltaci.store.port import Open, Store, Transaction, Write
+from deltaci.storage.port import Open, Store, Transaction, Write
 from tests.lab import Lab, task
 
 

@@ -16,8 +16,8 @@ from deltaci.core.timers import is_over
 from deltaci.pipeline.workstreams import model
 from deltaci.pipeline.workstreams.compile import planned
 from deltaci.protocol.job_spec import Source
-from deltaci.store.memory import MemoryStore
-from deltaci.store.port import Open, Put, Transaction, Write
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import Open, Put, Transaction, Write
 from tests.lab import TENANT, Lab
 
 ID = "ws-3f9a2c"

@@ -23,9 +23,9 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.follower import Follower
 from deltaci.server.service import Service
-from deltaci.store import open_store
-from deltaci.store.memory import MemoryStore
-from deltaci.store.port import Store
+from deltaci.storage import open_store
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import Store
 from tests.contract.places import within
 from tests.records import busy
 from tests.records.logs import checked, commit, many, one_run, whole
@@ -251,7 +251,7 @@ def test_killed_at_any_moment_it_has_every_transition_once(
     """SIGKILL, again and again, while it commits, writes and takes snapshots."""
     url, draw = f"sqlite:{tmp_path / 'jobs.db'}", Random(20261118)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.records.busy", "deltaci.store.sqlite"])
+    context.set_forkserver_preload(["tests.records.busy", "deltaci.storage.sqlite"])
 
     for _ in range(KILLS):
         ours, theirs = context.Pipe(duplex=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.store.memory import wall_clock
-from deltaci.store.sqlite import SqliteStore
+from deltaci.storage.memory import wall_clock
+from deltaci.storage.sqlite import SqliteStore
 from tests.contract.conftest import contract_dsn, make_place
 from tests.contract.places import Place
 from tests.repositories.site import RepositorySite, opened

@@ -14,7 +14,7 @@ from deltaci.control.addresses import Rules
 from deltaci.control.polling import push
 from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
 from deltaci.protocol import messages as wire
@@ -21,7 +20,8 @@ from deltaci.runner.logstream import LogStream
 from deltaci.runner.sections import new_nonce
 from deltaci.runner.transfers import Transfers
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.memory import MemoryStore
 
 TENANT = "default"
 

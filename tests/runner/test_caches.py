@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from deltaci.blobs import keys
 from deltaci.runner import caches as module
 from deltaci.runner.caches import Caches
 from deltaci.runner.client import Unreachable
 from deltaci.runner.layout import layout_of
+from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.blobs import keys
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.runner import harvest, transfers
@@ -19,6 +18,7 @@ from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.transfers import Over
+from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 

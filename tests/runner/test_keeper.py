@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.blobs.logs import Logs
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
 from deltaci.runner.client import Client, Unreachable
@@ -19,6 +18,7 @@ from deltaci.runner.keeper import Hold, Keeper, Lost, News, Proved, Release
 from deltaci.runner.lastwords import NOTHING, Rest, opened, send_rests
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.reaper import Handle
+from deltaci.storage.blobs.logs import Logs
 
 TTL_SECONDS = 10
 FENCE = 7.5  # A quarter of it before its end.

@@ -17,7 +17,7 @@ from deltaci.runner.client import Client
 from deltaci.runner.tls import Tls
 from deltaci.server.registry import Issuer
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 PATIENCE_SECONDS: Final = 30.0
 EVERYTHING: Final = 1_000_000

@@ -20,7 +20,7 @@ from deltaci.server.ui.markup import form
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import hidden
 from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 WAIT_SECONDS: Final = 30.0
 TENANT: Final = "default"

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.control.fleet import Fleet
 from deltaci.control.lives import Lives
 from deltaci.core import ids
@@ -33,6 +31,8 @@ from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Bounds, Uploads
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.memory import MemoryBlobs
 from tests.contract.places import Place, Server
 from tests.lab import TENANT
 

@@ -19,7 +19,7 @@ from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.server import follower
 from deltaci.server.control import ControlHub
 from deltaci.server.lease_ids import LeaseIds
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task

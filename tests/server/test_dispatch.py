@@ -21,7 +21,7 @@ from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.server import dispatch
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Server, birth, on_loop
 from tests.lab import TENANT
 from tests.nats_server import NatsServer

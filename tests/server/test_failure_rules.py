@@ -7,8 +7,8 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
 from deltaci.server.failure_rules import KIND, REMEMBERED_SECONDS, FailureRules
-from deltaci.store.memory import MemoryStore
-from deltaci.store.port import Document
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import Document
 from tests.contract.places import on_loop
 
 OWN = "rules: [{name: own, class: INFRA, signals: 11}]"

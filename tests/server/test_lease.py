@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.worker import Worker
 from deltaci.engine import line
 from deltaci.protocol.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
-from deltaci.store import wake
+from deltaci.storage import wake
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.blobs import room
 from deltaci.core import ids
+from deltaci.storage.blobs import room
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Site, stale_reason
 

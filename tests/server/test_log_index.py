@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.blobs.logs import Logs
 from deltaci.runner.sections import Writer, new_nonce, sections
 from deltaci.server.log_index import BLOCK_BYTES, MAX_MARKER_BYTES, MAX_SECTIONS, LogIndex, LogIndexes
+from deltaci.storage.blobs.logs import Logs
 
 NONCE = "0123456789abcdef" * 2
 HOSTILE = [b"::step " + NONCE.encode()[:-1], b"::step x begin", b"\n\n", b"::log 1 nonce=" + b"0" * 32, b"\r", b"\xff"]

@@ -19,7 +19,7 @@ from deltaci.core.worker import Worker
 from deltaci.protocol import messages as wire
 from deltaci.server.oidc import KEEP_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
 from deltaci.server.protocol import Runner
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
 from tests.server.live import served

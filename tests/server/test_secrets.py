@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from deltaci.blobs.keys import secret_key
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin
 from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
 from deltaci.server import secrets as sealing
 from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
+from deltaci.storage.blobs.keys import secret_key
+from deltaci.storage.blobs.memory import MemoryBlobs
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import KEY, Held, OpenSite, Reply, Site
@@ -81,7 +81,7 @@ def test_a_part_that_is_not_installed_is_named() -> None:
     """Only who has secrets needs it."""
     code = (
         "import sys; sys.modules['cryptography.hazmat.primitives.kdf.hkdf'] = None\n"
-        "from deltaci.blobs.memory import MemoryBlobs\nfrom deltaci.server.secrets import Secrets\n"
+        "from deltaci.storage.blobs.memory import MemoryBlobs\nfrom deltaci.server.secrets import Secrets\n"
         "held = Secrets(MemoryBlobs(), b'k' * 32)\nprint(held.opened('t', []))\nheld.set('t', 'A', 'value')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from deltaci.server.service import BLOBS_FOLDER, UNFINISHED_SECONDS, Listener, Service
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
 
 

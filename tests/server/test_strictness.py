@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.api.openapi import whole
 from deltaci.protocol import messages as wire
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Runner, Site
 

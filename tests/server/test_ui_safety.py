@@ -14,7 +14,7 @@ from deltaci.server.ui import live
 from deltaci.server.ui.app import POLICY, SAFE
 from deltaci.server.ui.assets import FIRST, FIRST_SOURCE, Assets
 from deltaci.server.ui.endings import ENDING, PLACE, Endings
-from deltaci.store.memory import MemoryStore
+from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
 from tests.server.pages import WAIT_SECONDS, PagesSite, pages, probing, said
 

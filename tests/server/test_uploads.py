@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from deltaci.blobs import keys
-from deltaci.blobs.store import BlobsUnavailable, Stored
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.store import BlobsUnavailable, Stored
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import BOUNDS, Held, OpenSite, Reply, Site, stale_reason

@@ -18,9 +18,9 @@ from deltaci.engine.timers import Timers
 from deltaci.protocol.messages import Complete, CompleteAck
 from deltaci.server import protocol
 from deltaci.sim.store import Connection, Counted
-from deltaci.store import memory
-from deltaci.store.memory import MemoryStore
-from deltaci.store.port import Unavailable, Write
+from deltaci.storage import memory
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import Unavailable, Write
 from tests.simulation.planting import fault, instead, rule, set_field
 
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 MAX_REQUEST_BYTES: Final = 1 << 20
 # Not imported in advance: rarely used, or they start threads.
-NOT_PRELOADED: Final = ("deltaci.sim", "deltaci.conformance", "deltaci.blobs.s3", "deltaci.main")
+NOT_PRELOADED: Final = ("deltaci.sim", "deltaci.conformance", "deltaci.storage.blobs.s3", "deltaci.main")
 STATUS_BYTES: Final = 4
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deltaci.blobs.store import Blobs
 from deltaci.control.workshop import Workshop
 from deltaci.control.workstreams import home
 from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
@@ -15,6 +14,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.storage.blobs.store import Blobs
 from tests.api.site import TENANT
 from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.control import bundles
 from deltaci.control.git import GitFailed
 from deltaci.control.mirrors import Mirrors
@@ -23,6 +22,7 @@ from deltaci.control.workshop import Conflicting, Workshop
 from deltaci.control.workstreams import home
 from deltaci.control.workstreams.records import Joined, Workstream
 from deltaci.core.attempt import Attempt
+from deltaci.storage.blobs.memory import MemoryBlobs
 from tests.contract.places import on_loop
 from tests.repositories.site import LOCAL
 from tests.repositories.upstream import Upstream, git

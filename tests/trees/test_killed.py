@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 from pathlib import Path
 
-from deltaci.blobs.store import FolderBlobs
 from deltaci.control.mirrors import Mirrors
 from deltaci.control.projects import Project, Projects
 from deltaci.control.workshop import Workshop
@@ -17,6 +16,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.storage.blobs.store import FolderBlobs
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
 from tests.repositories.upstream import Upstream

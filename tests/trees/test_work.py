@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.blobs import keys
 from deltaci.control.workshop import Signature
 from deltaci.core import run
 from deltaci.core.decide import Plan
@@ -25,6 +24,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.protocol.messages import Limits, Tree
 from deltaci.runner.executors.container import ContainerCell
 from deltaci.runner.trees import handover, spots
+from deltaci.storage.blobs import keys
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite

@@ -24,8 +24,8 @@ from deltaci.conformance.visit import PROMISES, visit
 from deltaci.core.errors import Refused
 from deltaci.engine.blocking import BlockingQueue
 from deltaci.engine.queue import AsyncQueue
-from deltaci.store import open_store
-from deltaci.store.port import Unavailable
+from deltaci.storage import open_store
+from deltaci.storage.port import Unavailable
 
 COMPLIANT, NOT_COMPLIANT, BAD_CALL, INTERRUPTED = 0, 1, 2, 130
 INDENT = " " * 11

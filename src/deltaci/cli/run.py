@@ -43,7 +43,7 @@ from deltaci.local.engine import engine
 from deltaci.local.plans import Seen
 from deltaci.local.session import Outcome, Session, labels, network_env, runnable
 from deltaci.local.watch import Decide
-from deltaci.store import open_store
+from deltaci.storage import open_store
 
 app = typer.Typer(add_completion=False)
 

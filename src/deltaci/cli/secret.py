@@ -15,8 +15,6 @@ import msgspec
 import typer
 
 from deltaci.api.schemas import records as api
-from deltaci.blobs import open_blobs
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.cli.server import BlobsOption
 from deltaci.cli.session import (
     CaOption,
@@ -38,6 +36,8 @@ from deltaci.server.api.secrets import shown
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
+from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs.store import BlobsUnavailable
 
 app = typer.Typer(
     name="secret",

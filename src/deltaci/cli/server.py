@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from deltaci.blobs import open_blobs
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.control.addresses import ALLOWABLE, Rules
@@ -23,8 +22,9 @@ from deltaci.server.registry import Issuer
 from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
 from deltaci.server.tls import server_context
 from deltaci.server.ui.oidc_sign_in import OidcSignIn
-from deltaci.store import open_store
-from deltaci.store.port import Unavailable
+from deltaci.storage import open_store
+from deltaci.storage.blobs import open_blobs
+from deltaci.storage.port import Unavailable
 
 app = typer.Typer(add_completion=False)
 

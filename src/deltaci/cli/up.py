@@ -29,8 +29,8 @@ from deltaci.core.status.steps import run_status
 from deltaci.engine import feed, loops
 from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
-from deltaci.store import open_store
-from deltaci.store.port import Unavailable
+from deltaci.storage import open_store
+from deltaci.storage.port import Unavailable
 
 app = typer.Typer(add_completion=False)
 

@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
 from deltaci.pipeline.change import Change
-from deltaci.store.port import Conflict, Document, Store, Unavailable, storable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable, storable
 
 CHANGE: Final = "change"
 LINE: Final = "change-line"  # All of a tenant, the newest first.

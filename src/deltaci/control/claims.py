@@ -9,7 +9,7 @@ import msgspec
 
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
-from deltaci.store.port import Conflict, Document, Store, Unavailable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 CLAIM_SECONDS: Final = 600
 

@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from deltaci.blobs.keys import safe_name
 from deltaci.core import attempt, flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, Event
@@ -21,7 +20,8 @@ from deltaci.core.flaky import History, Sighting
 from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Document, Store, Unavailable
+from deltaci.storage.blobs.keys import safe_name
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 KIND: Final = "flaky"
 CURSOR: Final = "flaky-cursor"

@@ -30,7 +30,7 @@ from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.line import Gone, Rivals
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
 
 PAGE: Final = 500
 MAX_REMEMBERED: Final = 20_000  # Of names that have no record, and of lives that are over.

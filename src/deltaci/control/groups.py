@@ -20,7 +20,7 @@ from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.pipeline.plan import Plan
-from deltaci.store.port import Conflict, Document, Store, Unavailable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 KIND: Final = "run-group"
 MAX_WAITING: Final = 1000

@@ -31,7 +31,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.pipeline.files import PipelineFile
-from deltaci.store.port import Conflict, Store, Unavailable
+from deltaci.storage.port import Conflict, Store, Unavailable
 
 SWEEP_SECONDS: Final = 5.0
 PRUNE_SECONDS: Final = 3600.0

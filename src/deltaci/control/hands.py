@@ -9,7 +9,7 @@ from typing import Final
 
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 COUNT: Final = 4
 MAX_WAITING: Final = 10_000  # What is beyond is found by the next sweep.

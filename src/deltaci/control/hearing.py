@@ -16,7 +16,7 @@ import msgspec
 
 from deltaci.control.health import Limits
 from deltaci.core.listing import EVERYBODY
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "heard"
 MAX_SERVERS: Final = 200

@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 import msgspec
 
 from deltaci.audit.projections.transitions import Memory, Transitions
-from deltaci.blobs.room import check_room
 from deltaci.core.events import Event
+from deltaci.storage.blobs.room import check_room
 
 FILE: Final = "transitions.jsonl"
 SNAPSHOT: Final = "transitions.snapshot.json"

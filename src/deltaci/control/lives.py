@@ -14,7 +14,7 @@ from deltaci.control.documents import Documents
 from deltaci.core.ids import life_id
 from deltaci.core.worker import Worker, is_over, went_by_itself
 from deltaci.engine.unreadable import refusal
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 KIND: Final = "life"
 MAX_BEHIND: Final = 100  # Lives that began and were not counted, because somebody was killed in between.

@@ -36,7 +36,7 @@ from deltaci.engine.items import Overloaded
 from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.plan import Plan
 from deltaci.protocol.messages import Source
-from deltaci.store.port import Conflict, Document, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, Document, Place, Search, Store, Unavailable
 
 KIND: Final = "plan"
 CLAIM: Final = "plan-claim"

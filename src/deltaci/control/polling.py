@@ -15,7 +15,7 @@ from deltaci.control.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
 from deltaci.pipeline.change import Change
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "poll"
 HEADS: Final = "refs/heads/"

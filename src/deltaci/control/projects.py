@@ -11,7 +11,7 @@ import msgspec
 from deltaci.api.schemas.projects import Policies, ProjectInput
 from deltaci.core.errors import Refused
 from deltaci.core.listing import EVERYBODY
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "project"
 # What goes on by itself looks through all tenants: their projects are kept together. No tenant has this in its name.

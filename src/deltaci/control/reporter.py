@@ -23,7 +23,7 @@ from deltaci.core.status.steps import RUN_VIEW
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
 
 SWEEP_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0

@@ -22,7 +22,7 @@ from deltaci.control.schedule import Schedules
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.engine.applier import Applier
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 WATCH_SECONDS: Final = 5.0
 TROUBLE_SECONDS: Final = 60.0

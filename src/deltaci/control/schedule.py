@@ -26,7 +26,7 @@ from deltaci.core.listing import EVERYBODY
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.paths import branch_filter
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "schedule"
 REFRESH_SECONDS: Final = 3600

@@ -20,7 +20,7 @@ from deltaci.core.run import Run
 from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
 from deltaci.engine.applier import Applier
 from deltaci.pipeline.change import Change
-from deltaci.store.port import Search, Store
+from deltaci.storage.port import Search, Store
 
 PAGE: Final = 200
 NEVER: Final[tuple[str, ...]] = ()

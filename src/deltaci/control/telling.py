@@ -18,7 +18,6 @@ from typing import Final
 
 import msgspec
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges import SPEAKERS, keeping
 from deltaci.control.forges.apps import Apps
 from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable
@@ -45,7 +44,8 @@ from deltaci.control.forges.told import (
 from deltaci.core import run
 from deltaci.engine.items import Overloaded
 from deltaci.engine.loops import ended
-from deltaci.store.port import Conflict, Document, Store, Unavailable
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 AT_ONCE: Final = 32  # So many requests are under way at once, at most one of each project.
 MAX_WAITING: Final = 10_000  # Of one project. What is left out is found again by the next sweep, once it is over.

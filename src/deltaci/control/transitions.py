@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from deltaci.control.journal import Found, Gap, Journal, Taken
 from deltaci.core.events import Event
-from deltaci.store.port import Store, Unavailable
+from deltaci.storage.port import Store, Unavailable
 
 PAGE: Final = 1000
 MAX_HEARD: Final = 20_000  # So many events are kept in memory for a slow disk; what is beyond is read again.

@@ -13,7 +13,7 @@ from deltaci.engine.clock import ForwardClock
 from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Overloaded, Tick, Waiting
 from deltaci.engine.lane import Lane
 from deltaci.engine.unreadable import Reports
-from deltaci.store.port import Store, Unavailable
+from deltaci.storage.port import Store, Unavailable
 
 __all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Found", "Mint", "Overloaded", "Tick"]
 

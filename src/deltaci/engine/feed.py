@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from deltaci.core.events import Event
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 PAGE: Final = 1000
 

@@ -10,7 +10,7 @@ from deltaci.core.events import RUN, WORKER, Event
 from deltaci.core.job import Job
 from deltaci.core.listing import moved
 from deltaci.core.machine import BIRTH, Record
-from deltaci.store.port import Entry, Held
+from deltaci.storage.port import Entry, Held
 
 NOBODY: Final[frozenset[str]] = frozenset()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaci.core.attempt import Attempt
-from deltaci.store.port import TakeGroup, Transaction
+from deltaci.storage.port import TakeGroup, Transaction
 
 
 class Groups:

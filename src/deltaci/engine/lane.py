@@ -32,7 +32,7 @@ from deltaci.engine.groups import Groups
 from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
 from deltaci.engine.related import is_kept, is_lone, related
 from deltaci.engine.unreadable import Reports, refusal
-from deltaci.store.port import (
+from deltaci.storage.port import (
     Conflict,
     CountHeld,
     FindDue,

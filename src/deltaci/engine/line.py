@@ -17,7 +17,7 @@ import msgspec
 
 from deltaci.core.worker import required_labels
 from deltaci.engine.applier import Applier, Claim, Claimed, Found
-from deltaci.store.port import ROOM, Arrived, Wakers
+from deltaci.storage.port import ROOM, Arrived, Wakers
 
 MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
 MAX_PASSES: Final = 100  # What nobody of them may have is offered to so many at once; the next time to others.

@@ -50,7 +50,7 @@ from deltaci.engine.line import Line
 from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
 from deltaci.engine.unreadable import refusal
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 MAX_INT: Final = 2**31 - 1
 MAX_EVENTS: Final = 10_000

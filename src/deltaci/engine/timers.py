@@ -8,7 +8,7 @@ import random
 from typing import Final
 
 from deltaci.engine.applier import MAX_BATCH, Applier
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 POLL_SECONDS: Final = 0.25
 

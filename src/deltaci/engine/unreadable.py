@@ -11,7 +11,7 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Record
-from deltaci.store.port import FindDue, FindReady, Held, PutAside, Transaction, Unreadable
+from deltaci.storage.port import FindDue, FindReady, Held, PutAside, Transaction, Unreadable
 
 MAX_TOLD: Final = 10_000
 

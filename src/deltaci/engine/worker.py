@@ -28,7 +28,7 @@ from deltaci.core.errors import Refused
 from deltaci.engine.checks import MAX_CLAIM, as_json
 from deltaci.engine.loops import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30
 MIN_TTL_SECONDS: Final = 2

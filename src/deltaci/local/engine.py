@@ -29,7 +29,7 @@ from deltaci.runner.machine import Machine
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
-from deltaci.store.port import Search, Store
+from deltaci.storage.port import Search, Store
 
 TENANT: Final = "default"
 TOKEN_SECONDS: Final = 60

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from deltaci.blobs.logs import Logs
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
@@ -20,6 +19,7 @@ from deltaci.core.text import plain
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
 from deltaci.runner.sections import mark_of, nonce_of
+from deltaci.storage.blobs.logs import Logs
 
 MAX_LINE: Final = 2000
 TAIL_LINES: Final = 30

@@ -15,11 +15,11 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from deltaci.blobs.logs import MAX_LOG_BYTES
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.pauses import Pauses
 from deltaci.runner.sections import is_marker
+from deltaci.storage.blobs.logs import MAX_LOG_BYTES
 
 CHUNK_BYTES: Final = 1024 * 1024
 FIRST_CHUNK_BYTES: Final = 4 * 1024

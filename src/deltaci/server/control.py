@@ -24,7 +24,7 @@ from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Runner
-from deltaci.store.port import Conflict, Store, Unavailable
+from deltaci.storage.port import Conflict, Store, Unavailable
 
 MAX_LATE: Final = 100_000  # Attempts that wait to be looked at; what is beyond is told by heartbeats.
 LOOK_AT: Final = 500

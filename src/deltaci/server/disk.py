@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from deltaci.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobsUnavailable
 
 THREADS: Final = 8
 

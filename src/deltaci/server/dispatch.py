@@ -27,7 +27,7 @@ from deltaci.protocol import subjects
 from deltaci.protocol.bus import BusAddress, Link
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.server.follower import look
-from deltaci.store.port import Conflict, Ready, Store, Unavailable
+from deltaci.storage.port import Conflict, Ready, Store, Unavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection

@@ -15,7 +15,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
 from deltaci.pipeline import failure_rules
 from deltaci.server.api.remembered import Remembered
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "failure-rules"  # The kind of document, and its name.
 REMEMBERED_SECONDS: Final = 2.0

@@ -15,7 +15,7 @@ from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
 from deltaci.engine.loops import ended
-from deltaci.store.port import Open, Store, Transaction, Unavailable
+from deltaci.storage.port import Open, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.02  # Between two looks: a busy server reads the log by the page, not by the event.

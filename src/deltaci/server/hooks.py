@@ -19,7 +19,6 @@ from typing import Final
 
 import msgspec
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges import LISTENERS, keeping
 from deltaci.control.forges.heard import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
 from deltaci.control.forges.projects import ForgeProject, Intake, Projects
@@ -29,7 +28,8 @@ from deltaci.engine.items import Overloaded
 from deltaci.pipeline.change import Change
 from deltaci.protocol.routes import status_of
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
-from deltaci.store.port import Conflict, Store, Unavailable, storable
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Conflict, Store, Unavailable, storable
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"

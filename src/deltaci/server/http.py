@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.hearing import Hearing
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
@@ -42,7 +40,9 @@ from deltaci.server.tls import Peer
 from deltaci.server.trees import NAMES as TREE_NAMES
 from deltaci.server.trees import Trees
 from deltaci.server.uploads import NAMES, Streamed, Uploads
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 MAX_DIGITS: Final = 15
 MAX_SHOWN: Final = 200

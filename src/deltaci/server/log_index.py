@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Final
 
 from deltaci.api.schemas.logs import LogSection
-from deltaci.blobs.logs import Logs
 from deltaci.protocol.log_sections import Mark, mark_of, nonce_of
+from deltaci.storage.blobs.logs import Logs
 
 BLOCK_BYTES: Final = 64 * 1024
 PART_BYTES: Final = 1024 * 1024

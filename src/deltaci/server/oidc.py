@@ -26,7 +26,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.certificates import load_authorities
 from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.server.protocol import Runner
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),

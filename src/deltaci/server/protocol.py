@@ -49,7 +49,7 @@ from deltaci.protocol.messages import (
 from deltaci.protocol.routes import ROOT
 from deltaci.server.follower import look
 from deltaci.server.verdicts import verdict_of
-from deltaci.store.port import Open, Store, Transaction, jobs_of
+from deltaci.storage.port import Open, Store, Transaction, jobs_of
 
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.blobs import keys
-from deltaci.blobs.store import Blobs
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain
 from deltaci.protocol.junit import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, MAX_OUTPUT_CHARACTERS, Case, read_cases
 from deltaci.server.disk import Disk
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.store import Blobs
 
 JUNIT: Final = "junit"
 MAX_BYTES: Final = 16 * 1024 * 1024  # Of all reports of an attempt.

@@ -18,7 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.blobs.keys import (
+from deltaci.core.errors import Refused
+from deltaci.core.run import Origin
+from deltaci.pipeline.paths import BadPattern, branch_filter
+from deltaci.storage.blobs.keys import (
     ANY_BRANCH,
     all_keys,
     project_secrets,
@@ -27,10 +30,7 @@ from deltaci.blobs.keys import (
     secret_names,
     secrets_of,
 )
-from deltaci.blobs.store import Blobs
-from deltaci.core.errors import Refused
-from deltaci.core.run import Origin
-from deltaci.pipeline.paths import BadPattern, branch_filter
+from deltaci.storage.blobs.store import Blobs
 
 MIN_CHARACTERS: Final = 4  # What is shorter cannot be masked in a log.
 MAX_BYTES: Final = 64 * 1024  # The kernel takes no variable of more than 128 KiB.

@@ -15,8 +15,6 @@ from typing import Any, Final
 import uvicorn
 
 from deltaci.api.routes import ROOT as API_ROOT
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.store import Blobs, FolderBlobs
 from deltaci.control.addresses import Rules
 from deltaci.control.flaky import FlakyTests
 from deltaci.control.fleet import Fleet
@@ -68,7 +66,9 @@ from deltaci.server.ui.endings import Endings
 from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.server.ui.sessions import Sessions
 from deltaci.server.uploads import Uploads
-from deltaci.store.port import Store
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.store import Blobs, FolderBlobs
+from deltaci.storage.port import Store
 
 KEY_FILE: Final = "server.key"
 URL_FILE: Final = "server.url"

@@ -10,8 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from deltaci.blobs import keys
-from deltaci.blobs.store import Blobs, Stored
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import job_id
@@ -24,6 +22,8 @@ from deltaci.protocol.routes import MAX_CACHE_KEY
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
 from deltaci.server.secrets import Secrets, Where, is_foreign, where
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.store import Blobs, Stored
 
 NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}

@@ -16,9 +16,6 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from deltaci.blobs.keys import PART_BYTES
-from deltaci.blobs.room import check_room
-from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.control.git import GitFailed
 from deltaci.control.repositories import Repositories
 from deltaci.control.workshop import Workshop
@@ -32,7 +29,10 @@ from deltaci.protocol.job_spec import Tree
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.uploads import Streamed
-from deltaci.store.port import Store
+from deltaci.storage.blobs.keys import PART_BYTES
+from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.storage.port import Store
 
 NAMES: Final = frozenset({"tree", "tree-bundle"})
 FOLDER: Final = "bundles"

@@ -18,9 +18,6 @@ from typing import Protocol as Protocol_
 
 import msgspec
 
-from deltaci.blobs import keys
-from deltaci.blobs.room import check_room
-from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
@@ -33,6 +30,9 @@ from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.secrets import Secrets, is_foreign, where
 from deltaci.server.shared import NAMES as SHARED
 from deltaci.server.shared import Shared, number_of
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
 
 if TYPE_CHECKING:
     from deltaci.server.http import Request

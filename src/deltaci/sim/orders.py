@@ -24,7 +24,7 @@ from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.promises import Promises
 from deltaci.sim.runner import TENANT
 from deltaci.sim.server import SimServer
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 DO_SECONDS: Final = 20.0
 AGAIN_SECONDS: Final = 2.0

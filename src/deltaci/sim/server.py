@@ -8,8 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.memory import MemoryBlobs
 from deltaci.core.errors import Refused
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import ForwardClock
@@ -25,6 +23,8 @@ from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Uploads
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.store import Connection, Disk
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.memory import MemoryBlobs
 
 KEY: Final = b"simulated" * 4
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.memory import MemoryStore
-from deltaci.store.port import (
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import (
     Conflict,
     CountHeld,
     Document,
@@ -31,7 +31,7 @@ from deltaci.store.port import (
     Write,
     made_ready,
 )
-from deltaci.store.wake import Arrived, Wakers
+from deltaci.storage.wake import Arrived, Wakers
 
 HINT_SECONDS: Final = 0.005
 Counted = list[tuple[CountHeld | TakeGroup, Any]]  # What a transaction was told that must stay true until it commits.

@@ -9,7 +9,7 @@ from typing import Final
 
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
-from deltaci.store.port import Document, Store
+from deltaci.storage.port import Document, Store
 
 HEARD: Final = "delivery"  # The kind of documents that remember what was heard.
 TOLD: Final = "told"  # And of those that remember what was told.

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Final
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges.apps import Apps
 from deltaci.control.forges.moving import MOVERS, Api, Move, Mover, Refusal
 from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable
@@ -23,6 +22,7 @@ from deltaci.control.merging.landing import Landing
 from deltaci.control.mirrors import OWN_BRANCHES
 from deltaci.control.projects import Project
 from deltaci.control.workshop import HEADS, Moved, Workshop
+from deltaci.storage.blobs.store import BlobsUnavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.control.forges.projects import ForgeProject
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.store import BlobsUnavailable
 
 KEPT_SECONDS: Final = 10.0
 MAX_KEPT: Final = 1000

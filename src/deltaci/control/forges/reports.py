@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from deltaci.blobs.logs import Logs
 from deltaci.control.forges import notes
 from deltaci.control.forges.projects import ForgeProject, Subject
 from deltaci.control.forges.told import MAX_DESCRIPTION, Note, Report, State
@@ -14,7 +13,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.status import steps
 from deltaci.core.text import plain
-from deltaci.store.port import Store, jobs_of
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.port import Store, jobs_of
 
 CONTEXT: Final = "deltaci"
 MAX_CONTEXT: Final = 200

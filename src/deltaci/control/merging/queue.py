@@ -38,7 +38,7 @@ from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
 from deltaci.engine.applier import Applier
 from deltaci.engine.items import Overloaded
-from deltaci.store.port import Conflict, Store, Unavailable
+from deltaci.storage.port import Conflict, Store, Unavailable
 
 KIND: Final = "merge-queue"
 CLAIM: Final = "merge-claim"

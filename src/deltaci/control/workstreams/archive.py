@@ -26,8 +26,6 @@ import msgspec
 
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.projections.transitions import Transitions
-from deltaci.blobs import keys
-from deltaci.blobs.logs import Logs
 from deltaci.control.workstreams import files
 from deltaci.control.workstreams.metrics import Gauge, metrics, moment
 from deltaci.control.workstreams.records import Workstream
@@ -37,7 +35,9 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.workstreams import WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
-from deltaci.store.port import Store, jobs_of
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.port import Store, jobs_of
 
 FOLDER: Final = "archive"
 STREAM, EVENTS, TRANSITIONS = "workstream.json", "events.jsonl", "transitions.jsonl"

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.store import Blobs
 from deltaci.control.git import GitFailed
 from deltaci.control.mirrors import Mirrors
 from deltaci.control.projects import Project, Projects
@@ -17,7 +15,9 @@ from deltaci.control.workstreams.records import Workstream, Workstreams
 from deltaci.core.job import Job
 from deltaci.engine.applier import Applier
 from deltaci.pipeline.workstreams import model
-from deltaci.store.port import Store, jobs_of
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.port import Store, jobs_of
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.blobs.keys import safe_name
 from deltaci.control.merging.records import Entry
 from deltaci.control.workstreams.metrics import Gauge, metrics
 from deltaci.control.workstreams.records import Workstream
@@ -27,6 +26,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.core.worker import required_labels
 from deltaci.pipeline.workstreams.compile import levels
+from deltaci.storage.blobs.keys import safe_name
 
 FOLDER: Final = "workstreams"
 DAG, DOT, PLAN, METRICS, MERGE_PLAN = "dag.json", "dag.dot", "plan.json", "metrics.json", "merge-plan.json"

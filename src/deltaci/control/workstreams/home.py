@@ -13,9 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.blobs import keys
-from deltaci.blobs.room import check_room
-from deltaci.blobs.store import Blobs
 from deltaci.control.bundles import MAX_BUNDLE_BYTES, PREFIX, elsewhere
 from deltaci.control.git import GitFailed
 from deltaci.control.mirrors import is_commit
@@ -24,6 +21,9 @@ from deltaci.control.workstreams.records import Workstream
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.store import Blobs
 
 TREE: Final = "tree"  # The type of the artifact in which a runner sends what a tree has.
 NAME: Final = "Delta CI"

@@ -18,7 +18,7 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.workstreams import TASK_VIEW, WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 MAX_KEPT: Final = 1000  # So many workstreams are remembered; others are read again from their beginning.
 COUNTED: Final = ("queued", "running", "validating", "retrying")

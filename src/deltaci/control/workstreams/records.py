@@ -11,7 +11,7 @@ import msgspec
 
 from deltaci.control.documents import Documents
 from deltaci.protocol.messages import Verdict
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 KIND: Final = "workstream"
 OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.

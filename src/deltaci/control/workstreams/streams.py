@@ -40,7 +40,7 @@ from deltaci.engine.items import Overloaded
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstreams import model
 from deltaci.pipeline.workstreams.compile import how_tested, labels
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"
 SWEEP_SECONDS: Final = 30.0

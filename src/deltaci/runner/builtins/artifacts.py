@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import quote
 
-from deltaci.blobs.keys import shared_path
 from deltaci.core.errors import Refused
 from deltaci.protocol.answers import SharedArtifact
 from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
@@ -29,6 +28,7 @@ from deltaci.runner.builtins.stage import Stage, StepFailed, flag, known, lines
 from deltaci.runner.client import Client
 from deltaci.runner.placing import merge
 from deltaci.runner.transfers import PATIENCE_SECONDS
+from deltaci.storage.blobs.keys import shared_path
 
 UPLOAD_INPUTS: Final = (
     *("name", "path", "if-no-files-found", "retention-days", "compression-level", "overwrite"),

@@ -19,7 +19,6 @@ import msgspec
 from deltaci.api.routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES, Asked
 from deltaci.api.schemas.records import ApiProblem
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core.errors import Refused
 from deltaci.engine.items import Overloaded
 from deltaci.protocol import messages as wire
@@ -49,7 +48,8 @@ from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
-from deltaci.store.port import Conflict, Unavailable
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Conflict, Unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200

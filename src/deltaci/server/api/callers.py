@@ -22,7 +22,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.api.remembered import Remembered
 from deltaci.server.credentials import PREFIX, Signer
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 KEY: Final = "key"  # The kind of document.
 KEY_PREFIX: Final = "dck_"  # So that a scanner for secrets recognises one that got out.

@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from deltaci.api.routes import Route
-from deltaci.blobs.logs import Logs
-from deltaci.blobs.store import Blobs
 from deltaci.control.flaky import FlakyTests
 from deltaci.control.fleet import Fleet
 from deltaci.control.lives import Lives
@@ -32,7 +30,9 @@ from deltaci.server.http import Request
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.reports import TestReports
 from deltaci.server.secrets import Secrets
-from deltaci.store.port import Store
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.port import Store
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 

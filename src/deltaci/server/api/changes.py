@@ -21,7 +21,7 @@ from deltaci.pipeline.change import Change
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 
 async def list_changes(call: Call) -> wire.ChangePage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from deltaci.core.errors import Refused
-from deltaci.store.port import Place
+from deltaci.storage.port import Place
 
 
 def cursor(place: Place | None) -> str | None:

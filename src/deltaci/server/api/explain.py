@@ -18,7 +18,7 @@ from deltaci.engine import feed
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from deltaci.api.schemas import records as api
-from deltaci.blobs import keys
-from deltaci.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol.routes import SHA256_HEADER
@@ -19,6 +17,8 @@ from deltaci.server.api.lookup import attempt_of, attempts_of, jobs_of, run_of
 from deltaci.server.api.ranges import Bytes, chosen
 from deltaci.server.api.sending import disposition, sending, write_span
 from deltaci.server.api.tails import last_lease
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
 
 MAX_LISTED: Final = 10_000  # Of one run, at once.
 AT_A_TIME: Final = 200

@@ -27,7 +27,7 @@ from deltaci.server.api.lookup import all_jobs, run_of
 from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import PIECE_BYTES, Frame, Subscription
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 STREAM: Final = "text/event-stream"
 HEARTBEAT_SECONDS: Final = 15.0

@@ -13,7 +13,7 @@ from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.engine.unreadable import refusal
 from deltaci.server.api.calls import Call, missing, own
-from deltaci.store.port import Load, LoadJobs, Look
+from deltaci.storage.port import Load, LoadJobs, Look
 
 
 class Family(NamedTuple):

@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.protocol.messages import Verdict
-from deltaci.store.port import Load, Look, Store, jobs_of
+from deltaci.storage.port import Load, Look, Store, jobs_of
 
 MAX_NAMES: Final = 5  # Of tasks that are told by name.
 

@@ -29,7 +29,7 @@ from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.explain import MAX_GROUPS, because, fleet_of
-from deltaci.store.port import LoadJobs, Look, Search
+from deltaci.storage.port import LoadJobs, Look, Search
 
 MAX_QUEUES: Final = 50  # Sets of labels.
 MAX_QUEUED: Final = 300  # Of each of them.

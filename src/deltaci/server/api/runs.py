@@ -27,7 +27,7 @@ from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import family_of, jobs_of, run_of
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.templates import template_of
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 
 # -- start and repeat
 

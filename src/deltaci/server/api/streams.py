@@ -19,7 +19,7 @@ from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event, to_line
 from deltaci.engine.items import Overloaded
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 PAGE: Final = 500  # Of the store, for one who is behind.
 READERS: Final = 8  # So many are behind and read at the same time; the others wait for their turn.

@@ -14,8 +14,6 @@ from typing import Final
 from deltaci.api.routes import LEASE_NUMBER_HEADER
 from deltaci.api.schemas.inputs import LogQuery
 from deltaci.api.schemas.logs import LogIndex
-from deltaci.blobs.keys import PART_BYTES
-from deltaci.blobs.store import BlobsUnavailable
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
@@ -29,7 +27,9 @@ from deltaci.server.api.sending import Gone, Outlet, disposition, sending, write
 from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
 from deltaci.server.log_index import BLOCK_BYTES
-from deltaci.store.port import Unavailable
+from deltaci.storage.blobs.keys import PART_BYTES
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Unavailable
 
 POLL_SECONDS: Final = 1.0
 HEADERS: Final = {

@@ -17,7 +17,7 @@ from deltaci.server.api import plans
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
-from deltaci.store.port import Conflict, Document
+from deltaci.storage.port import Conflict, Document
 
 HEAD: Final = "template"
 VERSION: Final = "template-version"

@@ -16,14 +16,14 @@ import msgspec
 
 from deltaci.api.schemas.inputs import Quotas
 from deltaci.api.schemas.records import Usage
-from deltaci.blobs import keys
-from deltaci.blobs.store import Blobs
 from deltaci.core.errors import Refused
 from deltaci.core.listing import status_is
 from deltaci.core.status.steps import PENDING
 from deltaci.engine.items import Overloaded
 from deltaci.server.api.remembered import Remembered
-from deltaci.store.port import Conflict, CountHeld, Document, Store, Transaction
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.port import Conflict, CountHeld, Document, Store, Transaction
 
 QUOTAS: Final = "quotas"  # The kind of document, and its name.
 REMEMBERED_SECONDS: Final = 2.0

@@ -29,7 +29,7 @@ from deltaci.server.api.lookup import family_of
 from deltaci.server.api.shown import moment
 from deltaci.server.api.tails import last_lease
 from deltaci.server.reports import Reported
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 
 MAX_JOBS: Final = 100
 MAX_EARLIER: Final = 20

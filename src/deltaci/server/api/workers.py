@@ -18,7 +18,7 @@ from deltaci.core.worker import Worker
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import cursor, place
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 
 
 async def list_workers(call: Call) -> api.WorkerPage:

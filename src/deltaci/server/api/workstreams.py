@@ -36,7 +36,7 @@ from deltaci.server.api.progress import Known, known_of, report, rules, verdicts
 from deltaci.server.api.progress import shown as progress_shown
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.shown import failure, maybe, moment
-from deltaci.store.port import Search
+from deltaci.storage.port import Search
 
 MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
 

@@ -26,7 +26,7 @@ from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.server.ui.pages import Door
 from deltaci.server.ui.sessions import Session, Sessions, cookie_of, set_cookie
 from deltaci.server.ui.visit import Answer, Page, Redirect, Stream, Visit
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 MAX_FORM_BYTES: Final = 1024 * 1024
 MAX_FORM_FIELDS: Final = 1000

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from deltaci.server.api.remembered import Remembered
-from deltaci.store.port import Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 
 ENDING: Final = "web-ending"  # The kind of document.
 PLACE: Final = "-"  # Endings are of no tenant: a session may be signed in to many.

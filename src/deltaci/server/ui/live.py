@@ -15,7 +15,7 @@ from deltaci.server.api.sending import Gone, Outlet, sending
 from deltaci.server.api.streams import Subscription
 from deltaci.server.http import Send
 from deltaci.server.ui.visit import Stream, Visit
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 APART_SECONDS: Final = 0.25  # Between two hints: nobody reads faster.
 LOOK_SECONDS: Final = 5.0  # Whether whoever looks may still do so.

@@ -27,7 +27,7 @@ from deltaci.server.ui.oidc_grants import Grants, Settings, settings_in
 from deltaci.server.ui.pages import Door, PageRoute
 from deltaci.server.ui.sessions import VOUCHED_SECONDS, Grant, cookie_of, set_cookie
 from deltaci.server.ui.visit import Answer, Redirect
-from deltaci.store.port import Unavailable
+from deltaci.storage.port import Unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 START: Final = "/sign-in/oidc"

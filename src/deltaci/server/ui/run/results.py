@@ -10,7 +10,6 @@ import msgspec
 
 from deltaci.api.routes import ROOT
 from deltaci.api.schemas import records as api
-from deltaci.blobs.keys import shared_name
 from deltaci.core.errors import Refused
 from deltaci.core.text import size
 from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, p, span, strong
@@ -20,6 +19,7 @@ from deltaci.server.ui.parts import card, path, rows, seconds_text
 from deltaci.server.ui.run.folding import STYLES, told
 from deltaci.server.ui.run.frame import framed
 from deltaci.server.ui.visit import Answer, Visit
+from deltaci.storage.blobs.keys import shared_name
 
 PER_PAGE: Final = 50
 MAX_TEXT_CHARS: Final = 100

@@ -18,12 +18,12 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
-from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
-from deltaci.store.documents import DROP, SqlDocuments, conflict
-from deltaci.store.lists import SqlPages, dropped
-from deltaci.store.migrate import migrations, missing
-from deltaci.store.notify import Notifier
-from deltaci.store.port import (
+from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
+from deltaci.storage.documents import DROP, SqlDocuments, conflict
+from deltaci.storage.lists import SqlPages, dropped
+from deltaci.storage.migrate import migrations, missing
+from deltaci.storage.notify import Notifier
+from deltaci.storage.port import (
     DISPUTED,
     Conflict,
     CountHeld,
@@ -50,9 +50,9 @@ from deltaci.store.port import (
     fitting,
     made_ready,
 )
-from deltaci.store.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
-from deltaci.store.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
-from deltaci.store.wake import Arrived, Wakers
+from deltaci.storage.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
+from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
+from deltaci.storage.wake import Arrived, Wakers
 
 LANES: Final = 3
 READERS: Final = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaci.blobs.store import Blobs, FolderBlobs
+from deltaci.storage.blobs.store import Blobs, FolderBlobs
 
 EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
 
@@ -12,11 +12,11 @@ EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
 def open_blobs(url: str) -> Blobs:
     """The store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
     if url == "memory:":
-        from deltaci.blobs.memory import MemoryBlobs
+        from deltaci.storage.blobs.memory import MemoryBlobs
 
         return MemoryBlobs()
     if url.startswith("s3://"):
-        from deltaci.blobs.s3 import open_s3
+        from deltaci.storage.blobs.s3 import open_s3
 
         return open_s3(url)
     path = url.removeprefix("file:")

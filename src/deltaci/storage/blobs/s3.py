@@ -21,7 +21,8 @@ from datetime import timedelta
 from typing import Any, BinaryIO, Final, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from deltaci.blobs.store import (
+from deltaci.core.errors import Refused
+from deltaci.storage.blobs.store import (
     MAX_BLOB_BYTES,
     MAX_LISTED,
     MAX_READ_BYTES,
@@ -32,7 +33,6 @@ from deltaci.blobs.store import (
     checked,
     parts,
 )
-from deltaci.core.errors import Refused
 
 try:
     import obstore

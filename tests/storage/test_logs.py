@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.blobs.logs import Logs
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.logs import Logs
 
 LOG = ("r1/job/1", 1)
 

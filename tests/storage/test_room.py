@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.blobs import room
-from deltaci.blobs.logs import SMALL_LOG_BYTES, Logs
-from deltaci.blobs.store import FolderBlobs
+from deltaci.storage.blobs import room
+from deltaci.storage.blobs.logs import SMALL_LOG_BYTES, Logs
+from deltaci.storage.blobs.store import FolderBlobs
 
 EVERYTHING = 2**62
 

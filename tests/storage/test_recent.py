@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deltaci.blobs.keys import cache_key, newest_cache, remember_cache
-from deltaci.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.keys import cache_key, newest_cache, remember_cache
+from deltaci.storage.blobs.memory import MemoryBlobs
 
 LONG = "k-" + "ü" * 100
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.blobs import open_blobs
-from deltaci.blobs import s3 as module
-from deltaci.blobs.memory import MemoryBlobs
-from deltaci.blobs.s3 import open_s3
-from deltaci.blobs.store import BlobsUnavailable, FolderBlobs, Listed
 from deltaci.core.errors import Refused
-from tests.blobs.s3 import S3
+from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs import s3 as module
+from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.s3 import open_s3
+from deltaci.storage.blobs.store import BlobsUnavailable, FolderBlobs, Listed
+from tests.storage.s3 import S3
 
 LARGE_BYTES = 64 * 1024**2
 MAX_GROWTH_BYTES = LARGE_BYTES * 3 // 4
@@ -24,7 +24,7 @@ MAX_GROWTH_BYTES = LARGE_BYTES * 3 // 4
 # Puts and gets blobs of this size, and says how much memory that took at most beyond what it had before.
 BUSY = """
 import hashlib, re, sys
-from deltaci.blobs import open_blobs, s3
+from deltaci.storage.blobs import open_blobs, s3
 
 s3.PART_BYTES, s3.PARTS_AT_ONCE = 5 << 20, 2
 
@@ -71,7 +71,7 @@ def test_a_url_is_no_place_for_keys() -> None:
 
 def test_a_part_that_is_not_installed_is_named() -> None:
     """Whoever asks for S3 is told what to install; whoever does not never needs it."""
-    code = "import sys; sys.modules['obstore'] = None; from deltaci.blobs import open_blobs; "
+    code = "import sys; sys.modules['obstore'] = None; from deltaci.storage.blobs import open_blobs; "
     done = [
         subprocess.run([sys.executable, "-c", code + ask], capture_output=True, text=True, check=False, timeout=60)
         for ask in ("open_blobs('s3://b')", "open_blobs('folder')")

@@ -6,8 +6,17 @@ import hashlib
 from threading import Lock
 from typing import BinaryIO
 
-from deltaci.blobs.store import MAX_BLOB_BYTES, MAX_LISTED, MAX_READ_BYTES, Listed, Stored, bounds, checked, parts
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.store import (
+    MAX_BLOB_BYTES,
+    MAX_LISTED,
+    MAX_READ_BYTES,
+    Listed,
+    Stored,
+    bounds,
+    checked,
+    parts,
+)
 
 
 class MemoryBlobs:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaci.blobs.memory import MemoryBlobs
-from deltaci.blobs.s3 import open_s3
-from deltaci.blobs.store import MAX_LISTED, Blobs, FolderBlobs, Listed, Stored
 from deltaci.core.errors import Refused
-from tests.blobs.s3 import S3
+from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.s3 import open_s3
+from deltaci.storage.blobs.store import MAX_LISTED, Blobs, FolderBlobs, Listed, Stored
+from tests.storage.s3 import S3
 
 STORES = ("folder", "memory", "s3")
 BAD_KEYS = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb", "\ud800", "x" * 201, "x/" * 450 + "x"]

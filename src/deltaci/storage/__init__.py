@@ -1,23 +1,27 @@
-"""Stores: one port, three places to keep records and events."""
+"""Where records, events, documents and blobs are kept: memory, SQLite or PostgreSQL, and a folder or S3.
+
+`port.py` says what every store does; the contract in tests/contract proves that they cannot be told apart. All SQL is
+here. Imports only `core`. Only `open_store` and `open_blobs` name a concrete store. Start reading at `port.py`.
+"""
 
 from __future__ import annotations
 
-from deltaci.store.port import Store
+from deltaci.storage.port import Store
 
 
 def open_store(url: str) -> Store:
     """The store that a URL names: `memory:`, `sqlite:PATH` or `postgresql://…`."""
     if url == "memory:":
-        from deltaci.store.memory import MemoryStore
+        from deltaci.storage.memory import MemoryStore
 
         return MemoryStore()
     scheme, separator, rest = url.partition(":")
     if scheme == "sqlite" and separator and rest.strip("/"):
-        from deltaci.store.sqlite import SqliteStore
+        from deltaci.storage.sqlite import SqliteStore
 
         return SqliteStore(rest.removeprefix("//"))
     if scheme in ("postgresql", "postgres") and separator:
-        from deltaci.store.postgres import PostgresStore
+        from deltaci.storage.postgres import PostgresStore
 
         return PostgresStore(url)
     raise ValueError(f"{url!r} names no store; expected memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

@@ -13,7 +13,7 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from deltaci.store.port import Unreadable
+from deltaci.storage.port import Unreadable
 
 KINDS: Final[tuple[type[Record], ...]] = (Run, Job, Attempt, Worker)
 KIND_OF: Final = {kind: number for number, kind in enumerate(KINDS)}

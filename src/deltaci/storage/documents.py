@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from deltaci.store.port import KEY, Conflict, Document, storable
+from deltaci.storage.port import KEY, Conflict, Document, storable
 
 _COLUMNS: Final = "kind, tenant, name, version, at, body"
 FIND: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name = {{m}}3"

@@ -18,7 +18,7 @@ from deltaci.core.job import Job
 from deltaci.core.listing import Listed
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
-from deltaci.store import wake
+from deltaci.storage import wake
 
 T = TypeVar("T")
 Arrived = wake.Arrived

@@ -20,8 +20,8 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from deltaci.blobs.room import check_room
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.room import check_room
 
 MAX_KEY_BYTES: Final = 900
 MAX_NAME_BYTES: Final = 200

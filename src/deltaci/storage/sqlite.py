@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
-from deltaci.store.documents import DROP, SqlDocuments, checked, conflict
-from deltaci.store.lists import SqlPages, dropped, joined, left
-from deltaci.store.memory import drive, wall_clock
-from deltaci.store.migrate import migrations, missing
-from deltaci.store.port import (
+from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
+from deltaci.storage.documents import DROP, SqlDocuments, checked, conflict
+from deltaci.storage.lists import SqlPages, dropped, joined, left
+from deltaci.storage.memory import drive, wall_clock
+from deltaci.storage.migrate import migrations, missing
+from deltaci.storage.port import (
     Conflict,
     CountHeld,
     Document,
@@ -49,8 +49,8 @@ from deltaci.store.port import (
     fits,
     fitting,
 )
-from deltaci.store.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
-from deltaci.store.wake import Arrived, Wakers
+from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
+from deltaci.storage.wake import Arrived, Wakers
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0

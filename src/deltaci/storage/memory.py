@@ -16,10 +16,10 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, numbered
 from deltaci.core.machine import Record
-from deltaci.store.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
-from deltaci.store.documents import MemoryDocuments
-from deltaci.store.lists import MemoryLists, dropped
-from deltaci.store.port import (
+from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
+from deltaci.storage.documents import MemoryDocuments
+from deltaci.storage.lists import MemoryLists, dropped
+from deltaci.storage.port import (
     Conflict,
     CountHeld,
     Document,
@@ -46,8 +46,8 @@ from deltaci.store.port import (
     fitting,
     made_ready,
 )
-from deltaci.store.sql import group_name
-from deltaci.store.wake import Arrived, Wakers
+from deltaci.storage.sql import group_name
+from deltaci.storage.wake import Arrived, Wakers
 
 ReadyKey = tuple[int, int, str]
 FOREVER = 2**63 - 1  # For as long as the lease lives.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Record
-from deltaci.store.port import Entry, Page, Place, Search, Unreadable, storable
+from deltaci.storage.port import Entry, Page, Place, Search, Unreadable, storable
 
 START: Final = Place(2**63 - 1, "")  # Later than everything: where a list begins.
 STEP: Final = 4  # How many times as much is looked at in the next step at most, when one was not enough.

@@ -8,8 +8,8 @@ from typing import Any, Final
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.store.codec import KIND_OF, encode, select
-from deltaci.store.port import Put, Ready, Unreadable
+from deltaci.storage.codec import KIND_OF, encode, select
+from deltaci.storage.port import Put, Ready, Unreadable
 
 # The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from deltaci.blobs.room import check_room
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.room import check_room
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
 SMALL_LOG_BYTES: Final = 64 * 1024  # So much is kept while there is little room.

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import asyncpg
 
-from deltaci.store.codec import KIND_OF, Chunk, encode, pack
-from deltaci.store.documents import checked
-from deltaci.store.lists import joined, left
-from deltaci.store.port import Conflict, Document, Entry, Write
-from deltaci.store.sql import new_row
+from deltaci.storage.codec import KIND_OF, Chunk, encode, pack
+from deltaci.storage.documents import checked
+from deltaci.storage.lists import joined, left
+from deltaci.storage.port import Conflict, Document, Entry, Write
+from deltaci.storage.sql import new_row
 
 CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,

@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from deltaci.blobs.store import MAX_LISTED, Blobs, checked
 from deltaci.core.errors import Refused
+from deltaci.storage.blobs.store import MAX_LISTED, Blobs, checked
 
 MAX_PATH_BYTES: Final = 600
 PART_BYTES: Final = 512 * 1024  # Whoever reads slowly keeps one or two of them in memory.

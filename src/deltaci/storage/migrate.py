@@ -32,7 +32,7 @@ class SchemaError(Exception):
 def migrations(dialect: str) -> list[Migration]:
     """Every migration of this dialect, in order, without a gap."""
     found = []
-    for entry in files("deltaci.store.migrations").joinpath(dialect).iterdir():
+    for entry in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
         known = _NAME.fullmatch(entry.name)
         if known:
             found.append(Migration(int(known[1]), entry.name, entry.read_text(encoding="utf-8")))
