@@ -1,12 +1,12 @@
-"""Run the test suite, give each failed test a second try, and report what passed only then.
+"""Run the test suite, run each failed test a second time, and report the tests that passed only then.
 
-    python -m scripts.run_tests [--phases TEXT] [pytest arguments]
+    python -m scripts.run_tests [--phases TEXT] [--root FOLDER] [pytest arguments]
 
 A failed test is run once more, alone, after the others. If it passes, it is unstable: the run is still green, the test
 and its first failure are printed last, and both are appended to `unstable-tests.jsonl` with the commit. Three unstable
-tests make the run red. A failure is final, and not tried again, where chance cannot be the cause or must not be an
-excuse: in tests that have a seed, and for a broken invariant, a lost or doubled job or an overlap (`FINAL_FOLDERS`,
-`FINAL_WORDS`, and the marker `final`).
+tests make the run red. A failure is final, and its test is not run again, in the folders of FINAL_FOLDERS, if the test
+is marked `final`, if the failure reports a broken invariant, a lost or doubled job or an overlap (FINAL_WORDS), and if
+a file cannot be collected.
 
 The module is also the pytest plugin that collects the failures.
 """
@@ -34,13 +34,15 @@ RECORD: Final = "unstable-tests.jsonl"
 FAILURES_FILE: Final = "DELTACI_TEST_FAILURES"  # The environment variable that names the file for the failures.
 
 MAX_UNSTABLE: Final = 2
-MAX_RETRIES: Final = 10  # With more failures than this, the run is red whatever a second try says.
+MAX_RETRIES: Final = 10  # With more failures than this, no test is run again, and the run is red.
 TESTS_FAILED: Final = 1  # pytest's exit status.
 
 # Tests with a seed fail the same way again; a test of crashes that loses a job must be looked at.
 FINAL_FOLDERS: Final = ("tests/simulation/", "tests/fuzz/", "tests/chaos/", "tests/crash/")
 FINAL_WORDS: Final = re.compile(
-    r"InvariantBroken|\binvariants?\b|\boverlap|\b(?:lost|doubled|duplicated) (?:job|run|attempt|event|line)s?\b"
+    r"InvariantBroken|\binvariants?\b|\boverlap"
+    r"|\b(?:lost|doubled|duplicated) (?:\d+ )?(?:job|run|attempt|event|line)s?\b"
+    r"|\b(?:job|run|attempt|event|line)s? (?:is|are|was|were) (?:lost|doubled|duplicated)\b"
     r"|\bran twice\b|\btwo leases\b|\blost_leases\b|\billegal\b",
     re.IGNORECASE,
 )
@@ -70,13 +72,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Append a failure to the file that the parent process reads."""
+    if report.failed:
+        output = "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
+        final = dict(report.user_properties).get("final") or _final_by_text(report.nodeid, report.longreprtext)
+        _append(report.nodeid, output, str(final))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Append a file that cannot be collected: its tests did not run, so the run must not be green."""
+    if report.failed:
+        _append(report.nodeid, report.longreprtext, "it could not be collected")
+
+
+def _append(test: str, output: str, final: str) -> None:
+    """Append a failure to the file, once: workers of pytest-xdist leave it to the process that started them."""
     path = os.environ.get(FAILURES_FILE)
-    if not path or not report.failed or os.environ.get("PYTEST_XDIST_WORKER"):
-        return
-    output = "\n".join([report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)])
-    final = dict(report.user_properties).get("final") or _final_by_text(report.nodeid, report.longreprtext)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"test": report.nodeid, "output": output, "final": final}) + "\n")
+    if path and not os.environ.get("PYTEST_XDIST_WORKER"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"test": test, "output": output, "final": final}) + "\n")
 
 
 def _final_by_text(test: str, failure: str) -> str:
@@ -109,22 +122,33 @@ def run_pytest(arguments: Sequence[str], root: Path) -> tuple[int, list[Failure]
         # The order of a set of strings depends on the hash seed, and a simulated history on that order.
         environment = {**os.environ, FAILURES_FILE: str(file), "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         environment.pop("PYTEST_XDIST_WORKER", None)  # Set where a test runs this program.
-        status = subprocess.run(command, cwd=root, env=environment, check=False).returncode
-        failures = {
-            failure.test: failure
-            for failure in (Failure(**json.loads(line)) for line in reversed(file.read_text("utf-8").splitlines()))
-        }
-        return status, list(failures.values())[::-1]
+        with subprocess.Popen(command, cwd=root, env=environment) as process:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                process.wait()  # pytest received the same Ctrl-C, and stops the processes of its tests.
+                raise
+        return status, merged(Failure(**json.loads(line)) for line in file.read_text("utf-8").splitlines())
+
+
+def merged(reports: Iterable[Failure]) -> list[Failure]:
+    """Return one failure for each test, which may have failed in its body and again in its teardown."""
+    failures: dict[str, Failure] = {}
+    for report in reports:
+        first = failures.get(report.test, Failure(report.test, "", ""))
+        output = f"{first.output}\n{report.output}".strip()
+        failures[report.test] = Failure(report.test, output, first.final or report.final)
+    return list(failures.values())
 
 
 def retry(failures: Iterable[Failure], root: Path) -> tuple[list[Failure], list[Failure]]:
-    """Run each failed test alone; return the failures that stay and those of tests that passed this time."""
+    """Run each failed test alone; return the failures of those that failed again and of those that passed."""
     broken, unstable = list[Failure](), list[Failure]()
     for failure in failures:
         if failure.final:
             broken.append(failure)
             continue
-        print(f"\n=== second try, alone: {failure.test}", flush=True)
+        print(f"\n=== second run, alone: {failure.test}", flush=True)
         status, _ = run_pytest(["-q", "-p", "no:xdist", "-p", "no:cacheprovider", failure.test], root)
         (broken if status else unstable).append(failure)
     return broken, unstable
@@ -144,7 +168,7 @@ def report(broken: Sequence[Failure], unstable: Sequence[Failure]) -> int:
     """Print the outcome of the second tries; return the exit status of the run."""
     print()
     for failure in broken:
-        print(f"FAILED: {failure.test} ({failure.final or 'failed twice'})")
+        print(f"FAILED: {failure.test} ({failure.final or 'it failed twice'})")
     for failure in unstable:
         print(f"UNSTABLE: {failure.test}\n{failure.output}\n")
     for failure in unstable:
@@ -162,7 +186,12 @@ def cpu_seconds() -> float:
 
 def main() -> int:
     """Run the tests, the second tries and the report; return the exit status."""
-    parser = argparse.ArgumentParser(prog="scripts.run_tests", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="scripts.run_tests",
+        usage="python -m scripts.run_tests [--phases TEXT] [--root FOLDER] [pytest arguments]",
+        description=__doc__.splitlines()[0] if __doc__ else "",
+        allow_abbrev=False,
+    )
     parser.add_argument("--phases", default="", help="a line for each earlier phase, printed before the tests' own")
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder that has the tests (default: this project)")
     options, arguments = parser.parse_known_args()
@@ -171,8 +200,8 @@ def main() -> int:
     broken, unstable = list[Failure](), list[Failure]()
     if status == TESTS_FAILED and failures:
         if len(failures) > MAX_RETRIES:
-            print(f"\n{len(failures)} tests failed; not trying again more than {MAX_RETRIES}")
-            broken = failures
+            print(f"\n{len(failures)} tests failed; failed tests are run again only if there are at most {MAX_RETRIES}")
+            broken = [failure._replace(final=failure.final or "it was not run again") for failure in failures]
         else:
             broken, unstable = retry(failures, options.root)
         record(unstable, options.root)

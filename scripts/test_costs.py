@@ -81,10 +81,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     costs: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     tests: dict[str, set[str]] = defaultdict(set)
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
-        file = getattr(report, "nodeid", "").partition("::")[0]
-        tests[file].add(getattr(report, "nodeid", ""))
-        cost = dict(getattr(report, "user_properties", ())).get("cost", (0.0, 0.0))
+        if not isinstance(report, pytest.TestReport):
+            continue
+        file = report.nodeid.partition("::")[0]
+        tests[file].add(report.nodeid)
+        cost: tuple[float, float] = dict(report.user_properties).get("cost", (0.0, 0.0))  # type: ignore[assignment]
         costs[file] = [spent + more for spent, more in zip(costs[file], cost, strict=True)]
+    if not costs:
+        return
     terminalreporter.section(f"the {LISTED_FILES} most expensive of {len(costs)} test files")
     terminalreporter.write_line("   CPU s   wall s  tests  file")
     for file, (wall, cpu) in sorted(costs.items(), key=lambda entry: -entry[1][1])[:LISTED_FILES]:

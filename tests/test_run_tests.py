@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 FLAKY = """
 from pathlib import Path
@@ -28,13 +30,23 @@ class Run(NamedTuple):
     recorded: list[dict[str, str]]
 
 
-def run(folder: Path, **files: str) -> Run:
+def run(folder: Path, *words: str, **files: str) -> Run:
     """Run these test files, named like `core__test_one`, in a project of their own."""
     for name, text in files.items():
         path = folder / "tests" / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "scripts.run_tests", "--root", str(folder), "-p", "no:cacheprovider", "tests"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.run_tests",
+        "--root",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+        *words,
+        "tests",
+    ]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # They take a second to import.
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     record = folder / "unstable-tests.jsonl"
@@ -47,7 +59,7 @@ def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     result = run(tmp_path, core__test_one="def test_broken(): assert 1 == 2\n")
 
     assert result.status == 1
-    assert "FAILED: tests/core/test_one.py::test_broken (failed twice)" in result.output
+    assert "FAILED: tests/core/test_one.py::test_broken (it failed twice)" in result.output
     assert not result.recorded
 
 
@@ -67,7 +79,7 @@ def test_what_has_a_seed_or_reports_a_broken_promise_is_not_tried_again(tmp_path
     result = run(tmp_path, simulation__test_one=FLAKY, core__test_two=overlap, core__test_three=marked)
 
     assert result.status == 1
-    assert "=== second try" not in result.output
+    assert "=== second run" not in result.output
     assert "tests/simulation/test_one.py::test_flaky (tests in tests/simulation have a seed" in result.output
     assert "tests/core/test_two.py::test_flaky (it reports 'overlap')" in result.output
     assert "tests/core/test_three.py::test_flaky (the test is marked as final)" in result.output
@@ -86,8 +98,23 @@ def test_an_unstable_test_leaves_the_run_green_and_is_printed_last_and_recorded(
     assert "only the second try passes" in entry["output"]
 
 
-def test_tests_that_cannot_be_collected_fail_the_run(tmp_path: Path) -> None:
-    """What did not run did not pass."""
-    result = run(tmp_path, core__test_one="import nothing_of_this_name\n")
+@pytest.mark.parametrize("words", [(), ("-p", "xdist.plugin", "-n", "2")], ids=["one process", "workers"])
+def test_tests_that_cannot_be_collected_fail_the_run(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """They did not run, so a second run of other tests must not make the result green."""
+    result = run(tmp_path, *words, core__test_one="import nothing_of_this_name\n", core__test_two=FLAKY)
 
-    assert result.status == 2
+    assert result.status in (1, 2)
+    assert (
+        "UNSTABLE" not in result.output or "FAILED: tests/core/test_one.py (it could not be collected)" in result.output
+    )
+
+
+def test_a_final_failure_in_the_teardown_is_final(tmp_path: Path) -> None:
+    """The body failed first, by chance perhaps; what the teardown found did not come by chance."""
+    teardown = (
+        "import pytest\n@pytest.fixture(autouse=True)\ndef check():\n    yield\n    assert False, 'lost 2 jobs'\n"
+    )
+    result = run(tmp_path, core__test_one=teardown + FLAKY)
+
+    assert result.status == 1
+    assert "FAILED: tests/core/test_one.py::test_flaky (it reports 'lost 2 jobs')" in result.output
