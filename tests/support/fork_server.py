@@ -4,8 +4,10 @@
     process.kill()
 
 Importing the server takes 0.4 s of CPU, and the tests start hundreds of processes. One process for each pytest process
-imports everything once; every `Deltaci` is forked from it. It is a real process with its own pid, session, environment
-and files: it can be stopped and killed like any other. Only its command line, as `ps` shows it, is not its own.
+imports everything once; every `Deltaci` is forked from it. It is a real process with its own pid, environment, working
+directory and standard files, and with its own session if `start_new_session` is set: it can be stopped and killed like
+any other. Its command line, as `ps` shows it, is that of the fork server, and environment variables that Python reads
+when it starts (PYTHONHASHSEED, PYTHONUNBUFFERED) have no effect.
 
 The fork server has no threads. A request is a JSON object on a Unix socket with four file descriptors: standard input,
 output and error, and the pipe to which the fork server writes the exit status of the process.
@@ -32,17 +34,16 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
-MAX_REQUEST_BYTES: Final = 1 << 20
 # Not imported in advance: rarely used, or they start threads.
 NOT_PRELOADED: Final = ("deltaci.sim", "deltaci.conformance", "deltaci.storage.blobs.s3", "deltaci.main")
-STATUS_BYTES: Final = 4
+INT_BYTES: Final = 4
 
 
-# --- The process that asks -----------------------------------------------------------------------
+# --- The client: a pytest process ----------------------------------------------------------------
 
 
 class ForkServer:
-    """The fork server of this process, started when the first program is."""
+    """The connection of this pytest process to its fork server, which starts with the first request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,31 +51,31 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self, request: Mapping[str, object], fds: Sequence[int]) -> int:
-        """Have a process forked that runs `deltaci` with these three files and this pipe; return its pid."""
+        """Ask the fork server to start `deltaci` with these standard files and this status pipe; return its pid."""
         with self._lock:
             if self._socket is None:
                 self._start()
             assert self._socket is not None
             data = json.dumps(request).encode()
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-            self._socket.sendmsg([len(data).to_bytes(STATUS_BYTES, "big")], ancillary)
+            self._socket.sendmsg([len(data).to_bytes(INT_BYTES, "big")], ancillary)
             self._socket.sendall(data)
-            answer = self._socket.recv(STATUS_BYTES, socket.MSG_WAITALL)
-            assert len(answer) == STATUS_BYTES, "the fork server ended; its message is above"
+            answer = self._socket.recv(INT_BYTES, socket.MSG_WAITALL)
+            assert len(answer) == INT_BYTES, "the fork server ended; its message is above"
             return int.from_bytes(answer, "big")
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._socket, server_end = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server", str(server_end.fileno())],
             cwd=ROOT,
             env=environment,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[server_end.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the tests, which then stop it.
+            start_new_session=True,  # Ctrl-C must reach only pytest, which stops the fork server at exit.
         )
-        theirs.close()
+        server_end.close()
         atexit.register(self._stop)
 
     def _stop(self) -> None:
@@ -88,15 +89,15 @@ FORK_SERVER: Final = ForkServer()
 
 
 class Deltaci(subprocess.Popen[bytes]):
-    """A `deltaci` process, used like any `Popen`. Every option but cwd, env, the files and the session is refused."""
+    """A `deltaci` process, used like any `Popen`. Its options are cwd, env, the standard files, start_new_session."""
 
     def __init__(self, words: Sequence[str], **options: Any) -> None:
         unknown = options.keys() - {"cwd", "env", "stdin", "stdout", "stderr", "start_new_session"}
-        assert not unknown, f"a forked process has no {unknown}; use subprocess.Popen"
+        assert not unknown, f"Deltaci does not support the options {sorted(unknown)}; use subprocess.Popen"
         super().__init__(list(words), **options)
 
     def _execute_child(self, *values: Any) -> None:
-        """Have it forked, in place of forking here. The parameters are those of `Popen` since Python 3.11."""
+        """Override `Popen`: ask the fork server instead of forking this process. Parameters as in Python 3.11."""
         words, cwd, env = values[0], values[5], values[6]
         ends, start_new_session = values[10:16], values[21]
         reads, writes = os.pipe()
@@ -109,6 +110,9 @@ class Deltaci(subprocess.Popen[bytes]):
                 "start_new_session": bool(start_new_session),
             }
             self.pid = FORK_SERVER.fork(request, [*fds, writes])
+        except BaseException:
+            os.close(reads)
+            raise
         finally:
             os.close(writes)
             self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
@@ -130,7 +134,7 @@ class Deltaci(subprocess.Popen[bytes]):
             poll = select.poll()
             poll.register(self._status, select.POLLIN)
             if poll.poll(None if timeout is None else max(0, timeout) * 1000):
-                status = os.read(self._status, STATUS_BYTES)
+                status = os.read(self._status, INT_BYTES)
                 os.close(self._status)
                 del self._status
                 self.returncode = int.from_bytes(status, "big", signed=True) if status else -signal.SIGKILL
@@ -150,20 +154,20 @@ def preload() -> None:
     gc.freeze()
 
 
-def receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Read one request and its file descriptors; return None when the asker has ended."""
+def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Read one request and its file descriptors; return None when the client has ended."""
     size = array.array("i").itemsize
-    head, ancillary, _, _ = asker.recvmsg(STATUS_BYTES, socket.CMSG_SPACE(4 * size))
+    head, ancillary, _, _ = client.recvmsg(INT_BYTES, socket.CMSG_SPACE(4 * size))
     if not head:
         return None
     fds = array.array("i")
     for _, _, data in ancillary:
         fds.frombytes(data[: len(data) - len(data) % size])
-    return json.loads(asker.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)), list(fds)
+    return json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)), list(fds)
 
 
-def serve(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork a process for every request; return only in the forked processes, with their request and files."""
+def serve(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork a process for every request. Return in the forked processes only, with their request and files."""
     statuses: dict[int, int] = {}
     wakeups, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -171,39 +175,41 @@ def serve(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     poll = select.poll()
     poll.register(wakeups, select.POLLIN)
-    poll.register(asker, select.POLLIN)
+    poll.register(client, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if wakeups in ready:
             os.read(wakeups, 4096)
             reap(statuses)
-        if asker.fileno() in ready:
-            request = receive(asker)
+        if client.fileno() in ready:
+            request = receive(client)
             if request is None:
                 raise SystemExit
             pid = os.fork()
             if not pid:
+                signal.set_wakeup_fd(-1)
+                for fd in (wake, wakeups, *statuses.values()):
+                    os.close(fd)
                 return request
             *files, statuses[pid] = request[1]
             for fd in files:
                 os.close(fd)
-            asker.sendall(pid.to_bytes(STATUS_BYTES, "big"))
+            client.sendall(pid.to_bytes(INT_BYTES, "big"))
 
 
 def reap(statuses: dict[int, int]) -> None:
-    """Report the exit status of every process that has ended."""
+    """Write the exit status of every process that has ended to its pipe."""
     for pid in list(statuses):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             fd = statuses.pop(pid)
             with suppress(BrokenPipeError):  # The test did not wait for it.
-                os.write(fd, os.waitstatus_to_exitcode(status).to_bytes(STATUS_BYTES, "big", signed=True))
+                os.write(fd, os.waitstatus_to_exitcode(status).to_bytes(INT_BYTES, "big", signed=True))
             os.close(fd)
 
 
-def become(request: dict[str, Any], fds: Sequence[int]) -> None:
-    """Turn the forked process into the one that was asked for: signals, files, session, folder, environment."""
-    signal.set_wakeup_fd(-1)
+def configure_child(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """Give the forked process the signal handlers, files, session, folder and environment of the request."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, fd in enumerate(fds[:3]):
@@ -219,7 +225,7 @@ def become(request: dict[str, Any], fds: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     preload()
-    become(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    configure_child(*serve(socket.socket(fileno=int(sys.argv[1]))))
     from deltaci.main import main
 
     main()
