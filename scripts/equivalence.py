@@ -1,11 +1,13 @@
-"""Prove that this commit behaves as an older one, after files and names were changed.
+"""Compare the behavior of this working tree with an older commit, after files and names were changed.
 
     python -m scripts.equivalence                   compare everything with the commit before the renames
     python -m scripts.equivalence --only texts --only data --commit 1234abc
 
-    histories   SEEDS simulated histories have the same digest of events
-    data        a database, blob folder and runner folder written by the old commit are read back with equal answers
-    mixed       old runner and new server, new runner and old server, old client and new server finish a pipeline
+    histories   200 simulated histories have the same digest of events
+    data        a database and blob folder written by the old commit are read back through the API with equal answers
+                (ages, durations and the time of an answer are not compared)
+    mixed       old runner and new server, new runner and old server, old client and new server finish a pipeline,
+                and a runner of the other commit takes over the folder of the runner
     texts       generated OpenAPI, JSON schemas, protocol, machines and --help are equal
 
 Differences are printed as a unified diff, and make the exit status 1. The old commit runs from a git worktree in the
@@ -27,6 +29,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import httpx
 
@@ -37,7 +40,7 @@ HOURS: Final = 6
 SCHEMAS: Final = ("openapi.json", "pipeline.schema.json", "workstream.schema.json")
 TEXTS: Final = (*SCHEMAS, "protocol.md", "machines.md", "cli.md")
 GENERATED_BY: Final = re.compile("make fix|is written by: python -m")  # How a page is made may change.
-PATIENCE_SECONDS: Final = 300
+TIMEOUT_SECONDS: Final = 300
 
 # Run by the old commit: write everything that the pages of the web interface show, and print an API key.
 WRITE_DATA: Final = """
@@ -94,7 +97,7 @@ class Source(NamedTuple):
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            timeout=PATIENCE_SECONDS * 4,
+            timeout=TIMEOUT_SECONDS * 4,
         )
         return done.stdout
 
@@ -114,7 +117,7 @@ class Source(NamedTuple):
             yield process
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE_SECONDS)
+            process.communicate(timeout=TIMEOUT_SECONDS)
 
     @contextmanager
     def server(self, data: Path) -> Iterator[str]:
@@ -184,7 +187,7 @@ def crawl(client: httpx.Client) -> Iterator[tuple[str, list[str]]]:
 
 
 def find_examples(client: httpx.Client) -> list[dict[str, str]]:
-    """Return values for the parameters of addresses, each with those that it belongs to."""
+    """Return example values for the parameters of addresses, each together with the ids of its parents."""
 
     def read(path: str, name: str) -> list[Any]:
         found: list[Any] = client.get(f"/api/v1{path}").raise_for_status().json()[name]
@@ -211,14 +214,14 @@ def find_examples(client: httpx.Client) -> list[dict[str, str]]:
 
 
 def filled(template: str, examples: list[dict[str, str]]) -> Iterator[str]:
-    """Return the addresses that a template makes with examples that have exactly its parameters."""
+    """Return the addresses that a template makes with each example that has all its parameters."""
     template = template.replace("*}", "}")
     names = re.findall(r"\{([^}]+)\}", template)
     for example in examples:
         if set(names) <= example.keys() and (names or not example):
             path = template
             for name in names:
-                path = path.replace(f"{{{name}}}", example[name])
+                path = path.replace(f"{{{name}}}", quote(example[name]))
             yield path
 
 
@@ -234,7 +237,7 @@ def without_clock(line: str) -> str:
 
 
 def compare_mixed(old: Source, new: Source) -> Iterator[str]:
-    """Let each part be of either commit, and return how the pipelines ended that did not end well."""
+    """Run a pipeline with each mix of versions; return a line for each run with an unexpected result."""
     for server, runner, client in ((new, old, new), (old, new, old), (new, new, old), (old, old, old)):
         name = f"{server.name} server, {runner.name} runner, {client.name} client"
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -257,7 +260,7 @@ def compare_mixed(old: Source, new: Source) -> Iterator[str]:
             if (ended["status"], states["broken"]) != ("SUCCEEDED", "FAILED"):
                 yield f"{name}: {ended}"
             first.terminate()
-            first.wait(PATIENCE_SECONDS)
+            first.wait(TIMEOUT_SECONDS)
             # Its folder is taken over by a runner of the other commit, which has no registration token.
             stack.enter_context((old if runner is new else new).started(*words, cwd=data))
             again = json.loads(client.run(client.command("submit", "plan.json", "--wait", "--json"), data, **known))
@@ -291,7 +294,7 @@ COMPARISONS: Final = {
 
 
 def base_commit() -> str:
-    """Return the commit before the one that froze the formats. It is found by its title, which no rebase changes."""
+    """Return the commit before the one that froze the formats, which is found by its title: a rebase changes hashes."""
     command = ["git", "log", "--format=%H", "--fixed-strings", f"--grep={FIRST_CHANGE}"]
     commits = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     if not commits:

@@ -22,7 +22,7 @@ def test_a_page_that_differs_is_reported_and_written(
 
     monkeypatch.setattr(sys, "argv", ["docgen", "--check"])
     assert docgen.main() == 1
-    assert capsys.readouterr().err == "old.md is not what the code says; run 'make fix' and commit it\n"
+    assert capsys.readouterr().err == "old.md is out of date; run 'make fix' and commit the result\n"
     assert (tmp_path / "old.md").read_text("utf-8") == "old\n"
 
     monkeypatch.setattr(sys, "argv", ["docgen"])

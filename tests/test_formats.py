@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
+import pytest
 
 from deltaci.core.machine import Command, stored_name
 from deltaci.protocol.schema_names import schema, schema_components
@@ -64,6 +65,14 @@ def test_a_renamed_class_keeps_its_schema_name() -> None:
     assert schema(Renamed)["$ref"] == "#/$defs/Old"
 
 
+def test_two_structs_with_one_schema_name_are_refused() -> None:
+    """A name that a renamed class still has in schemas must not be given to another one."""
+    taken = type("Old", (msgspec.Struct,), {"__annotations__": {"other": int}})
+
+    with pytest.raises(ValueError, match="two structs have the schema name Old"):
+        schema_components([Renamed, taken], "#/components/schemas/{name}")
+
+
 def test_a_renamed_command_keeps_its_stored_name() -> None:
     """A request id is remembered with a digest of its command: a repeat after an update must be known again."""
     assert stored_name(NewCommand) == "OldCommand"
@@ -77,3 +86,7 @@ def test_what_is_decoded_is_listed() -> None:
     assert any(line.startswith("object type='Heartbeat' strict (lease_id: str") for line in lines)
     assert any(line.startswith("array (str, str = '', str = '', str = '', int = 0") for line in lines)
     assert any(line.startswith("command Grant object (id: str") for line in lines)
+    assert any("leases: list[struct]" in line for line in lines)  # `Granted`, which a runner decodes.
+    assert any(
+        "template: none | str = None, version: int | none = None" in line for line in lines
+    )  # `RunInput`, of the API.

@@ -27,7 +27,7 @@ from scripts.docgen import (
 )
 
 ROOT: Final = Path(__file__).parents[2]
-# Each page with the function that makes its text from the text that it has now.
+# The function that generates each page; its argument is the current text of the page.
 PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/machines.md": lambda _: machines.page(),
     "docs/failures.md": failures.page,
@@ -55,11 +55,15 @@ def main() -> int:
     for name, make in PAGES.items():
         path = ROOT / name
         before = path.read_text("utf-8") if path.exists() else ""
-        after = make(before).rstrip("\n") + "\n"
+        try:
+            after = make(before).rstrip("\n") + "\n"
+        except ValueError as error:
+            print(f"{name}: {error}; add the line, or restore the page with git", file=sys.stderr)
+            return 1
         if after == before:
             continue
         if is_check:
-            print(f"{name} is not what the code says; run 'make fix' and commit it", file=sys.stderr)
+            print(f"{name} is out of date; run 'make fix' and commit the result", file=sys.stderr)
             different += 1
         else:
             path.write_text(after, encoding="utf-8")

@@ -6,8 +6,9 @@ must not change a line; a renamed field keeps its stored name by `msgspec.field(
 `tag`, a renamed command by `stored_name`. A changed line is a change of a format, which old databases and old runners
 do not know: it needs a migration, or a field with a default.
 
-The structs are found by what the code decodes: `msgspec.json.Decoder(T)`, `decode(…, type=T)`, `convert(…, T)` and
-`Documents(…, T)`. Commands are listed because a request id is remembered with a digest of its command.
+The structs are found by the calls that decode them, in the route table of the API, and as commands, because a request
+id is remembered with a digest of its command. The list does not show constraints of values, nor which struct a field
+contains; structs of equal shape share a line.
 """
 
 from __future__ import annotations
@@ -25,20 +26,37 @@ import msgspec
 from msgspec import inspect
 
 import deltaci
+from deltaci.api.routes import ROUTES
 from deltaci.core.machine import Command, stored_name
 from deltaci.protocol.schema_names import structs
 from deltaci.storage.codec import KINDS
 
-# Tools that are not stored or sent anything by another version of the program.
-LEFT_OUT: Final = ("deltaci.sim", "deltaci.conformance")
+# Packages whose data is never read by another version of the program.
+EXCLUDED_PACKAGES: Final = ("deltaci.sim", "deltaci.conformance")
 # The position of the type in the arguments of each decoding function; `decode` takes it by keyword only.
-DECODING: Final = {"Decoder": 0, "decoder": 0, "convert": 1, "Documents": 2, "decode": sys.maxsize}
+DECODING: Final = {"Decoder": 0, "_reader": 0, "decoder": 0, "convert": 1, "Documents": 2, "decode": sys.maxsize}
+
+
+# Where the type is a parameter: its values are found at the calls of the function, or added by `roots`.
+PARAMETERS: Final = {
+    ("deltaci.client.talks", "call.reads"),
+    ("deltaci.control.forges.heard", "kind"),
+    ("deltaci.protocol.decoding", "asked"),
+    ("deltaci.protocol.decoding", "kind"),
+    ("deltaci.runner.client", "kind"),
+    ("deltaci.runner.reports", "_level(part)"),
+    ("deltaci.server.api.app", "given"),
+    ("deltaci.server.api.app", "kind"),
+    ("deltaci.server.api.app", "route.body"),
+    ("deltaci.server.api.queries", "kind"),
+    ("deltaci.storage.codec", "kind"),
+}
 
 
 def modules() -> Iterator[ModuleType]:
     """Import and return every module of the program."""
     for info in pkgutil.walk_packages(deltaci.__path__, "deltaci."):
-        if not info.name.startswith(LEFT_OUT):
+        if not info.name.startswith(EXCLUDED_PACKAGES):
             yield importlib.import_module(info.name)
 
 
@@ -58,23 +76,23 @@ def decoded_types(module: ModuleType) -> Iterator[Any]:
                 continue  # A parameter: its values are found where the function is called.
 
 
-def spelled(kind: inspect.Type) -> str:
-    """Return a type as text. A struct inside is only said to be one: it has a line of its own."""
+def type_text(kind: inspect.Type) -> str:
+    """Return a type as text; a nested struct is shown as `struct`, because it has its own line."""
     match kind:
         case inspect.Metadata():
-            return spelled(kind.type)
+            return type_text(kind.type)
         case inspect.UnionType():
-            return " | ".join(sorted(map(spelled, kind.types)))
+            return " | ".join(sorted(map(type_text, kind.types)))
         case inspect.StructType():
             return "struct"
         case inspect.LiteralType():
             return "literal " + ",".join(sorted(map(repr, kind.values)))
         case inspect.DictType():
-            return f"dict[{spelled(kind.key_type)}, {spelled(kind.value_type)}]"
+            return f"dict[{type_text(kind.key_type)}, {type_text(kind.value_type)}]"
         case inspect.TupleType():
-            return f"tuple[{', '.join(map(spelled, kind.item_types))}]"
+            return f"tuple[{', '.join(map(type_text, kind.item_types))}]"
         case inspect.CollectionType():
-            return f"{type(kind).__name__.removesuffix('Type').lower()}[{spelled(kind.item_type)}]"
+            return f"{type(kind).__name__.removesuffix('Type').lower()}[{type_text(kind.item_type)}]"
         case _:
             return type(kind).__name__.removesuffix("Type").lower()
 
@@ -84,7 +102,7 @@ def line(struct: type) -> str:
     kind = inspect.type_info(struct)
     assert isinstance(kind, inspect.StructType)
     fields = [
-        ("" if kind.array_like else f"{field.encode_name}: ") + spelled(field.type) + default(field)
+        ("" if kind.array_like else f"{field.encode_name}: ") + type_text(field.type) + default(field)
         for field in kind.fields
     ]
     tag = f"{kind.tag_field}={kind.tag!r} " if kind.tag is not None else ""
@@ -113,7 +131,8 @@ def page() -> str:
     """Return the list."""
     loaded = list(modules())
     commands = list(subclasses(Command))
-    roots = [*KINDS, *commands, *(kind for module in loaded for kind in decoded_types(module))]
+    of_routes = [kind for route in ROUTES for kind in (route.body, route.query, route.answer) if kind is not None]
+    roots = [*KINDS, *commands, *of_routes, *(kind for module in loaded for kind in decoded_types(module))]
     found = {kind: line(kind) for kind in structs(inspect.multi_type_info(roots))}
     named = {f"command {stored_name(command)} {found.pop(command)}" for command in commands}
     return "\n".join([*sorted(set(found.values())), *sorted(named)])

@@ -1,4 +1,4 @@
-"""What several pages have: a table in Markdown, and a part that is generated below a part that is written by hand."""
+"""Helpers of generated pages: Markdown tables, and replacing the generated part below a marker line."""
 
 from __future__ import annotations
 

@@ -301,7 +301,11 @@ def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def stored_name(command: type[Command]) -> str:
-    """Return the name of a command in stored digests. A renamed class keeps its first name in `stored_name`."""
+    """Return the command name that is hashed with a stored request id.
+
+    It is the class variable `stored_name` if this class itself defines one, which a renamed class does; otherwise the
+    name of the class.
+    """
     name: str = vars(command).get("stored_name", command.__name__)
     return name
 

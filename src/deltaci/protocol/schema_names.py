@@ -1,4 +1,4 @@
-"""The names of types in JSON Schema and OpenAPI documents, which stay when a Python class is renamed.
+"""The names of structs in JSON Schema and OpenAPI documents, which stay when a Python class is renamed.
 
 A renamed class keeps its old name there by a class variable: `schema_name: ClassVar[str] = "Lease"`.
 """
@@ -37,6 +37,9 @@ def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any
         return list(schemas), components
     references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in names.items()}
     renamed = {names.get(name, name): _renamed(schema, names, references) for name, schema in components.items()}
+    if len(renamed) != len(components):
+        taken = sorted(set(names.values()) & set(components))
+        raise ValueError(f"two structs have the schema name {', '.join(taken)}; give each its own schema_name")
     return [_renamed(schema, names, references) for schema in schemas], renamed
 
 
