@@ -1,6 +1,6 @@
-"""Readers of the event log: nothing here decides or changes anything.
+"""Read-only analysis of the event log.
 
-`verify` proves that a log is legal, `projections` shows it in the vocabularies of the five documents, `explain` says
-why a run or job is in its state, `timeline` when it did what. Pure, like `core`, which is all that it imports; the
-tables of what each document calls a state are in `core.status`. Start reading at `verify/__init__.py`.
+`verify` checks that every transition of a log is allowed, `projections` converts events to the state names of each
+specification document (docs/spec), `explain` gives the reasons for the state of a run or job, `timeline` computes when
+each phase began and ended. Pure: imports only `core`. Start reading at `verify/__init__.py`.
 """

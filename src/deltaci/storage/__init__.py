@@ -1,7 +1,7 @@
 """Where records, events, documents and blobs are kept: memory, SQLite or PostgreSQL, and a folder or S3.
 
-`port.py` says what every store does; the contract in tests/contract proves that they cannot be told apart. All SQL is
-here. Imports only `core`. Only `open_store` and `open_blobs` name a concrete store. Start reading at `port.py`.
+`port.py` defines the interface of a store; the tests in tests/contract run against every implementation. All SQL is
+here. Imports only `core`. Other packages open stores with `open_store` and `open_blobs`. Start reading at `port.py`.
 """
 
 from __future__ import annotations

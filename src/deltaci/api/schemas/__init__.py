@@ -1,1 +1,4 @@
-"""The types of `/api/v1`: `inputs.py` takes; `records.py` answers runs, jobs and workers; the rest by subject."""
+"""Types of requests and responses of `/api/v1`.
+
+Request bodies are in `inputs.py`, responses for runs, jobs and workers in `records.py`, all others by subject.
+"""

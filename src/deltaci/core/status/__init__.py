@@ -1,5 +1,5 @@
-"""The status of a record in the words of the documents 002, 003 and 004: functions of the record, never stored.
+"""The status of a record in the vocabulary of each specification document (docs/spec): computed, never stored.
 
-Each table (`view.View`) says what a document calls a state and which steps it allows. The projections of
+A table (`view.View`) maps our states to those of a document and lists the steps that it allows. The projections of
 `deltaci.audit` read the event log through the same tables.
 """
