@@ -13,6 +13,7 @@ from deltaci.runner.executors.cgroups import Mounts
 from deltaci.runner.executors.environment import interpreter
 from tests.runner.cells import Bench, in_cell
 
+NO_PID = 1 << 22  # Linux gives out smaller ones only.
 EVERYTHING = Limits(memory_bytes=1 << 28, processes=10, cpus=1.5)
 
 
@@ -108,13 +109,25 @@ def test_version_1_sets_every_limit_in_its_own_hierarchy(tmp_path: Path) -> None
 
 def test_only_empty_groups_of_dead_runners_are_swept(tmp_path: Path) -> None:
     """A group that was just made is empty too, but its runner lives."""
-    dead = next(pid for pid in range(2, 1 << 22) if not Path(f"/proc/{pid}").exists())
-    for name in (f"deltaci-{dead}-gone", f"deltaci-{os.getpid()}-new", "deltaci-runner", "others"):
+    living = cgroups.name_for("living")
+    gone, busy = (living.replace(f".{os.getpid()}-living", f".{NO_PID}-{marker}") for marker in ("gone", "busy"))
+    for name in (gone, living, "deltaci-runner", "others"):
         (tmp_path / name).mkdir()
-    files(tmp_path / f"deltaci-{dead}-busy", cgroup__procs="1")
+    files(tmp_path / busy, cgroup__procs="1")
 
     assert cgroups.sweep(Mounts(tmp_path, {})) == 1
-    assert not (tmp_path / f"deltaci-{dead}-gone").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([busy, living, "deltaci-runner", "others"])
+
+
+def test_groups_of_another_pid_namespace_are_not_swept(tmp_path: Path) -> None:
+    """Namespaces may share a hierarchy: a runner that has no process here may be alive in another one."""
+    own = os.stat("/proc/self/ns/pid").st_ino
+    here, elsewhere = (f"deltaci-{namespace}.{NO_PID}-job" for namespace in (own, own + 1))
+    for name in (here, elsewhere):
+        (tmp_path / name).mkdir()
+
+    assert cgroups.sweep(Mounts(tmp_path, {})) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [elsewhere]
 
 
 @pytest.mark.parametrize("kind", ["process", "sandbox"])

@@ -96,22 +96,44 @@ def make(name: str, limits: Limits, *, overhead: int = 0, mounted: Mounts | None
 
 
 def name_for(marker: str) -> str:
-    """Names the runner too, so that groups of a dead one can be told from those in use."""
-    return f"{PREFIX}{os.getpid()}-{marker[:16]}"
+    """Return the name of a job's groups, which says whose they are: a PID namespace and a runner's pid in it."""
+    return f"{PREFIX}{_pid_namespace()}.{os.getpid()}-{marker[:16]}"
 
 
 def sweep(mounted: Mounts | None = None) -> int:
-    """Remove the empty groups that killed runners left behind; returns how many."""
+    """Remove the empty groups that killed runners of this PID namespace left behind; return how many.
+
+    Namespaces may share a hierarchy, and whether a runner of another one is alive cannot be known here.
+    """
     mounted = mounts() if mounted is None else mounted
+    own = f"{PREFIX}{_pid_namespace()}."
     removed = 0
     for parent in {path for path in (mounted.v2, *mounted.v1.values()) if path is not None}:
-        for path in _home(parent).glob(f"{PREFIX}*-*"):
-            pid = path.name.removeprefix(PREFIX).partition("-")[0]
-            if pid.isdigit() and not Path("/proc", pid).exists():
+        for path in _home(parent).glob(f"{own}*-*"):
+            pid = path.name.removeprefix(own).partition("-")[0]
+            if pid.isdecimal() and not _is_alive(int(pid)):
                 with contextlib.suppress(OSError):  # Not empty: whoever is in it is somebody's to kill, not ours.
                     path.rmdir()
                     removed += 1
     return removed
+
+
+def _pid_namespace() -> int:
+    """Return the number of this process's PID namespace; 0 if the kernel has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether there is such a process in this PID namespace. /proc may be that of another one."""
+    try:
+        with contextlib.suppress(PermissionError):  # Another user's.
+            os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 # -- how they are made
