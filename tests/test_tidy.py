@@ -135,7 +135,10 @@ def texts() -> Iterator[tuple[str, str]]:
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [f for f in folders if f not in NOT_OURS and not f.endswith(("_cache", ".egg-info"))]
         for path in sorted(Path(folder, file) for file in files if not file.endswith(".lock") and file not in NOT_OURS):
-            content = path.read_bytes() if path.is_file() else b"\0"
+            try:
+                content = path.read_bytes() if path.is_file() else b"\0"
+            except FileNotFoundError:  # A temporary file of another process.
+                continue
             if b"\0" not in content:
                 yield path.relative_to(ROOT).as_posix(), content.decode("utf-8", "replace")
 

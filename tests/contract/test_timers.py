@@ -53,11 +53,11 @@ async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_wind
     async with place.server() as server:
         await server.enqueue("a")
         held = await server.take(accept_seconds=30)
-        place.after(25)
+        place.after(15)
         await server.tick()
         assert await server.state("a") == attempt.LEASED
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         assert await server.state("a") == attempt.QUEUED
@@ -73,11 +73,11 @@ async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_agai
     """A crash of a runner costs one lease, not the job."""
     async with place.server() as server:
         held = await server.running()
-        place.after(115)
+        place.after(105)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         again = await server.find("a", Attempt)
@@ -135,10 +135,10 @@ async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends
         assert await due_at(server, "a") == renewed.expires_at
         assert await server.tick() == 0
 
-        place.after(115)
+        place.after(105)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
-        place.after(6)
+        place.after(16)
         await server.tick()
         assert await server.state("a") == attempt.QUEUED
         await server.verified()
@@ -167,12 +167,12 @@ async def test_a_job_times_out_however_often_its_runner_beats(place: Place) -> N
         held = await server.running(timeout_seconds=100)
         place.after(60)
         await server.say(attempt.Heartbeat, held)
-        place.after(35)
+        place.after(25)
         await server.say(attempt.Heartbeat, held)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         ended = await server.find("a", Attempt)
@@ -195,10 +195,10 @@ async def test_a_retry_waits_for_its_backoff(place: Place) -> None:
             await server.say(
                 attempt.Complete, held, is_success=False, exit_code=1, facts=Facts(error_code="IMAGE_PULL")
             )
-            place.after(wait - 5)
+            place.after(wait - 15)
             await server.tick()
             assert await server.state("r1/a") == job.RETRYING
-            place.after(6)
+            place.after(16)
             await server.tick()
             assert await server.state("r1/a") == job.QUEUED
 
@@ -211,12 +211,12 @@ async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(place:
     async with place.server() as server:
         held = await server.running()
         await server.do(attempt.Cancel(id="a", reason="CANCELED"))
-        place.after(25)
+        place.after(15)
         await server.say(attempt.Heartbeat, held)
         await server.tick()
         assert await server.state("a") == attempt.CANCEL_REQUESTED
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         assert await server.state("a") == attempt.CANCELED
@@ -229,11 +229,11 @@ async def test_an_approval_that_nobody_gives_expires(place: Place) -> None:
     """A run that waits for people must not wait for ever if its plan says how long."""
     async with place.server() as server:
         await planned(server, gate("ok", approval_seconds=60), task("ship", "ok"))
-        place.after(55)
+        place.after(45)
         await server.tick()
         assert await server.state("r1") == run.WAITING_APPROVAL
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         assert (await server.find("r1/ok", Job)).reason == "APPROVAL_EXPIRED"
@@ -248,11 +248,11 @@ async def test_planning_times_out(place: Place) -> None:
     async with place.server() as server:
         await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
-        place.after(55)
+        place.after(45)
         await server.tick()
         assert await server.state("r1") == run.PLANNING
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         ended = await server.find("r1", Run)
@@ -267,11 +267,11 @@ async def test_a_run_times_out_with_everything_in_it(place: Place) -> None:
         await planned(server, task("a"), task("b"), timeout_seconds=100)
         held = await server.take(ttl_seconds=600)
         await server.say(attempt.Heartbeat, held)
-        place.after(95)
+        place.after(85)
         await server.tick()
         assert await server.state("r1") == run.RUNNING
 
-        place.after(6)
+        place.after(16)
         await server.tick()
 
         assert await server.state("r1") == run.TIMEOUT

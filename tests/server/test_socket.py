@@ -361,9 +361,11 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
             assert (await line.only()).code == "too_large"
             await line.send(b"x")
             assert await line.answer() is None
+        monkeypatch.setattr(Guard, "head_seconds", 60.0)
         async with here.line() as line:  # One that is only idle between two requests is no trouble.
             await line.send(here.request("renew"))
             assert (await line.only()).status == 200
+            monkeypatch.setattr(Guard, "head_seconds", 1.0)
             await line.send(whole[:10])
             assert (await line.only()).code == "too_slow"
         async with here.line() as line:  # Nor is one that is still being answered, whatever it has begun meanwhile.
