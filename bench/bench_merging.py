@@ -23,15 +23,15 @@ from bench.bench_workstreams import merge
 from bench.figures import Figure
 from bench.places import say
 from bench.sites import CORES, PROJECT
-from deltaci.control.merging.candidates import Candidates
-from deltaci.control.merging.landing import Pushing
-from deltaci.control.merging.line import Batch, Limits
-from deltaci.control.merging.queue import MergeQueue
-from deltaci.control.merging.records import Entry, Outcome
-from deltaci.control.mirrors import Mirror
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Workshop
+from deltaci.controllers.merge_queue.candidates import Candidates
+from deltaci.controllers.merge_queue.controller import MergeQueue
+from deltaci.controllers.merge_queue.landing import Pushing
+from deltaci.controllers.merge_queue.records import Entry, Outcome
+from deltaci.controllers.merge_queue.state import Batch, Limits
+from deltaci.controllers.projects import Project
 from deltaci.engine import feed, loops
+from deltaci.git.commit_builder import Workshop
+from deltaci.git.mirrors import Mirror
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 from tests.repositories.site import LOCAL

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.engine.programs import Ended, TookTooLong, call
+from deltaci.process import Ended, TookTooLong, call
 from tests.contract.places import on_loop
 from tests.e2e.deployment import is_alive
 

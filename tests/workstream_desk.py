@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from deltaci.control.merging.records import QueueView
-from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.controllers.merge_queue.records import QueueView
+from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.plan import plan_hash

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deltaci.control import flaky as control
-from deltaci.control.flaky import KIND, FlakyTests
+from deltaci.controllers import flaky as control
+from deltaci.controllers.flaky import KIND, FlakyTests
 from deltaci.core import flaky
 from deltaci.storage.port import Document
 from tests.api.site import ApiSite, Caller, Player, task

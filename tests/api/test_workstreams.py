@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from deltaci.control.merging.records import BatchView, EntryView, QueueView, Split
+from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView, Split
 from deltaci.core import job
 from tests.api.site import TENANT, ApiSite, Player, task
 from tests.contract.places import on_loop

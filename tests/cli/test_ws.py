@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from deltaci.control.merging.records import BatchView, EntryView, QueueView
+from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView
 from deltaci.core import job
 from tests.cli.desk import Desk
 from tests.cli.test_completion import completed, patient_shims

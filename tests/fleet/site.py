@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.fleet import Fleet
-from deltaci.control.health import HEALTH_SECONDS
 from deltaci.core import run
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
+from deltaci.fleet.health import HEALTH_SECONDS
+from deltaci.fleet.liveness import Fleet
 from tests.contract.places import EVERYTHING, Place, Server
 from tests.lab import TENANT, task
 from tests.server.site import LEASE_IDS, Runner, Site

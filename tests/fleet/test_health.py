@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
 from deltaci.core import attempt
 from deltaci.core.listing import EVERYBODY, THERE, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
 from deltaci.storage.port import Search
 from tests.contract.places import Place, on_loop
 from tests.fleet.site import FleetSite, OpenFleet

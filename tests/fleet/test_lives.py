@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
-from deltaci.control.lives import Lives
 from deltaci.core import worker
 from deltaci.core.ids import first_life, life_id, worker_name
 from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTDOWN
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
+from deltaci.fleet.incarnations import Lives
 from deltaci.server.credentials import REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.fleet.site import FleetSite, OpenFleet

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.control.health import Limits, order, silence
 from deltaci.core import worker
 from deltaci.core.instants import SECOND
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE, Worker
+from deltaci.fleet.health import Limits, order, silence
 
 NOW = 1_000_000 * SECOND
 LIMITS = Limits(health_seconds=20, missed=3, max_silent_seconds=600)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.control.health import HEALTH_SECONDS, MISSED, PROBATION_SECONDS, Limits, order
 from deltaci.core import worker
 from deltaci.core.instants import SECOND
 from deltaci.core.worker import DRAINED, IDLE, QUARANTINED, Resume, Worker
+from deltaci.fleet.health import HEALTH_SECONDS, MISSED, PROBATION_SECONDS, Limits, order
 
 NOW = 10**9 * SECOND
 SERVED = NOW - PROBATION_SECONDS * SECOND

@@ -9,8 +9,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from deltaci.control.changes import Accepted
-from deltaci.control.forges.projects import ForgeProject
+from deltaci.controllers.change_records import Accepted
+from deltaci.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
 from deltaci.server.hooks import Hooks
 from deltaci.storage.port import Conflict, Document, Store

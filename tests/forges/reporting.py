@@ -10,13 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.control.forges import keeping
-from deltaci.control.forges.outlet import Outlet
-from deltaci.control.forges.projects import ForgeProject, Projects
-from deltaci.control.forges.reports import Reports
-from deltaci.control.forges.told import Patience, Told
-from deltaci.control.reporter import Reporter
-from deltaci.control.telling import Forges
+from deltaci.controllers.reporter import Reporter
+from deltaci.controllers.statuses import Forges
 from deltaci.core import attempt, run
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
@@ -26,6 +21,11 @@ from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
+from deltaci.forges import delivery_dedupe
+from deltaci.forges.http import Outlet
+from deltaci.forges.projects import ForgeProject, Projects
+from deltaci.forges.reports import Reports
+from deltaci.forges.status_state import Patience, Told
 from deltaci.server.follower import Follower
 from deltaci.storage.blobs.logs import Logs
 from deltaci.storage.port import Store
@@ -134,7 +134,7 @@ class Desk:
 
     async def told(self) -> list[Told]:
         """What the documents say."""
-        found = await self.server.store.documents(keeping.TOLD, EVERYBODY)
+        found = await self.server.store.documents(delivery_dedupe.TOLD, EVERYBODY)
         return [msgspec.json.decode(each.body, type=Told) for each in found]
 
     async def is_reported(self, id: str = "r1") -> bool:

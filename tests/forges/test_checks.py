@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from deltaci.control.forges import notes
-from deltaci.control.forges.told import Note
+from deltaci.forges import check_annotations
+from deltaci.forges.status_state import Note
 from tests.contract.places import Place, on_loop
 from tests.forges.playing import Answered, PlayedForge
 from tests.forges.reporting import COMMIT, Jumping, desk
@@ -153,16 +153,16 @@ async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place,
     ],
 )
 def test_a_line_of_a_log_may_be_about_a_line_of_a_file(line: str, note: Note | None) -> None:
-    assert list(notes.from_log(line)) == ([note] if note is not None else [])
+    assert list(check_annotations.from_log(line)) == ([note] if note is not None else [])
 
 
 def test_notes_are_few_each_once_and_failures_first() -> None:
     many = [Note(path="a", line=n, message="w", level="warning") for n in range(1, 100)]
     failures = [Note(path="b", line=n, message="f") for n in (1, 1, 2)]
 
-    found = notes.few([*many, *failures])
+    found = check_annotations.few([*many, *failures])
 
-    assert len(found) == notes.MAX_NOTES
+    assert len(found) == check_annotations.MAX_NOTES
     assert [each.path for each in found[:3]] == ["b", "b", "a"]
 
 
@@ -172,5 +172,5 @@ def test_a_log_may_be_anything() -> None:
         ["a:" * 200_000, "::error file=" + "x," * 100_000, "(" * 100_000, "a/" * 50_000 + ".c:1: error"]
     )
 
-    assert list(notes.from_log(hostile)) == []
-    assert list(notes.from_tests([None, 3, {"name": 7, "message": "a." * 1000 + ":9"}, {}])) == []
+    assert list(check_annotations.from_log(hostile)) == []
+    assert list(check_annotations.from_tests([None, 3, {"name": 7, "message": "a." * 1000 + ":9"}, {}])) == []

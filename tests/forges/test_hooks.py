@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.forges.heard import TOLERANCE_SECONDS
-from deltaci.control.forges.projects import ForgeProject
+from deltaci.forges.projects import ForgeProject
+from deltaci.forges.webhook_event import TOLERANCE_SECONDS
 from deltaci.pipeline.change import Change
 from deltaci.server import hooks
 from tests.contract.places import Place, on_loop

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.control.forges import LISTENERS
-from deltaci.control.forges.heard import Delivery, Heard, Nothing
+from deltaci.forges import LISTENERS
+from deltaci.forges.webhook_event import Delivery, Heard, Nothing
 from deltaci.pipeline.change import Change
 from tests.forges.payloads import (
     NOW,

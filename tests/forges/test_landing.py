@@ -11,14 +11,14 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from deltaci.control.forges.heard import Asked as PullRequest
-from deltaci.control.forges.heard import Nothing, Pushed, pull_request, push
-from deltaci.control.forges.landing import ForgeLanding, source_of
-from deltaci.control.forges.outlet import Outlet
-from deltaci.control.forges.projects import ForgeProject
-from deltaci.control.git import GitFailed
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Moved, Signature, Workshop
+from deltaci.controllers.projects import Project
+from deltaci.forges.http import Outlet
+from deltaci.forges.landing import ForgeLanding, source_of
+from deltaci.forges.projects import ForgeProject
+from deltaci.forges.webhook_event import Asked as PullRequest
+from deltaci.forges.webhook_event import Nothing, Pushed, pull_request, push
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Moved, Signature, Workshop
 from tests.contract.places import on_loop
 from tests.forges.merging import NAME, TOKEN, Asked, MergingForge
 from tests.repositories.test_mirrors import mirrors

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from deltaci.control.forges.opened import KEPT_SECONDS, OpenedProjects, api_of, repository_of
-from deltaci.control.forges.projects import Origins, pipeline_of
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin, Run
+from deltaci.forges.credentials import KEPT_SECONDS, OpenedProjects, api_of, repository_of
+from deltaci.forges.projects import Origins, pipeline_of
 from deltaci.storage.blobs.store import BlobsUnavailable
 from tests.contract.places import on_loop
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.control.forges.outlet import Outlet, Unreachable
-from deltaci.control.forges.told import (
+from deltaci.core import run
+from deltaci.forges.http import Outlet, Unreachable
+from deltaci.forges.status_state import (
     Answer,
     Call,
     Done,
@@ -26,7 +27,6 @@ from deltaci.control.forges.told import (
     pause,
     succeeded,
 )
-from deltaci.core import run
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Place
 from tests.forges.reporting import Desk, desk, turns

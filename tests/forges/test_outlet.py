@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from deltaci.control.forges.outlet import NotAllowed, Outlet, Unreachable, is_public, wait_seconds
-from deltaci.control.forges.told import Answer, Call
+from deltaci.forges.http import NotAllowed, Outlet, Unreachable, is_public, wait_seconds
+from deltaci.forges.status_state import Answer, Call
 from tests.contract.places import on_loop
 from tests.forges.playing import Answered, PlayedForge
 

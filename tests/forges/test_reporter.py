@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.forges.projects import ForgeProject
-from deltaci.control.forges.told import Patience
 from deltaci.core import run
+from deltaci.forges.projects import ForgeProject
+from deltaci.forges.status_state import Patience
 from deltaci.storage.blobs.store import BlobsUnavailable
 from deltaci.storage.port import Document
 from tests.contract.places import Place, Wrapped, on_loop

@@ -22,17 +22,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.control.git import Git
-from deltaci.control.merging.records import Entry, Outcome
-from deltaci.control.mirrors import Mirrors
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Workshop
+from deltaci.controllers.merge_queue.records import Entry, Outcome
+from deltaci.controllers.projects import Project
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.clock import ForwardClock
+from deltaci.git.command import Git
+from deltaci.git.commit_builder import Workshop
+from deltaci.git.mirrors import Mirrors
 from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Wrapped

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from deltaci.control.merging import line as lines
-from deltaci.control.merging.line import Batch, Built, Found, Limits, Line
-from deltaci.control.merging.records import NONE, Entry, Outcome
+from deltaci.controllers.merge_queue import state as lines
+from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome
+from deltaci.controllers.merge_queue.state import Batch, Built, Found, Limits, Line
 from deltaci.core.instants import SECOND
 
 METHODS = ("merge", "squash", "fast-forward", NONE)

@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.control.addresses import Rules
-from deltaci.control.git import Git
-from deltaci.control.merging.line import Limits
-from deltaci.control.merging.queue import MergeQueue
-from deltaci.control.merging.records import Entry, Outcome, QueueView
-from deltaci.control.mirrors import Mirror, Mirrors
-from deltaci.control.projects import Project, Projects
-from deltaci.control.workshop import Workshop
+from deltaci.controllers.merge_queue.controller import MergeQueue
+from deltaci.controllers.merge_queue.records import Entry, Outcome, QueueView
+from deltaci.controllers.merge_queue.state import Limits
+from deltaci.controllers.projects import Project, Projects
 from deltaci.core import attempt
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import lease_ref
 from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.git.command import Git
+from deltaci.git.commit_builder import Workshop
+from deltaci.git.mirrors import Mirror, Mirrors
+from deltaci.git.url_policy import Rules
 from deltaci.storage.port import Store
 from tests.contract.places import Place
 from tests.repositories.upstream import Upstream, git

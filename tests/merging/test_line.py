@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from deltaci.control.merging import line as lines
-from deltaci.control.merging.line import Built, Found, Limits, Line
-from deltaci.control.merging.records import NONE, Entry
-from deltaci.control.merging.shown import shown
+from deltaci.controllers.merge_queue import state as lines
+from deltaci.controllers.merge_queue.records import NONE, Entry
+from deltaci.controllers.merge_queue.serializers import shown
+from deltaci.controllers.merge_queue.state import Built, Found, Limits, Line
 from deltaci.core.instants import SECOND
 from deltaci.engine.items import Overloaded
 from tests.merging.played import WHERE, World, content

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from deltaci.control.merging.queue import MergeQueue
-from deltaci.control.merging.records import Entry, Outcome
-from deltaci.control.projects import Project
+from deltaci.controllers.merge_queue.controller import MergeQueue
+from deltaci.controllers.merge_queue.records import Entry, Outcome
+from deltaci.controllers.projects import Project
 from deltaci.engine import feed
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore

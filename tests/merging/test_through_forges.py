@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deltaci.control.forges.landing import ForgeLanding
-from deltaci.control.forges.outlet import Outlet
-from deltaci.control.forges.projects import ForgeProject
-from deltaci.control.merging.landing import Pushing
+from deltaci.controllers.merge_queue.landing import Pushing
+from deltaci.forges.http import Outlet
+from deltaci.forges.landing import ForgeLanding
+from deltaci.forges.projects import ForgeProject
 from tests.contract.places import on_loop
 from tests.forges.merging import NAME, TOKEN, MergingForge
 from tests.forges.test_landing import FORGES, One, no_rest

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from deltaci.control.git import GitFailed
-from deltaci.control.merging import queue as queues
-from deltaci.control.merging.records import Outcome
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Workshop
+from deltaci.controllers.merge_queue import controller as queues
+from deltaci.controllers.merge_queue.records import Outcome
+from deltaci.controllers.projects import Project
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
 from deltaci.core.listing import EVERYBODY
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Workshop
 from deltaci.server.follower import Follower
 from tests.contract.places import Place, on_loop
 from tests.merging.conftest import Opened
@@ -400,8 +400,8 @@ async def test_two_servers_at_once_merge_everybody_once(
     async def mine(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr("deltaci.control.claims.Claims.take", mine)
-    monkeypatch.setattr("deltaci.control.hands.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("deltaci.controllers.claims.Claims.take", mine)
+    monkeypatch.setattr("deltaci.controllers.work_queue.RETRY_SECONDS", 0.01)
     async with AsyncExitStack() as stack:
         sites = [await stack.enter_async_context(site(name, owner=name)) for name in ("one", "two")]
         files = {f"w{n}": "BAD\n" if n in (1, 4) else "good\n" for n in range(6)}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.control import mirrors
-from deltaci.control.git import GitFailed
-from deltaci.control.mirrors import Mirrors
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Conflicting, Moved, Signature, Workshop
+from deltaci.controllers.projects import Project
 from deltaci.core.instants import SECOND
+from deltaci.git import mirrors
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Conflicting, Moved, Signature, Workshop
+from deltaci.git.mirrors import Mirrors
 from tests.contract.places import on_loop
 from tests.merging.site import LOCAL
 from tests.repositories.upstream import Upstream, git

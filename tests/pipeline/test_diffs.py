@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.pipeline.diffs import changed_paths
+from deltaci.git.diff import changed_paths
 
 IDS = "0123456789ab 9876543210ab"
 

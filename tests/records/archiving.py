@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deltaci.control.workstreams import files
-from deltaci.control.workstreams.archive import archive, place
+from deltaci.controllers.workstreams import files
+from deltaci.controllers.workstreams.archive import archive, place
 from deltaci.storage.blobs.logs import Logs
 from deltaci.storage.memory import MemoryStore
 from tests.records.streams import ID, completed, entry, merged, stored

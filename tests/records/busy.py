@@ -8,8 +8,8 @@ import secrets
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from deltaci.control import transitions
-from deltaci.control.transitions import LiveTransitions
+from deltaci.controllers import transitions
+from deltaci.controllers.transitions import LiveTransitions
 from deltaci.core import run
 from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec

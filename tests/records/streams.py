@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from deltaci.control.merging.records import Entry
-from deltaci.control.workstreams.records import Joined, Workstream
+from deltaci.controllers.merge_queue.records import Entry
+from deltaci.controllers.workstreams.records import Joined, Workstream
 from deltaci.core import job, run
 from deltaci.core.attempt_orders import Verdict
 from deltaci.core.job import JobSpec

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from deltaci.audit.verify import verify
-from deltaci.control.workstreams import files
-from deltaci.control.workstreams.archive import NotOver, archive, place
+from deltaci.controllers.workstreams import files
+from deltaci.controllers.workstreams.archive import NotOver, archive, place
 from deltaci.storage.blobs.logs import Logs
 from tests.contract.places import on_loop
 from tests.lab import Lab

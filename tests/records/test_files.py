@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.workstreams import files
-from deltaci.control.workstreams.metrics import Gauge, Meters, metrics
+from deltaci.controllers.workstreams import files
+from deltaci.controllers.workstreams.metrics import Gauge, Meters, metrics
 from deltaci.core import job, run
 from tests.contract.places import on_loop
 from tests.records.streams import BASE, HEAD, ID, begun, completed, entry, merged, specs, stored, stream, work

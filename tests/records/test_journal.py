@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from deltaci.audit.verify import verify
-from deltaci.control.journal import FILE, SNAPSHOT, Gap, Journal, Taken
+from deltaci.controllers.journal import FILE, SNAPSHOT, Gap, Journal, Taken
 from deltaci.core.events import Event
 from tests.histories import History
 from tests.records.logs import checked, one_run, whole

@@ -16,9 +16,9 @@ from random import Random
 
 import pytest
 
-from deltaci.control import transitions
-from deltaci.control.journal import FILE, SNAPSHOT
-from deltaci.control.transitions import LiveTransitions
+from deltaci.controllers import transitions
+from deltaci.controllers.journal import FILE, SNAPSHOT
+from deltaci.controllers.transitions import LiveTransitions
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.follower import Follower

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import httpx
 
-from deltaci.control.addresses import Rules
-from deltaci.control.changes import Accepted
-from deltaci.control.polling import push
+from deltaci.controllers.change_records import Accepted
+from deltaci.controllers.poller import push
+from deltaci.git.url_policy import Rules
 from deltaci.pipeline.change import Change
 from deltaci.server.service import Listener, Service
 from tests.api.site import TENANT, WAIT_SECONDS, ApiSite, Caller

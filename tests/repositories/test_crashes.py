@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.control import handling, planner
-from deltaci.control.addresses import Rules
-from deltaci.control.polling import push
+from deltaci.controllers import changes as handling
+from deltaci.controllers import planner
+from deltaci.controllers.poller import push
 from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
+from deltaci.git.url_policy import Rules
 from deltaci.storage.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -128,7 +129,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_try(
     site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what is wrong with the change itself counts."""
-    monkeypatch.setattr("deltaci.control.hands.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("deltaci.controllers.work_queue.RETRY_SECONDS", 0.01)
     async with site() as here:
         await here.project(upstream.url)
         born, left = here.service.applier.do, [20]

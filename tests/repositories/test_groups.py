@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from deltaci.control.polling import push
+from deltaci.controllers.poller import push
 from tests.api.site import TENANT, TIME, Caller, Player
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.control.addresses import Rules, read
-from deltaci.control.forges.opened import repository_of
-from deltaci.control.git import Git, GitFailed, Way, environment
-from deltaci.control.mirrors import Mirror, Mirrors, is_commit, is_ref
-from deltaci.control.projects import Project, plain_url
+from deltaci.controllers.projects import Project, plain_url
 from deltaci.core.errors import Refused
+from deltaci.forges.credentials import repository_of
+from deltaci.git.command import Git, GitFailed, Way, environment
+from deltaci.git.mirrors import Mirror, Mirrors, is_commit, is_ref
+from deltaci.git.url_policy import Rules, read
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deltaci.cli import hooks
-from deltaci.control.projects import Project
+from deltaci.controllers.projects import Project
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite
@@ -74,7 +74,7 @@ async def test_a_project_is_looked_at_by_itself(
     site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the server runs."""
-    monkeypatch.setattr("deltaci.control.repositories.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("deltaci.controllers.repositories.WATCH_SECONDS", 0.05)
     async with site() as here:
         looked = asyncio.Event()
         polling = here.service.repositories.polling

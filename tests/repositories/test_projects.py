@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.control.addresses import Rules
+from deltaci.git.url_policy import Rules
 from tests.cli.desk import Desk
 from tests.client.hosted import Hosted
 from tests.contract.places import Place, on_loop

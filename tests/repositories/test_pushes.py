@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.changes import KEEP_SECONDS
-from deltaci.control.handling import MAX_TRIES
-from deltaci.control.polling import push
+from deltaci.controllers.change_records import KEEP_SECONDS
+from deltaci.controllers.changes import MAX_TRIES
+from deltaci.controllers.poller import push
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.projects import Project
-from deltaci.control.schedule import Entry, last_before, next_after
+from deltaci.controllers.projects import Project
+from deltaci.controllers.schedules import Entry, last_before, next_after
 from deltaci.core.instants import SECOND
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from deltaci.control.fleet import Fleet
-from deltaci.control.lives import Lives
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
+from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS, ROOT
 from deltaci.server.control import ControlHub

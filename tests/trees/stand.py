@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deltaci.control.workshop import Workshop
-from deltaci.control.workstreams import home
-from deltaci.control.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.controllers.workstreams import commits
+from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.git.commit_builder import Workshop
 from deltaci.storage.blobs.store import Blobs
 from tests.api.site import TENANT
 from tests.repositories.site import PROJECT, RepositorySite
@@ -92,9 +92,9 @@ class Stand:
         assert isinstance(attempt, Attempt)
         assert stream is not None
         workshop = await self.workshop()
-        head, bundle = home.sent(attempt)
-        start = await home.taken(workshop, stream, self.blobs, bundle, head)
-        tip = await home.join(workshop, stream.tip, task, head)
+        head, bundle = commits.sent(attempt)
+        start = await commits.taken(workshop, stream, self.blobs, bundle, head)
+        tip = await commits.join(workshop, stream.tip, task, head)
         one = Joined(task=task, attempt_id=attempt_id, bundle=bundle, start=start, head=head, tip=tip)
         return await self.edit(lambda found: {"joined": (*found.joined, one)})
 

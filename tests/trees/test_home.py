@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.control import bundles
-from deltaci.control.git import GitFailed
-from deltaci.control.mirrors import Mirrors
-from deltaci.control.projects import Project
-from deltaci.control.workshop import Conflicting, Workshop
-from deltaci.control.workstreams import home
-from deltaci.control.workstreams.records import Joined, Workstream
+from deltaci.controllers.projects import Project
+from deltaci.controllers.workstreams import commits
+from deltaci.controllers.workstreams.records import Joined, Workstream
 from deltaci.core.attempt import Attempt
+from deltaci.git import bundles
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Conflicting, Workshop
+from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.memory import MemoryBlobs
 from tests.contract.places import on_loop
 from tests.repositories.site import LOCAL
@@ -227,8 +227,8 @@ async def joined(
     here: Workshop, blobs: MemoryBlobs, stream: Workstream, task: str, bundle: str, head: str
 ) -> Workstream:
     """As whoever keeps workstreams does it."""
-    start = await home.taken(here, stream, blobs, bundle, head)
-    tip = await home.join(here, stream.tip, task, head)
+    start = await commits.taken(here, stream, blobs, bundle, head)
+    tip = await commits.join(here, stream.tip, task, head)
     one = Joined(task=task, attempt_id=task, bundle=bundle, start=start, head=head, tip=tip)
     fields = {name: getattr(stream, name) for name in Workstream.__struct_fields__}
     return Workstream(**{**fields, "joined": (*stream.joined, one)})
@@ -259,11 +259,11 @@ async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: P
     assert [each.start for each in stream.joined] == [upstream.first, one, one, one]
     assert stream.joined[1].tip == left
     assert stream.joined[2].tip == stream.joined[3].tip not in (left, right)
-    await home.restored(there, stream, blobs)
+    await commits.restored(there, stream, blobs)
 
     assert await there.mirror.files(stream.tip) == [".deltaci.yml", "README", "a", "b", "left", "right"]
     shutil.rmtree(here.mirror.folder)
-    await home.restored(here, stream, blobs)
+    await commits.restored(here, stream, blobs)
     assert await here.mirror.has(stream.tip)
     assert not list(here.mirror.folder.parent.glob(".*"))
 
@@ -281,15 +281,15 @@ async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path
     stream = begun(upstream)
 
     with pytest.raises(GitFailed, match="does not stand on"):
-        await home.taken(here, stream, blobs, sent(blobs, upstream, "alone", alone, upstream.first), alone)
+        await commits.taken(here, stream, blobs, sent(blobs, upstream, "alone", alone, upstream.first), alone)
     with pytest.raises(GitFailed, match="not kept any more"):
-        await home.taken(here, stream, blobs, "artifacts/t/gone/1/tree", one)
+        await commits.taken(here, stream, blobs, "artifacts/t/gone/1/tree", one)
     with pytest.raises(GitFailed, match="cannot be read"):
-        await home.taken(here, stream, blobs, "artifacts/t/../x", one)
+        await commits.taken(here, stream, blobs, "artifacts/t/../x", one)
     with pytest.raises(GitFailed, match="does not stand on"):
-        await home.taken(here, stream, blobs, "", one)
+        await commits.taken(here, stream, blobs, "", one)
     with pytest.raises(GitFailed, match="not the full name"):
-        await home.taken(here, stream, blobs, "", "main")
+        await commits.taken(here, stream, blobs, "", "main")
     stream = await joined(here, blobs, stream, "one", sent(blobs, upstream, "one", one, upstream.first), one)
     with pytest.raises(Conflicting, match="conflicts in a"):
         await joined(here, blobs, stream, "two", sent(blobs, upstream, "two", two, upstream.first), two)
@@ -301,11 +301,11 @@ def test_what_an_attempt_sent_is_only_its_own() -> None:
     other = {"type": "tree", "uri": "artifact:b.1/1/tree"}
 
     def told(*artifacts: dict[str, str]) -> tuple[str, str]:
-        return home.sent(Attempt(id="a.1", tenant="t", report={"head": "c", "artifacts": list(artifacts)}))
+        return commits.sent(Attempt(id="a.1", tenant="t", report={"head": "c", "artifacts": list(artifacts)}))
 
     assert told(other) == ("c", "")
     assert told({"type": "log", "uri": "artifact:a.1/1/log"}, own) == ("c", "artifacts/t/a.1/1/tree")
-    assert home.sent(Attempt(id="a.1", tenant="t")) == ("", "")
+    assert commits.sent(Attempt(id="a.1", tenant="t")) == ("", "")
 
 
 @given(st.binary(max_size=300).map(lambda data: b"# v2 git bundle\n" + data) | st.binary(max_size=100))

@@ -6,16 +6,16 @@ import asyncio
 import subprocess
 from pathlib import Path
 
-from deltaci.control.mirrors import Mirrors
-from deltaci.control.projects import Project, Projects
-from deltaci.control.workshop import Workshop
-from deltaci.control.workstreams import home
-from deltaci.control.workstreams.records import Workstream, Workstreams
+from deltaci.controllers.projects import Project, Projects
+from deltaci.controllers.workstreams import commits
+from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core import run
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.git.commit_builder import Workshop
+from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.store import FolderBlobs
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
@@ -78,8 +78,8 @@ async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Pat
         workshop = Workshop(Mirrors(tmp_path / "other", LOCAL, lambda *_: "").of(project))
         found = await Workstreams(place.store).find(TENANT, "ws1")
         assert found is not None
-        head, bundle = home.sent(record)
-        assert await home.taken(workshop, found, FolderBlobs(tmp_path / "blobs"), bundle, head) == upstream.first
+        head, bundle = commits.sent(record)
+        assert await commits.taken(workshop, found, FolderBlobs(tmp_path / "blobs"), bundle, head) == upstream.first
         assert await workshop.mirror.changed(upstream.first, head) == frozenset({"a"})
         assert len(await workshop.between(upstream.first, head)) == 1
         await asyncio.to_thread(_until, 'test ! -e "$1"', stream)

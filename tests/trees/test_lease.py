@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.control.workstreams.records import Joined
+from deltaci.controllers.workstreams.records import Joined
 from deltaci.core import run
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec

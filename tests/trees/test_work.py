@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.control.workshop import Signature
 from deltaci.core import run
 from deltaci.core.decide import Plan
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
+from deltaci.git.commit_builder import Signature
 from deltaci.protocol.messages import Limits, Tree
 from deltaci.runner.executors.container import ContainerCell
 from deltaci.runner.trees import handover, spots

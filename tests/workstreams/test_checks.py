@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.control.workstreams import checks
+from deltaci.controllers.workstreams import checks
 from deltaci.pipeline.paths import BadPattern
 from deltaci.protocol.messages import Rule, Verdict
 from deltaci.protocol.verdicts import details

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("deltaci.control.workstreams.streams")
+pytest.importorskip("deltaci.controllers.workstreams.controller")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "workstreams.md").read_text("utf-8")

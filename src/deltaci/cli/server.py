@@ -13,10 +13,10 @@ import typer
 
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
-from deltaci.control.addresses import ALLOWABLE, Rules
-from deltaci.control.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
 from deltaci.core import lease
 from deltaci.engine import loops
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
+from deltaci.git.url_policy import ALLOWABLE, Rules
 from deltaci.server.credentials import is_runner_name, is_tenant_name
 from deltaci.server.registry import Issuer
 from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token

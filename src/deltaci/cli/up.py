@@ -17,7 +17,6 @@ from rich.console import Console
 from deltaci.audit.projections.canonical import lines
 from deltaci.audit.verify import Report, verify
 from deltaci.cli.web import signed_link
-from deltaci.control.addresses import ALLOWABLE, Rules
 from deltaci.core import job, run
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -27,6 +26,7 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
 from deltaci.engine import feed, loops
+from deltaci.git.url_policy import ALLOWABLE, Rules
 from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
 from deltaci.storage import open_store

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline.diffs import changed_paths
+from deltaci.git.diff import changed_paths
 
 GIT_SECONDS: Final = 600.0
 MAX_FILE_BYTES: Final = 1024 * 1024

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from deltaci import process
 from deltaci.core.errors import Refused
-from deltaci.engine import programs
 
 PROTOCOLS: Final = ("http", "https", "ssh", "git")
 PROTOCOLS_VARIABLE: Final = "DELTACI_GIT_PROTOCOLS"  # Say `https,file` to allow only these; `file` is local use.
@@ -181,7 +181,7 @@ async def git(
 ) -> str:
     """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
     try:
-        ended = await programs.call(
+        ended = await process.call(
             ("git", *arguments),
             env={**environment(remote, home or folder), **(env or {})},
             folder=folder,
@@ -192,7 +192,7 @@ async def git(
         )
     except OSError as error:
         raise GitFailed(f"git does not start: {error.strerror}; install it where the runner is") from error
-    except programs.TookTooLong:
+    except process.TookTooLong:
         raise GitFailed(f"git {arguments[0]} took more than {timeout_seconds:.0f} s") from None
     if ended.code:
         raise GitFailed(_why(ended.err.decode("utf-8", "replace")) or f"git {arguments[0]} ended with {ended.code}")

@@ -19,12 +19,12 @@ from typing import Final
 
 import msgspec
 
-from deltaci.control.forges import LISTENERS, keeping
-from deltaci.control.forges.heard import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
-from deltaci.control.forges.projects import ForgeProject, Intake, Projects
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain
 from deltaci.engine.items import Overloaded
+from deltaci.forges import LISTENERS, delivery_dedupe
+from deltaci.forges.projects import ForgeProject, Intake, Projects
+from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
 from deltaci.pipeline.change import Change
 from deltaci.protocol.routes import status_of
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
@@ -177,7 +177,7 @@ class Hooks:
 
     async def _known(self, tenant: str, names: Sequence[str]) -> Remembered | None:
         for name in names:
-            if (found := await keeping.found(self._store, keeping.HEARD, tenant, name)) is not None:
+            if (found := await delivery_dedupe.found(self._store, delivery_dedupe.HEARD, tenant, name)) is not None:
                 return msgspec.json.decode(found.body, type=Remembered)
         return None
 
@@ -185,7 +185,7 @@ class Hooks:
         body = msgspec.json.encode(what)
         for name in names:
             with suppress(Conflict):  # The same was heard twice at once, and it was remembered there.
-                await self._store.put_documents([keeping.kept(keeping.HEARD, tenant, name, body)])
+                await self._store.put_documents([delivery_dedupe.kept(delivery_dedupe.HEARD, tenant, name, body)])
 
 
 def _content(project: ForgeProject, heard: Heard) -> str:

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.control.hearing import Hearing
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.items import Overloaded
+from deltaci.fleet.heartbeats import Hearing
 from deltaci.protocol import messages as wire
 from deltaci.protocol.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
 from deltaci.protocol.messages import Problem

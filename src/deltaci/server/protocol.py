@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from deltaci.control.fleet import Fleet
 from deltaci.core import attempt, ids, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
@@ -32,6 +31,7 @@ from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.checks import as_json, shown
 from deltaci.engine.line import Gone, Limit, Line
 from deltaci.engine.unreadable import refusal
+from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
     AckLease,

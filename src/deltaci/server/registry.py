@@ -9,13 +9,13 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final, Protocol
 
-from deltaci.control.lives import Life, Lives
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
 from deltaci.engine.applier import Applier
+from deltaci.fleet.incarnations import Life, Lives
 from deltaci.protocol.messages import Registered, Registration, Renewal
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Claims, Signer
 from deltaci.server.protocol import Runner

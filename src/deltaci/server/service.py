@@ -15,30 +15,30 @@ from typing import Any, Final
 import uvicorn
 
 from deltaci.api.routes import ROOT as API_ROOT
-from deltaci.control.addresses import Rules
-from deltaci.control.flaky import FlakyTests
-from deltaci.control.fleet import Fleet
-from deltaci.control.forges.landing import ForgeLanding
-from deltaci.control.forges.opened import OpenedProjects
-from deltaci.control.forges.outlet import Outlet
-from deltaci.control.forges.reports import Reports
-from deltaci.control.health import Limits
-from deltaci.control.lives import Lives
-from deltaci.control.merging.landing import Landing, Pushing
-from deltaci.control.mirrors import SecretOf
-from deltaci.control.reporter import Reporter
-from deltaci.control.repositories import Repositories
-from deltaci.control.telling import Forges
-from deltaci.control.transitions import LiveTransitions
-from deltaci.control.workstreams.desk import Desk
-from deltaci.control.workstreams.records import Workstreams
-from deltaci.control.workstreams.streams import Streams
+from deltaci.controllers.flaky import FlakyTests
+from deltaci.controllers.merge_queue.landing import Landing, Pushing
+from deltaci.controllers.reporter import Reporter
+from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.statuses import Forges
+from deltaci.controllers.transitions import LiveTransitions
+from deltaci.controllers.workstreams.context import Desk
+from deltaci.controllers.workstreams.controller import Streams
+from deltaci.controllers.workstreams.records import Workstreams
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.loops import ended
 from deltaci.engine.timers import Timers
+from deltaci.fleet.health import Limits
+from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.liveness import Fleet
+from deltaci.forges.credentials import OpenedProjects
+from deltaci.forges.http import Outlet
+from deltaci.forges.landing import ForgeLanding
+from deltaci.forges.reports import Reports
+from deltaci.git.mirrors import SecretOf
+from deltaci.git.url_policy import Rules
 from deltaci.protocol.bus import BusAddress
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Keys

@@ -16,14 +16,14 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from deltaci.control.git import GitFailed
-from deltaci.control.repositories import Repositories
-from deltaci.control.workshop import Workshop
-from deltaci.control.workstreams import home
-from deltaci.control.workstreams.records import Workstream, Workstreams
+from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.workstreams import commits
+from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run, is_let_go
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Workshop
 from deltaci.protocol.answers import StreamsOver, TreeStart
 from deltaci.protocol.job_spec import Tree
 from deltaci.server.disk import Disk
@@ -115,7 +115,7 @@ class Trees:
 
     async def _of_stream(self, stream: Workstream) -> _Start:
         workshop = await self._workshop(stream.tenant, stream.project)
-        await home.restored(workshop, stream, self._blobs)
+        await commits.restored(workshop, stream, self._blobs)
         return _Start(workshop=workshop, base=stream.base_commit, tip=stream.tip)
 
     async def _exactly(self, held: Attempt, tree: Tree) -> _Start:

@@ -8,17 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from deltaci.api.routes import Route
-from deltaci.control.flaky import FlakyTests
-from deltaci.control.fleet import Fleet
-from deltaci.control.lives import Lives
-from deltaci.control.merging.records import QueueView
-from deltaci.control.repositories import Repositories
-from deltaci.control.workstreams.records import Workstream
+from deltaci.controllers.flaky import FlakyTests
+from deltaci.controllers.merge_queue.records import QueueView
+from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
 from deltaci.engine.applier import Applier
 from deltaci.engine.unreadable import refusal
+from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.liveness import Fleet
 from deltaci.pipeline.workstreams.model import Workstream as WorkstreamFile
 from deltaci.server.api.callers import Caller, Keys
 from deltaci.server.api.streams import Streams

@@ -8,15 +8,15 @@ import msgspec
 
 from deltaci.api.schemas import projects as wire
 from deltaci.api.schemas.inputs import RunInput
-from deltaci.control.changes import FileOutcome, Kept, digest
-from deltaci.control.forges.opened import repository_of
-from deltaci.control.git import GitFailed
-from deltaci.control.handling import run_of
-from deltaci.control.mirrors import is_commit
-from deltaci.control.polling import HEADS, TAGS
-from deltaci.control.projects import Project
+from deltaci.controllers.change_records import FileOutcome, Kept, digest
+from deltaci.controllers.changes import run_of
+from deltaci.controllers.poller import HEADS, TAGS
+from deltaci.controllers.projects import Project
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
+from deltaci.forges.credentials import repository_of
+from deltaci.git.command import GitFailed
+from deltaci.git.mirrors import is_commit
 from deltaci.pipeline.change import Change
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written

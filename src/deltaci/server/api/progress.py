@@ -9,7 +9,7 @@ import msgspec
 
 from deltaci.api.schemas import workstreams as wire
 from deltaci.audit.projections.progress import Progress, progress
-from deltaci.control.workstreams import records
+from deltaci.controllers.workstreams import records
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run

@@ -7,10 +7,11 @@ from typing import Final
 import msgspec
 
 from deltaci.api.schemas import projects as wire
-from deltaci.control import addresses, projects
-from deltaci.control.polling import push
-from deltaci.control.projects import Project
+from deltaci.controllers import projects
+from deltaci.controllers.poller import push
+from deltaci.controllers.projects import Project
 from deltaci.core.errors import Refused
+from deltaci.git import url_policy
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.shown import moment
@@ -29,7 +30,7 @@ async def save_project(call: Call) -> wire.Project:
     """A new project, or another version of one. What makes no sense, or is not allowed, is refused before."""
     asked: wire.ProjectInput = call.body
     name, repositories = str(call.params["project"]), call.parts.repositories
-    addresses.read(asked.url, repositories.rules)
+    url_policy.read(asked.url, repositories.rules)
     if asked.api_url and not asked.api_url.startswith(("https://", "http://")):
         raise Refused("bad_request", f"{asked.api_url[:200]!r} is no address of an API; it begins with https://")
     known = await repositories.projects.find(call.who.tenant, name)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.api.schemas import records as api
-from deltaci.control.lives import Life
 from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import GONE_WORKERS, WORKERS
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
+from deltaci.fleet.incarnations import Life
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import cursor, place

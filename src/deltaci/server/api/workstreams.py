@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from deltaci.api.routes import REPLAYED_HEADER, ROOT
 from deltaci.api.schemas import workstreams as wire
 from deltaci.audit.projections.progress import progress
-from deltaci.control.merging.records import NONE, QueueView
-from deltaci.control.workstreams import records
+from deltaci.controllers.merge_queue.records import NONE, QueueView
+from deltaci.controllers.workstreams import records
 from deltaci.core import job as jobs
 from deltaci.core import listing, run
 from deltaci.core.errors import Refused

@@ -1,1 +1,0 @@
-"""Workstreams on a server: lines of work, each on a branch of its own, until they are merged or put aside."""

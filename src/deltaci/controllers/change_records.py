@@ -1,0 +1,344 @@
+"""What happened in repositories, kept until it is handled, and shown afterwards with what came of it.
+
+A change is accepted once: the same delivery again, or the same event told by somebody else (a hook and a poll, two
+webhooks), makes nothing new. Accepting is one write of documents: the change, its place in the list, its place among
+what waits, and what is known of its branch or pull request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from deltaci.controllers.projects import BETWEEN, of
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.core.listing import EVERYBODY
+from deltaci.pipeline.change import Change
+from deltaci.storage.port import Conflict, Document, Store, Unavailable, storable
+
+CHANGE: Final = "change"
+LINE: Final = "change-line"  # All of a tenant, the newest first.
+WAITING_LINE: Final = "change-waiting"  # All that is not handled, of everybody, the oldest first.
+PAST: Final = "change-past"  # What happened to one branch, tag or pull request, the oldest first.
+
+ID_BYTES: Final = 12
+MAX_PAST: Final = 50
+SAME_SECONDS: Final = 600  # What is told of a pull request twice within this was one event.
+KEEP_SECONDS: Final = 30 * 86400
+MAX_DELIVERY: Final = 500
+MAX_CHANGE_BYTES: Final = 1024 * 1024
+TRIES: Final = 20
+PAGE: Final = 200
+_LAST: Final = 2**63 - 1
+
+WAITING, HANDLED, PUT_ASIDE = "waiting", "handled", "put_aside"
+Status = Literal["waiting", "handled", "put_aside"]
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The id of the change, and whether it was not known before."""
+
+    id: str
+    is_new: bool
+
+
+class FileOutcome(msgspec.Struct, frozen=True):
+    """What a change meant for one pipeline file: a run, or why none."""
+
+    file: str
+    run_id: str
+    reason: str
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A change as it is kept. Times are microseconds."""
+
+    id: str
+    tenant: str
+    project: str
+    delivery: str
+    change: Change
+    created_at: int
+    file: str = ""  # the only pipeline file that it concerns; empty: all
+    status: Status = "waiting"
+    reason: str = ""
+    tries: int = 0
+    owner: str = ""  # The server that works on it, until `not_before`.
+    not_before: int = 0
+    files: tuple[FileOutcome, ...] = ()
+    superseded: tuple[str, ...] = ()
+    updated_at: int = 0
+    version: int = 0
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """One thing that happened to a branch or a pull request."""
+
+    id: str
+    content: str
+    commit: str
+    at: int
+    is_end: bool = False
+    before: str = ""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """The last things that happened to it."""
+
+    events: tuple[Happened, ...] = ()
+
+    def after(self, id: str) -> tuple[Happened, ...]:
+        """What happened later than this one."""
+        ids = [each.id for each in self.events]
+        return self.events[ids.index(id) + 1 :] if id in ids else ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Kept).decode
+_decode_past = msgspec.json.Decoder(Past).decode
+
+
+def digest(*parts: str, size: int = ID_BYTES) -> str:
+    """One name for all of these texts."""
+    hashed = blake2b(digest_size=size)
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass")
+        hashed.update(len(raw).to_bytes(4, "big") + raw)
+    return hashed.hexdigest()
+
+
+def place_of(change: Change) -> str:
+    """The branch, tag or pull request that the change is about; empty: nothing follows upon it there."""
+    if change.event == "pull_request":
+        return f"pull {change.number}"
+    return change.ref if change.event == "push" else ""
+
+
+def is_end(change: Change) -> bool:
+    """Whether the pull request was closed."""
+    return change.event == "pull_request" and change.action == "closed"
+
+
+def content_of(change: Change) -> str:
+    """The event itself, whoever told it and however much of it."""
+    if change.event == "push":
+        return digest("push", change.ref, change.before.strip("0"), change.commit)
+    return digest("pull", _encode_text(replace(change, message="", title="", actor="")))
+
+
+def _encode_text(change: Change) -> str:
+    return msgspec.json.encode(change, order="sorted").decode()
+
+
+class Changes:
+    """All changes, as documents."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._listeners: list[Callable[[str], None]] = []
+
+    def tell(self, listener: Callable[[str], None]) -> None:
+        """Tell this one when a change was accepted here: its name among what waits."""
+        self._listeners.append(listener)
+
+    async def accept(self, tenant: str, project: str, change: Change, delivery: str, *, file: str = "") -> Accepted:
+        """Keep it to be handled. Safe to repeat: the same delivery, or the same event, is answered with the first.
+
+        With `file` it concerns only this pipeline file.
+        """
+        _check(change, delivery)
+        id = f"c{digest(tenant, project, delivery)}"
+        for _ in range(TRIES):
+            if await self._store.find_document(CHANGE, id, tenant) is not None:
+                return Accepted(id, is_new=False)
+            now = await self._store.now()
+            kept = Kept(
+                id=id,
+                tenant=tenant,
+                project=project,
+                delivery=delivery,
+                change=change,
+                file=file,
+                created_at=now,
+                updated_at=now,
+            )
+            waiting = _waiting_name(kept)
+            documents = [_document(kept), _line(kept), Document(WAITING_LINE, EVERYBODY, waiting, 0, 0, b"")]
+            if place := place_of(change):
+                name = of(tenant, f"{project}{BETWEEN}{digest(place)}")
+                version, past = await self._past(name)
+                if (known := _same(past, change, now)) is not None:
+                    return Accepted(known, is_new=False)
+                event = Happened(id, content_of(change), change.commit, now, is_end(change), change.before)
+                grown = Past((*past.events, event)[-MAX_PAST:])
+                documents.append(Document(PAST, EVERYBODY, name, version, 0, _encode(grown)))
+            try:
+                await self._store.put_documents(documents)
+            except Conflict:
+                continue  # Somebody else wrote of the same branch; or it is the same delivery, at the same moment.
+            for listener in self._listeners:
+                listener(waiting)
+            return Accepted(id, is_new=True)
+        raise Unavailable(f"too much happens to {project!r} at once; say it again")
+
+    async def keep_handled(self, kept: Kept) -> Kept:
+        """Keep one that needs no handling, such as a start by hand; one that is there already is what is answered."""
+        with suppress(Conflict):
+            if await self._store.find_document(CHANGE, kept.id, kept.tenant) is None:
+                await self._store.put_documents([_document(kept), _line(kept)])
+        return await self.find(kept.tenant, kept.id) or kept
+
+    async def find(self, tenant: str, id: str) -> Kept | None:
+        """The tenant's change of this id."""
+        return _read(await self._store.find_document(CHANGE, id, tenant))
+
+    async def all_waiting(self) -> AsyncIterator[str]:
+        """The names of what is not handled, the oldest first."""
+        after = ""
+        while True:
+            documents = await self._store.documents(WAITING_LINE, EVERYBODY, after=after, limit=PAGE)
+            for each in documents:
+                yield each.name
+            if len(documents) < PAGE:
+                return
+            after = documents[-1].name
+
+    async def named(self, waiting: str) -> Kept | None:
+        """The change that a name of what waits stands for."""
+        _, tenant, id = waiting.split(BETWEEN)
+        return await self.find(tenant, id)
+
+    async def past(self, kept: Kept) -> Past:
+        """What happened to the branch or pull request of a change."""
+        place = place_of(kept.change)
+        if not place:
+            return Past()
+        return (await self._past(of(kept.tenant, f"{kept.project}{BETWEEN}{digest(place)}")))[1]
+
+    async def _past(self, name: str) -> tuple[int, Past]:
+        document = await self._store.find_document(PAST, name, EVERYBODY)
+        return (document.version, _decode_past(document.body)) if document is not None else (0, Past())
+
+    async def put(self, kept: Kept) -> Kept:
+        """Keep what is known of it now; `Conflict` when somebody else knew more."""
+        kept = replace(kept, updated_at=await self._store.now())
+        await self._store.put_documents([_document(kept)])
+        return replace(kept, version=kept.version + 1)
+
+    async def done(self, waiting: str) -> None:
+        """Nothing waits under this name any more."""
+        document = await self._store.find_document(WAITING_LINE, waiting, EVERYBODY)
+        if document is not None:
+            await self._store.drop_document(WAITING_LINE, EVERYBODY, waiting, document.version)
+
+    async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, Kept]]:
+        """The tenant's changes, the newest first, each with its place in the list."""
+        prefix = of(tenant, "")
+        lines = await self._store.documents(
+            LINE, EVERYBODY, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
+        )
+        found: list[tuple[str, Kept]] = []
+        for line in lines:
+            place = line.name.removeprefix(prefix)
+            kept = await self.find(tenant, place[16:])
+            if kept is not None:
+                found.append((place, kept))
+        return found
+
+    # -- what is old
+
+    async def prune(self, limit: int = PAGE) -> int:
+        """Drop what was handled long ago, at most so much. How much that was."""
+        before = await self._store.now() - KEEP_SECONDS * SECOND
+        dropped = 0
+        async for tenant in self._tenants():
+            prefix = of(tenant, "")
+            # The newest come first: what is behind this place is old.
+            lines = await self._store.documents(
+                LINE, EVERYBODY, after=f"{prefix}{_LAST - before:016x}", limit=limit, prefix=prefix
+            )
+            for line in lines:
+                dropped += await self._drop(tenant, line)
+        return dropped
+
+    async def forget_past(self) -> None:
+        """Drop what is known of branches and pull requests to which nothing happened for long."""
+        before, after = await self._store.now() - KEEP_SECONDS * SECOND, ""
+        while documents := await self._store.documents(PAST, EVERYBODY, after=after, limit=PAGE):
+            after = documents[-1].name
+            for each in documents:
+                if each.at < before:
+                    await self._store.drop_document(PAST, EVERYBODY, each.name, each.version)
+
+    async def _drop(self, tenant: str, line: Document) -> int:
+        document = await self._store.find_document(CHANGE, line.name.partition(BETWEEN)[2][16:], tenant)
+        if document is not None:
+            if _decode(document.body).status == WAITING:
+                return 0
+            await self._store.drop_document(CHANGE, tenant, document.name, document.version)
+        return int(await self._store.drop_document(LINE, EVERYBODY, line.name, line.version))
+
+    async def _tenants(self) -> AsyncIterator[str]:
+        after = ""
+        while first := await self._store.documents(LINE, EVERYBODY, after=after, limit=1):
+            tenant = first[0].name.partition(BETWEEN)[0]
+            yield tenant
+            after = f"{tenant}{BETWEEN}g"  # Behind every place of this tenant: those are hexadecimal.
+
+
+def _check(change: Change, delivery: str) -> None:
+    if not 0 < len(delivery) <= MAX_DELIVERY or not storable(delivery):
+        raise Refused("bad_request", f"a delivery has an id of 1 to {MAX_DELIVERY} characters")
+    if not storable(_encode_text(change)) or len(_encode_text(change)) > MAX_CHANGE_BYTES:
+        raise Refused("too_large", f"a change has at most {MAX_CHANGE_BYTES:,} bytes")
+
+
+def _same(past: Past, change: Change, now: int) -> str | None:
+    """The change that told the same event before.
+
+    A push that was undone may be made again: it is another one if the branch went back in between. Of a pull request
+    the same may happen again, too, but not within minutes.
+    """
+    content = content_of(change)
+    for place, each in reversed(list(enumerate(past.events))):
+        if each.content != content:
+            continue
+        if change.event == "push":
+            return None if _went_back(past.events[place + 1 :], change) else each.id
+        return each.id if now - each.at < SAME_SECONDS * SECOND else None
+    return None
+
+
+def _went_back(later: Sequence[Happened], change: Change) -> bool:
+    """Whether pushes lead from where the branch was then to where it was before; they may be told out of order."""
+    reached, front = {change.commit}, [change.commit]
+    while front:
+        here = front.pop()
+        new = {each.commit for each in later if each.before == here} - reached
+        reached |= new
+        front += new
+    return change.before in reached
+
+
+def _waiting_name(kept: Kept) -> str:
+    return f"{kept.created_at:016x}{BETWEEN}{kept.tenant}{BETWEEN}{kept.id}"
+
+
+def _line(kept: Kept) -> Document:
+    name = of(kept.tenant, f"{_LAST - kept.created_at:016x}{kept.id}")
+    return Document(LINE, EVERYBODY, name, 0, 0, b"")
+
+
+def _document(kept: Kept) -> Document:
+    body = _encode(replace(kept, version=0))
+    return Document(CHANGE, kept.tenant, kept.id, kept.version, 0, body)
+
+
+def _read(document: Document | None) -> Kept | None:
+    return replace(_decode(document.body), version=document.version) if document is not None else None

@@ -1,0 +1,263 @@
+"""Changes become runs: one for each pipeline file that the change starts. Everything here may be done twice.
+
+A run's id follows from its change and its file, so a server that dies in the middle is simply followed by another one.
+Servers side by side agree by the change's document who works on it; a claim that is not kept ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from deltaci.controllers.change_records import HANDLED, PUT_ASIDE, WAITING, Changes, FileOutcome, Kept, digest
+from deltaci.controllers.comparison import HEADS, compared
+from deltaci.controllers.pipelines import is_triggered, pipelines_at
+from deltaci.controllers.projects import Project, Projects
+from deltaci.controllers.supersede import Superseding
+from deltaci.controllers.work_queue import Hands
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.engine.applier import Applier
+from deltaci.engine.items import Overloaded
+from deltaci.forges.credentials import repository_of
+from deltaci.git.command import GitFailed
+from deltaci.git.mirrors import Mirror, Mirrors, is_commit
+from deltaci.pipeline.files import PipelineFile
+from deltaci.storage.port import Conflict, Store, Unavailable
+
+SWEEP_SECONDS: Final = 5.0
+PRUNE_SECONDS: Final = 3600.0
+CLAIM_SECONDS: Final = 600
+FIRST_WAIT_SECONDS: Final = 5
+MAX_TRIES: Final = 8
+PLANNING_SECONDS: Final = 3600
+MAX_REASON: Final = 1000
+MAX_FILES: Final = 200
+RUN_ID_BYTES: Final = 10
+
+# In the last commit's message, as at GitHub.
+SKIPS: Final = re.compile(r"\[(skip ci|ci skip|no ci|skip actions|actions skip)\]", re.IGNORECASE)
+SKIP_TRAILER: Final = re.compile(r"^skip-checks:\s*true\s*$", re.IGNORECASE | re.MULTILINE)
+SKIPPABLE: Final = ("push", "pull_request")
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+Listener = Callable[[Project, Kept], Awaitable[None]]
+
+
+class Outcome(Exception):
+    """The change is handled without a look at its files, and why."""
+
+
+class Handling:
+    """Takes changes that wait. Hints come from `accept`; the list of what waits is the truth."""
+
+    def __init__(
+        self, store: Store, applier: Applier, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+    ) -> None:
+        self._store = store
+        self._applier = applier
+        self._projects = projects
+        self._changes = changes
+        self._mirrors = mirrors
+        self._owner = owner
+        self._superseding = Superseding(store, applier, changes)
+        self.hands = Hands("changes", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
+        self._listeners: list[Listener] = []
+        self._pruned_at = 0.0
+        changes.tell(self.hands.give)
+
+    def tell(self, listener: Listener) -> None:
+        """Tell this one, too, what was handled."""
+        self._listeners.append(listener)
+
+    async def _look(self) -> None:
+        await self.sweep()
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._pruned_at > PRUNE_SECONDS:
+            self._pruned_at = loop.time()
+            while await self._changes.prune():
+                pass
+            await self._changes.forget_past()
+
+    async def sweep(self) -> None:
+        """Take up everything that waits."""
+        async for name in self._changes.all_waiting():
+            self.hands.give(name)
+
+    async def _work(self, name: str) -> None:
+        kept = await self._changes.named(name)
+        if kept is not None and kept.status == WAITING:
+            kept = await self._next(kept)
+        if kept is not None and kept.status == WAITING:
+            return  # Another server works on it, or it is not time yet.
+        if kept is not None and kept.status == HANDLED:
+            await self._settle(kept)
+        await self._changes.done(name)
+
+    async def _next(self, kept: Kept) -> Kept:
+        """The change after one more try, if it is our turn."""
+        now = await self._store.now()
+        is_claimed = kept.not_before > now
+        # What this machine claimed before it was started anew nobody works on.
+        if is_claimed and kept.owner.partition("/")[0] != self._owner.partition("/")[0]:
+            return kept
+        try:
+            if not is_claimed or kept.owner != self._owner:
+                until = now + CLAIM_SECONDS * SECOND
+                claimed = replace(kept, owner=self._owner, not_before=until, tries=kept.tries + 1)
+                kept = await self._changes.put(claimed)
+            return await self._changes.put(await self._tried(kept))
+        except Conflict:
+            return kept  # Another server was faster.
+
+    async def _settle(self, kept: Kept) -> None:
+        """Once it is written down which runs a change made: end those that are superseded."""
+        project = await self._projects.find(kept.tenant, kept.project)
+        if project is None:
+            return
+        superseded = await self._superseding.settled(kept, project)
+        if superseded:
+            with suppress(Conflict):  # Only told to people.
+                await self._changes.put(replace(kept, superseded=tuple(superseded)))
+        for listener in self._listeners:
+            await listener(project, kept)
+
+    async def _tried(self, kept: Kept) -> Kept:
+        """The change as it is after one try."""
+        try:
+            if kept.tries > MAX_TRIES:
+                raise GitFailed("every server that tried it stopped in the middle")
+            return await self._handled(kept)
+        except (Unavailable, Conflict, Overloaded):
+            raise
+        except Outcome as outcome:
+            return replace(kept, status=HANDLED, reason=str(outcome)[:MAX_REASON], owner="", not_before=0)
+        except (GitFailed, Refused) as error:
+            why = error.message if isinstance(error, Refused) else str(error)
+        except Exception as error:
+            LOGGER.exception("change %s of %s: an error of ours", kept.id, kept.project)
+            why = f"an error of ours: {type(error).__name__}: {error}; the server's log has it"
+        fresh = await self._changes.find(kept.tenant, kept.id)
+        if fresh is None or fresh.owner != self._owner:
+            raise Conflict((kept.id,))
+        kept = fresh
+        if kept.tries >= MAX_TRIES:
+            LOGGER.warning("change %s of %s is put aside after %d tries: %s", kept.id, kept.project, kept.tries, why)
+            return replace(kept, status=PUT_ASIDE, reason=why[:MAX_REASON], owner="", not_before=0)
+        wait = FIRST_WAIT_SECONDS * 2 ** (kept.tries - 1) * SECOND
+        return replace(kept, reason=why[:MAX_REASON], owner="", not_before=await self._store.now() + wait)
+
+    # -- one change
+
+    async def _handled(self, kept: Kept) -> Kept:
+        project = await self._projects.find(kept.tenant, kept.project)
+        if project is None:
+            raise Outcome("there is no such project any more")
+        change = kept.change
+        if not is_commit(change.commit):
+            raise Outcome("the branch or tag was deleted" if set(change.commit) <= {"0"} else "it names no commit")
+        mirror = self._mirrors.of(project)
+        await mirror.need(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
+        commit = await mirror.commit_of(change.commit)  # Of a tag with a message, what it is about.
+        about = await mirror.about(commit)
+        if change.event in SKIPPABLE and (SKIPS.search(about.message) or SKIP_TRAILER.search(about.message)):
+            return _done(kept, "the message of its commit says that nothing should run", ())
+        filled = replace(
+            change,
+            commit=commit,
+            repository=change.repository or repository_of(project.url),
+            message=change.message or about.message[:10_000],
+            title=change.title or about.title,
+            actor=change.actor or about.author,
+            default_branch=change.default_branch or await default_branch(project, mirror),
+        )
+        # Before any run exists: the planner finds what happened in this document.
+        kept = await self._changes.put(replace(kept, change=filled))
+        files = await self._files(kept, project, mirror)
+        return _done(kept, _told(files), files)
+
+    async def _files(self, kept: Kept, project: Project, mirror: Mirror) -> tuple[FileOutcome, ...]:
+        change = kept.change
+        found = await pipelines_at(mirror, change.commit, kept.file)
+        if not found:
+            return ()
+        diff = await compared(mirror, change, change.default_branch)
+        outcomes: list[FileOutcome] = []
+        for file in found[:MAX_FILES]:
+            is_on, why = is_triggered(file, change, diff.changed)
+            run_id = await self._born(kept, project, file) if is_on else ""
+            outcomes.append(FileOutcome(file.found.file, run_id, why[:MAX_REASON]))
+        return tuple(outcomes)
+
+    async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
+        id = run_id(kept.id, file.found.file)
+        record = run_of(id, kept, project, file.found.file)
+        await self._applier.do(Birth(id=id, record=record, or_existing=True))
+        return id
+
+
+def run_id(change_id: str, file: str) -> str:
+    """The id of the run that a change makes of a file: the same, however often it is handled."""
+    return f"r{digest(change_id, file, size=RUN_ID_BYTES)}"
+
+
+def run_of(id: str, kept: Kept, project: Project, file: str, *, asked: str = "", labels: Sequence[str] = ()) -> Run:
+    """A run for a change, as it is born: without a plan."""
+    change = kept.change
+    origin = Origin(
+        project=project.name,
+        branch=change.branch,
+        repository=project.url,
+        commit=change.commit,
+        title=change.title or file,
+        labels=tuple(dict.fromkeys((f"event:{change.event}", *labels))),
+        inputs={name: _shown(value) for name, value in change.inputs.items()},
+        event=change.event,
+        file=file,
+        ref=change.ref,
+        number=change.number,
+        change=kept.id,
+        is_fork=change.is_fork,
+        is_on_branch=bool(change.branch) and change.event in ("push", "schedule") and not change.is_fork,
+    )
+    return Run(
+        id=id,
+        run_id=id,
+        tenant=kept.tenant,
+        started_by=change.actor,
+        origin=origin,
+        planning_seconds=PLANNING_SECONDS,
+        asked=asked,
+    )
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+async def default_branch(project: Project, mirror: Mirror) -> str:
+    """The main branch: what the project says, else what the repository does."""
+    if project.default_branch:
+        return project.default_branch
+    return (await mirror.remote()).head.removeprefix(HEADS)
+
+
+def _told(files: Sequence[FileOutcome]) -> str:
+    if not files:
+        return "the commit has no pipeline files"
+    made = sum(bool(each.run_id) for each in files)
+    return f"{made} of {len(files)} pipeline files started a run" if made else "no pipeline file runs for it"
+
+
+def _done(kept: Kept, reason: str, files: Sequence[FileOutcome]) -> Kept:
+    return replace(kept, status=HANDLED, reason=reason, files=tuple(files), owner="", not_before=0)

@@ -1,0 +1,76 @@
+"""What a change changed: its commit compared with the one that it stands on. Unsure means that nobody knows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from deltaci.git.command import GitFailed
+from deltaci.git.mirrors import Mirror, is_commit
+from deltaci.pipeline.change import Change
+
+HEADS: Final = "refs/heads/"
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """The changed paths, and the commit that they are taken against; None with the reason when it is not known."""
+
+    changed: frozenset[str] | None
+    base: str = ""
+    why: str = ""
+
+
+async def compared(mirror: Mirror, change: Change, default_branch: str) -> Compared:
+    """The diff that decides what a run leaves out."""
+    try:
+        if change.event == "pull_request":
+            return await _pull_request(mirror, change)
+        if change.event == "push":
+            return await _push(mirror, change, default_branch)
+    except GitFailed as error:
+        return Compared(None, why=f"what changed cannot be found out: {error}")
+    return Compared(None, why=f"a run of the event {change.event!r} is compared with nothing")
+
+
+async def _pull_request(mirror: Mirror, change: Change) -> Compared:
+    target = change.base
+    if not is_commit(target):
+        found = await mirror.bring([f"{HEADS}{change.branch}"])
+        target = next(iter(found.values()), "")
+    if not target:
+        return Compared(None, why=f"the branch {change.branch!r} that it wants to go to is not there")
+    await mirror.need(target, f"{HEADS}{change.branch}")
+    return await _against_merge_base(mirror, target, change, "the branch that it wants to go to")
+
+
+async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared:
+    if change.tag:
+        return Compared(None, why="a tag is compared with nothing")
+    if is_commit(change.before) and await _stands_on(mirror, change.before, change):
+        return Compared(await mirror.changed(change.before, change.commit), change.before)
+    if change.ref == f"{HEADS}{default_branch}" or not default_branch:
+        return Compared(None, why="it is not known what the branch had before")
+    found = await mirror.bring([f"{HEADS}{default_branch}"])
+    target = next(iter(found.values()), "")
+    if not target:
+        return Compared(None, why=f"the default branch {default_branch!r} is not there")
+    return await _against_merge_base(mirror, target, change, f"the branch {default_branch!r}")
+
+
+async def _stands_on(mirror: Mirror, before: str, change: Change) -> bool:
+    """Whether the branch only went on; one that was written anew may have left the old commit nowhere."""
+    try:
+        await mirror.need(before, change.ref)
+        return await mirror.is_ancestor(before, change.commit)
+    except GitFailed:
+        return False
+
+
+async def _against_merge_base(mirror: Mirror, target: str, change: Change, what: str) -> Compared:
+    base = await mirror.merge_base(target, change.commit)
+    if not base:
+        return Compared(None, why=f"it has no history in common with {what}")
+    if base == change.commit:
+        return Compared(None, why=f"nothing in it is new to {what}")
+    return Compared(await mirror.changed(base, change.commit), base)

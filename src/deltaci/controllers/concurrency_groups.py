@@ -1,0 +1,113 @@
+"""Groups of runs, of which one goes on at a time: whoever comes first, or with `cancel-in-progress` whoever comes last.
+
+A group is one document: who holds it, and who waits, in the order of their creation. It is written only by whoever read
+its last version, so servers side by side agree. A holder that is over holds nothing: nothing has to be given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from deltaci.controllers.change_records import digest
+from deltaci.controllers.projects import of
+from deltaci.core import run
+from deltaci.core.errors import Refused
+from deltaci.core.listing import EVERYBODY
+from deltaci.core.run import Run
+from deltaci.engine.applier import Applier
+from deltaci.pipeline.plan import Plan
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
+
+KIND: Final = "run-group"
+MAX_WAITING: Final = 1000
+TRIES: Final = 50
+PAGE: Final = 200
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Who holds it, and who waits, the oldest first: when each was created, and its id."""
+
+    holder: str = ""
+    waiting: tuple[tuple[int, str], ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Group).decode
+
+
+class Groups:
+    """All groups of all tenants."""
+
+    def __init__(self, store: Store, applier: Applier) -> None:
+        self._store = store
+        self._applier = applier
+
+    async def enter(self, record: Run, plan: Plan) -> bool:
+        """Whether the run may go on now. If not it waits, and should ask again when another run is over."""
+        name = of(record.tenant, digest(record.origin.project, plan.group))
+        for _ in range(TRIES):
+            version, group = await self._read(name)
+            live = await self._live([group.holder, *(id for _, id in group.waiting)])
+            holder = live.get(group.holder)
+            if holder is not None and holder.id == record.id:
+                return True
+            others = [live[id] for _, id in group.waiting if id in live and id != record.id]
+            if plan.cancels_in_progress and not await self._is_last(record, [*others, *([holder] if holder else [])]):
+                return False
+            line = sorted({*((each.created_at, each.id) for each in others), (record.created_at, record.id)})
+            is_next = holder is None and line[0][1] == record.id
+            if is_next:
+                line = line[1:]
+            if len(line) > MAX_WAITING:
+                await self._cancel(record, f"more than {MAX_WAITING} runs wait in the group {plan.group!r}")
+                return False
+            wanted = Group(record.id if is_next else (holder.id if holder else ""), tuple(line))
+            if wanted == group:
+                return is_next
+            try:
+                body = _encode(wanted)
+                await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, body)])
+            except Conflict:
+                continue
+            return is_next
+        raise Unavailable(f"too many runs of the group {plan.group!r} come at once")
+
+    async def _is_last(self, record: Run, others: Iterable[Run]) -> bool:
+        """Cancel all that are older; if one is newer, this one is what is cancelled."""
+        mine = (record.created_at, record.id)
+        for each in others:
+            if (each.created_at, each.id) > mine:
+                await self._cancel(record, f"superseded: run {each.id} of the same group is newer")
+                return False
+        for each in others:
+            await self._cancel(each, f"superseded: run {record.id} of the same group is newer")
+        return True
+
+    async def _cancel(self, record: Run, reason: str) -> None:
+        with suppress(Refused):  # It ended meanwhile.
+            await self._applier.do(run.Cancel(id=record.id, reason=reason))
+
+    async def _read(self, name: str) -> tuple[int, Group]:
+        document = await self._store.find_document(KIND, name, EVERYBODY)
+        return (document.version, _decode(document.body)) if document is not None else (0, Group())
+
+    async def _live(self, ids: Iterable[str]) -> dict[str, Run]:
+        found = await self._store.find_all([id for id in dict.fromkeys(ids) if id])
+        return {each.id: each for each in found if isinstance(each, Run) and not run.is_over(each)}
+
+    async def prune(self) -> None:
+        """Forget the groups that nobody is in."""
+        after = ""
+        while True:
+            documents = await self._store.documents(KIND, EVERYBODY, after=after, limit=PAGE)
+            for each in documents:
+                group = _decode(each.body)
+                if not await self._live([group.holder, *(id for _, id in group.waiting)]):
+                    await self._store.drop_document(KIND, EVERYBODY, each.name, each.version)
+            if len(documents) < PAGE:
+                return
+            after = documents[-1].name

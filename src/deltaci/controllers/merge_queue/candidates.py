@@ -1,0 +1,165 @@
+"""The commits that a base would get: made of what waits, in order, each a function of what it is made of alone.
+
+`merge` makes one commit for all, so that every merge commit that the base gets has a tree that was tested; `squash` and
+`fast-forward` put one member on top of the other; with `none` the head is what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome
+from deltaci.controllers.merge_queue.state import Batch, Built
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Conflicting, Signature, Workshop
+
+NAME: Final = "Delta CI"
+EMAIL: Final = "deltaci@localhost"
+
+Ensure = Callable[[Entry], Awaitable[None]]
+
+
+class _Top(msgspec.Struct):
+    """How far it is. `heads` are what a merge commit has as parents beside the start; `tree` is the top's, if known."""
+
+    start: str
+    commit: str
+    tree: str = ""
+    heads: list[str] = []
+    entries: list[Entry] = []
+    commits: list[str] = []
+
+
+class Candidates:
+    """Makes them in one repository. `ensure` sees that a head is there."""
+
+    def __init__(self, workshop: Workshop, ensure: Ensure) -> None:
+        self._workshop = workshop
+        self._ensure = ensure
+
+    async def build(self, batch: Batch, entries: Sequence[Entry], base: str, start: str, before: int) -> Built:
+        """As many of these as go together, on the start. `before` is the number of the batch that it stands on.
+
+        `base` is where the branch is right now: whoever conflicts with that is out, whoever conflicts only with what
+        comes before it waits.
+        """
+        top = _Top(start, start)
+        failed, behind, troubled = list[Outcome](), list[tuple[str, int]](), list[tuple[str, str]]()
+        for entry in entries:
+            try:
+                await self._ensure(entry)
+                await self._join(batch, top, entry)
+            except Conflicting:
+                conflict = await self._conflict(batch, entry, base)
+                if conflict is None:
+                    behind.append((entry.id, batch.number if top.entries else before))
+                else:
+                    failed.append(conflict)
+            except GitFailed as error:
+                troubled.append((entry.id, str(error)))
+        await self._finish(batch, top)
+        return Built(
+            base=base,
+            start=start,
+            members=tuple(each.id for each in top.entries),
+            commits=tuple(top.commits),
+            failed=tuple(failed),
+            behind=tuple(behind),
+            troubled=tuple(troubled),
+        )
+
+    async def remade(self, batch: Batch, entries: Sequence[Entry]) -> bool:
+        """Make the commits of a batch again, if they are not there; its start must be. Whether they are there now."""
+        if await self.has(batch):
+            return True
+        top = _Top(batch.start, batch.start)
+        try:
+            for entry in entries:
+                await self._ensure(entry)
+                await self._join(batch, top, entry)
+        except Conflicting:
+            return False  # Another git would merge it in another way.
+        await self._finish(batch, top)
+        return tuple(top.commits) == batch.commits
+
+    async def has(self, batch: Batch) -> bool:
+        """Whether the commits of a batch are there."""
+        for each in dict.fromkeys(batch.commits):
+            if not await self._workshop.mirror.has(each):
+                return False
+        return True
+
+    async def _join(self, batch: Batch, top: _Top, entry: Entry) -> None:
+        """Put one more on top; raises `Conflicting`, and then all is as it was."""
+        shop, by = self._workshop, _signature(batch)
+        commit = top.commit
+        if batch.method == NONE:
+            top.commits.append(entry.head)
+            top.entries.append(entry)
+            return
+        if batch.method == "squash":
+            top.tree = top.tree or await shop.tree(commit)
+            tree = await shop.merged_tree(commit, entry.head)
+            if tree != top.tree:
+                commit = await shop.commit(tree, (commit,), _message([entry]), by, _author(entry, by))
+                top.tree = tree
+        elif batch.method == "fast-forward":
+            commit = await shop.replay(commit, entry.head, by)
+        elif not await shop.mirror.is_ancestor(entry.head, commit):  # Else the base has it already.
+            tree = await shop.merged_tree(commit, entry.head)
+            commit = await shop.commit(tree, (commit, entry.head), "On the way to a merge", by)
+            top.heads.append(entry.head)
+            top.tree = tree
+        top.commit = commit
+        top.entries.append(entry)
+        top.commits.append(commit)
+
+    async def _finish(self, batch: Batch, top: _Top) -> None:
+        """Of a merge, what was made on the way is one commit in the end."""
+        if batch.method != "merge" or not top.heads:
+            return
+        by = _signature(batch)
+        author = _author(top.entries[0], by) if len(top.entries) == 1 else by
+        whole = await self._workshop.commit(top.tree, (top.start, *top.heads), _message(top.entries), by, author)
+        top.commits[:] = [whole] * len(top.commits)
+
+    async def _conflict(self, batch: Batch, entry: Entry, base: str) -> Outcome | None:
+        """Where it conflicts with the base itself; None: it does not."""
+        try:
+            await self._join(batch, _Top(base, base), entry)
+        except Conflicting as conflict:
+            where = ", ".join(conflict.paths)
+            details = (
+                f"its head {entry.head[:12]} conflicts with {entry.base} at {base[:12]}: {where}; "
+                "bring it up to date with its base and start it again"
+            )
+            return Outcome(id=entry.id, tenant=entry.tenant, is_merged=False, details=details)
+        return None
+
+
+def _signature(batch: Batch) -> Signature:
+    return Signature(NAME, EMAIL, batch.at)
+
+
+def _author(entry: Entry, by: Signature) -> Signature:
+    """Whoever the workstream names, as `Name <address>`."""
+    name, opened, rest = entry.author.partition("<")
+    return Signature(name.strip(), rest.rstrip(" >"), by.at) if opened and name.strip() else by
+
+
+def _message(entries: Sequence[Entry]) -> str:
+    """Names everybody who is in it."""
+    trailers = "\n".join(f"Workstream: {each.id}" for each in entries)
+    if len(entries) == 1:
+        entry = entries[0]
+        return f"{entry.message.strip() or entry.title.strip() or f'Merge workstream {entry.id}'}\n\n{trailers}"
+    said = "\n".join(f"- {_line(each)}" for each in entries)
+    return f"Merge {len(entries)} workstreams\n\n{said}\n\n{trailers}"
+
+
+def _line(entry: Entry) -> str:
+    text = entry.message.strip() or entry.title.strip() or entry.id
+    return text.partition("\n")[0]

@@ -1,0 +1,274 @@
+"""Runs of repositories get their plans: the file at the commit, compared with what was before, compiled.
+
+Hints come from the log; the list of runs without a plan is the truth behind them. A run waits as CREATED while its
+repository cannot be reached or its group is taken, and is PLANNING only for the moment in which its plan is written.
+What a server leaves behind when it dies is planned by the next one, with the same result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from deltaci.controllers.change_records import Changes, Kept
+from deltaci.controllers.claims import Claims
+from deltaci.controllers.comparison import HEADS, Compared, compared
+from deltaci.controllers.concurrency_groups import Groups
+from deltaci.controllers.pipelines import NoPlan, is_triggered, pipelines_at, planned
+from deltaci.controllers.projects import Projects
+from deltaci.controllers.work_queue import Hands
+from deltaci.core import decide, run
+from deltaci.core.errors import Refused
+from deltaci.core.events import RUN, Event
+from deltaci.core.listing import EVERYBODY, UNPLANNED
+from deltaci.core.machine import Command
+from deltaci.core.plan import plan_hash
+from deltaci.core.run import Run
+from deltaci.engine.applier import Applier
+from deltaci.engine.items import Overloaded
+from deltaci.git.command import GitFailed
+from deltaci.git.mirrors import Mirror, Mirrors
+from deltaci.pipeline.files import PipelineFile
+from deltaci.pipeline.plan import Plan
+from deltaci.protocol.messages import Source
+from deltaci.storage.port import Conflict, Document, Place, Search, Store, Unavailable
+
+KIND: Final = "plan"
+CLAIM: Final = "plan-claim"
+SWEEP_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 10.0
+MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
+PAGE: Final = 200
+MAX_ERROR: Final = 10_000
+
+NOTHING: Final = Plan(file="", name="", kept=(), hash=plan_hash(()))
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is part of a run, or is not."""
+
+    name: str
+    job: str
+    is_kept: bool
+    code: str
+    reason: str
+    path: str = ""
+
+
+class Reasons(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a plan beside its jobs. A run that could not be planned has problems instead."""
+
+    file: str = ""
+    name: str = ""
+    compared_with: str = ""
+    unknown_because: str = ""
+    group: str = ""
+    choices: tuple[Choice, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Reasons).decode
+
+
+async def reasons_of(store: Store, record: Run) -> Reasons | None:
+    """Why the run does what it does; None for one that was not planned from a repository."""
+    if not record.origin.event:
+        return None
+    document = await store.find_document(KIND, f"{record.id} {record.plan_hash}", record.tenant)
+    return _decode(document.body) if document is not None else None
+
+
+async def say_plan(applier: Applier, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
+    """Give a run its plan, or say that there is none. What is refused is answered, unless somebody was faster."""
+    orders: list[Command] = [order]
+    if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
+        orders.insert(0, run.BeginPlanning(id=record.id))
+    *_, answer = await applier.do_all(orders)
+    if not isinstance(answer, Refused) or answer.code == "wrong_state":
+        return None
+    if isinstance(order, run.PlanFailed):
+        LOGGER.warning("run %s cannot be failed: %s", record.id, answer.message)
+        return None
+    return answer
+
+
+class Planner:
+    """Plans whatever has no plan. Servers side by side may both try; the second one changes nothing."""
+
+    def __init__(
+        self, store: Store, applier: Applier, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+    ) -> None:
+        self._store = store
+        self._applier = applier
+        self._projects = projects
+        self._changes = changes
+        self._mirrors = mirrors
+        self._claims = Claims(store, CLAIM, owner)
+        self.groups = Groups(store, applier)
+        self.hands = Hands("planner", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
+        self._tries: dict[str, int] = {}
+        self._in_line: set[str] = set()  # Runs whose group is taken.
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """What happened, from the follower of the log."""
+        # Of each run only how it is by now: one that is started with its plan is none of our business.
+        states = {event.entity_id: event.to for event in events if event.entity == RUN}
+        for id, state in states.items():
+            if run.MACHINE.changes(state, run.BeginPlanning):
+                self.hands.give(id)
+        if self._in_line and any(map(run.is_outcome, states.values())):
+            for id in self._in_line:
+                self.hands.give(id)
+
+    async def _look(self) -> None:
+        await self.sweep()
+        await self.groups.prune()
+
+    async def sweep(self) -> None:
+        """Take up everything that has no plan."""
+        before: Place | None = None
+        while True:
+            page = await self._store.page(Search(tenant=EVERYBODY, lists=[UNPLANNED], before=before, limit=PAGE))
+            for each in page.records:
+                self.hands.give(each.id)
+            before = page.next
+            if before is None:
+                return
+
+    # -- one run
+
+    async def _work(self, id: str) -> None:
+        record = await self._store.find(id)
+        if not isinstance(record, Run) or not run.is_unplanned(record) or not record.origin.event:
+            self._in_line.discard(id)
+            self._tries.pop(id, None)
+            return
+        if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
+            await self._write(record, NOTHING, Reasons(file=record.origin.file))
+            return
+        if not await self._claims.take(id):
+            return
+        try:
+            await self._plan(record)
+        except (Unavailable, Conflict, Overloaded):
+            raise
+        except NoPlan as problem:
+            await self._fail(record, problem.problems)
+        except Refused as refused:
+            await self._fail(record, [refused.message])
+        except GitFailed as error:
+            await (self._try_again(record, str(error)) if error.is_passing else self._fail(record, [str(error)]))
+        except Exception as error:
+            LOGGER.exception("run %s: an error of ours", id)
+            await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
+        finally:
+            await self._claims.let_go(id)
+
+    async def _plan(self, record: Run) -> None:
+        project = await self._projects.find(record.tenant, record.origin.project)
+        kept = await self._changes.find(record.tenant, record.origin.change)
+        if project is None or kept is None:
+            missing = "project" if project is None else "change"
+            raise NoPlan([f"the {missing} that it was made for is not there any more"])
+        mirror = self._mirrors.of(project)
+        change = kept.change
+        await mirror.need(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
+        diff = await compared(mirror, change, change.default_branch)
+        file = await self._file(mirror, record, kept, diff)
+        source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)
+        plan = await planned(file, change, diff, source, run_id=record.id, fork_role=project.policies.fork_role)
+        if plan.group:
+            self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
+            if not await self.groups.enter(record, plan):
+                return
+        self._in_line.discard(record.id)
+        await self._write(record, plan, _reasons(plan, diff))
+
+    async def _file(self, mirror: Mirror, record: Run, kept: Kept, diff: Compared) -> PipelineFile:
+        """The file that the run is for; of a start by hand that names none, the only one that can be meant."""
+        commit, wanted = kept.change.commit, record.origin.file
+        found = await pipelines_at(mirror, commit, wanted)
+        if wanted:
+            if not found:
+                raise NoPlan([f"the commit {commit} has no pipeline file {wanted!r}"])
+        else:
+            meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
+            if len(meant) != 1:
+                names = ", ".join(each.found.file for each in meant or found) or "none"
+                raise NoPlan([f"{len(meant)} pipeline files can be meant; name one of: {names}"])
+            found = meant
+        if kept.change.event == "manual":
+            is_on, why = is_triggered(found[0], kept.change, diff.changed)
+            if not is_on:
+                raise NoPlan([f"{found[0].found.file} cannot be started by hand: {why}; add `manual` to its `on`"])
+        return found[0]
+
+    async def _write(self, record: Run, plan: Plan, reasons: Reasons) -> None:
+        """The plan and its reasons, the reasons first: whoever sees the plan finds them."""
+        await self._keep(record, plan.hash, reasons)
+        jobs = tuple(each.spec for each in plan.kept)
+        order = decide.Plan(
+            id=record.id,
+            jobs=jobs,
+            plan_hash=plan.hash,
+            is_fail_fast=plan.is_fail_fast,
+            timeout_seconds=plan.timeout_seconds,
+        )
+        await self._say(record, order)
+
+    async def _fail(self, record: Run, problems: Sequence[str]) -> None:
+        """There is no plan, and the run says why."""
+        await self._keep(record, "", Reasons(file=record.origin.file, problems=tuple(problems)))
+        error = "\n".join(problems)
+        if len(error) > MAX_ERROR:
+            error = f"{error[:MAX_ERROR]}…"
+        await self._say(record, run.PlanFailed(id=record.id, error=error))
+
+    async def _keep(self, record: Run, hash: str, reasons: Reasons) -> None:
+        name = f"{record.id} {hash}"
+        if await self._store.find_document(KIND, name, record.tenant) is None:
+            with suppress(Conflict):  # Another server planned the same.
+                await self._store.put_documents([Document(KIND, record.tenant, name, 0, 0, _encode(reasons))])
+
+    async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
+        refused = await say_plan(self._applier, record, order)
+        self._tries.pop(record.id, None)
+        if refused is not None:
+            raise refused
+
+    async def _try_again(self, record: Run, why: str) -> None:
+        """Later, if that may help; and not for ever."""
+        tried = self._tries[record.id] = self._tries.get(record.id, 0) + 1
+        if tried >= MAX_TRIES:
+            await self._fail(record, [why])
+            return
+        LOGGER.warning("run %s cannot be planned now: %s; trying again", record.id, why)
+        loop = asyncio.get_running_loop()
+        loop.call_later(min(RETRY_SECONDS * 2 ** (tried - 1), 120), self.hands.give, record.id)
+
+
+def _reasons(plan: Plan, diff: Compared) -> Reasons:
+    kept = [
+        Choice(name=each.spec.name, job=each.job, is_kept=True, code=each.code, reason=each.reason, path=each.path)
+        for each in plan.kept
+    ]
+    left = [
+        Choice(name=each.name, job=each.job, is_kept=False, code=each.code, reason=each.reason)
+        for each in plan.left_out
+    ]
+    return Reasons(
+        file=plan.file,
+        name=plan.name,
+        compared_with=diff.base,
+        unknown_because=diff.why,
+        group=plan.group,
+        choices=(*kept, *left),
+    )

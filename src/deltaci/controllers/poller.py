@@ -1,0 +1,112 @@
+"""Repositories that nobody tells us about: looked at again and again, and what moved becomes a change.
+
+Servers side by side take turns: whoever writes first that it looks now does. The first look only remembers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from deltaci.controllers.change_records import Changes
+from deltaci.controllers.projects import Project, of
+from deltaci.core.instants import SECOND
+from deltaci.core.listing import EVERYBODY
+from deltaci.git.mirrors import OWN_BRANCHES, Mirrors, Remote
+from deltaci.pipeline.change import Change
+from deltaci.storage.port import Conflict, Document, Store
+
+KIND: Final = "poll"
+HEADS: Final = "refs/heads/"
+TAGS: Final = "refs/tags/"
+MAX_NEWS: Final = 100  # Of one look; the others are news at the next one.
+MAX_REFS: Final = 20_000
+NEVER: Final = 3600.0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """When it was looked at last, and what was there; None: it was not looked at yet."""
+
+    at: int = 0
+    refs: dict[str, str] | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Seen).decode
+
+
+def push(ref: str, before: str, commit: str, *, actor: str = "", default_branch: str = "") -> Change:
+    """A push to a repository without a forge, as a change."""
+    return Change(
+        event="push",
+        ref=ref,
+        branch=ref.removeprefix(HEADS) if ref.startswith(HEADS) else "",
+        tag=ref.removeprefix(TAGS) if ref.startswith(TAGS) else "",
+        before=before if before.strip("0") else "",
+        commit=commit,
+        actor=actor,
+        default_branch=default_branch,
+    )
+
+
+class Polling:
+    """Looks at the projects that want it."""
+
+    def __init__(self, store: Store, changes: Changes, mirrors: Mirrors) -> None:
+        self._store = store
+        self._changes = changes
+        self._mirrors = mirrors
+
+    async def look(self, project: Project) -> float:
+        """Look, if it is time. In how many seconds it is time again."""
+        every = project.policies.poll_seconds
+        if not every:
+            return NEVER
+        name, now = of(project.tenant, project.name), await self._store.now()
+        document = await self._store.find_document(KIND, name, EVERYBODY)
+        seen = _decode(document.body) if document is not None else Seen()
+        if seen.at and now - seen.at < every * SECOND:
+            return every - (now - seen.at) / SECOND
+        version = document.version if document is not None else 0
+        try:
+            await self._put(name, version, Seen(now, seen.refs))
+        except Conflict:
+            return float(every)  # Another server looks now.
+        remote = _without_ours(await self._mirrors.of(project).remote())
+        refs = await self._told(project, seen.refs, remote, f"{version + 1}")
+        try:
+            await self._put(name, version + 1, Seen(now, refs))
+        except Conflict:
+            return float(every)
+        return float(every)
+
+    async def _told(self, project: Project, old: dict[str, str] | None, remote: Remote, number: str) -> dict[str, str]:
+        """Tell what moved; what is known then."""
+        if old is None or len(remote.refs) > MAX_REFS:
+            return remote.refs if len(remote.refs) <= MAX_REFS else {}
+        known = {ref: commit for ref, commit in old.items() if ref in remote.refs}
+        moved = [(ref, commit) for ref, commit in sorted(remote.refs.items()) if old.get(ref) != commit]
+        default = project.default_branch or remote.head.removeprefix(HEADS)
+        for ref, commit in moved[:MAX_NEWS]:
+            change = push(ref, old.get(ref, ""), commit, default_branch=default)
+            delivery = f"poll {number} {ref} {commit}"
+            await self._changes.accept(project.tenant, project.name, change, delivery)
+            known[ref] = commit
+        return known
+
+    async def forget(self, project: Project) -> None:
+        """Nothing is known of it any more."""
+        name = of(project.tenant, project.name)
+        found = await self._store.find_document(KIND, name, EVERYBODY)
+        if found is not None:
+            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+
+    async def _put(self, name: str, version: int, seen: Seen) -> None:
+        await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(seen))])
+
+
+def _without_ours(remote: Remote) -> Remote:
+    """What others have there: branches of the merge queue come and go, and are nobody's change."""
+    ours = f"{HEADS}{OWN_BRANCHES}"
+    return Remote(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})

@@ -1,0 +1,155 @@
+"""Whoever is over is reported: the last step of every run, once whoever must know its outcome knows it.
+
+A run that no forge waits for is reported as soon as it is over; any other once its forge has the outcome, or was tried
+for long enough: the event then says so. Hints come from the log; the list of what is over and not reported is the truth
+behind them, so a server that was away finds what nobody told it. Of what is not over, the last part of the log tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from deltaci.controllers.statuses import Forges, Teller
+from deltaci.core import run
+from deltaci.core.errors import Refused
+from deltaci.core.events import REPORTER, RUN, Event
+from deltaci.core.listing import EVERYBODY, UNREPORTED
+from deltaci.core.machine import Command
+from deltaci.core.status.steps import RUN_VIEW
+from deltaci.engine.applier import Applier
+from deltaci.engine.items import Overloaded
+from deltaci.engine.loops import ended
+from deltaci.forges import delivery_dedupe
+from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
+
+SWEEP_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 1.0
+FORGET_SECONDS: Final = 86400.0
+MAX_HINTS: Final = 10_000
+PAGE: Final = 200
+BACK: Final = 20_000  # So many events of the log are read again by a server that starts.
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Takes runs from their outcome to REPORTED. Servers side by side may both try; the second one changes nothing."""
+
+    def __init__(self, store: Store, applier: Applier, forges: Forges | None = None) -> None:
+        self._store = store
+        self._applier = applier
+        self._teller = Teller(store, forges, self._finish) if forges is not None else None
+        self._hints: dict[str, None] = {}
+        self._is_told = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._forgets_at = 0.0
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """What happened, from the follower of the log."""
+        for event in events:
+            if event.entity == RUN and self._concerns(event) and len(self._hints) < MAX_HINTS:
+                self._hints[event.entity_id] = None
+                self._is_told.set()
+
+    def _concerns(self, event: Event) -> bool:
+        """Whether it is over now, or a forge may want to know how it goes on."""
+        if run.MACHINE.changes(event.to, run.Report):
+            return True
+        return self._teller is not None and (
+            event.from_ is None or RUN_VIEW.shows[event.from_] != RUN_VIEW.shows[event.to]
+        )
+
+    def start(self) -> None:
+        """Begin with what was left over."""
+        self._task = asyncio.create_task(self._run(), name="reporter")
+
+    async def stop(self) -> None:
+        """Report no more."""
+        if self._task is not None:
+            await ended(self._task)
+        if self._teller is not None:
+            await self._teller.stop()
+
+    async def _run(self) -> None:
+        is_caught_up = self._teller is None
+        while True:
+            try:
+                if not is_caught_up:
+                    await self._catch_up()
+                    is_caught_up = True
+                await self._sweep()
+                await self._forget()
+                await self._listen()
+            except (Unavailable, Conflict, Overloaded) as error:
+                LOGGER.warning("runs cannot be reported now: %s; trying again", error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _listen(self) -> None:
+        """Until it is time to look for what nobody told."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SWEEP_SECONDS
+        while (left := until - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._is_told.wait()
+            except TimeoutError:
+                return
+            self._is_told.clear()
+            hints, self._hints = self._hints, {}
+            try:
+                await self._report(list(hints))
+            except BaseException:
+                self._hints = {**hints, **self._hints}  # What is not over is on no list: only these know of it.
+                self._is_told.set()
+                raise
+
+    async def _sweep(self) -> None:
+        before: Place | None = None
+        while True:
+            page = await self._store.page(Search(tenant=EVERYBODY, lists=[UNREPORTED], before=before, limit=PAGE))
+            await self._report([each.id for each in page.records])
+            before = page.next
+            if before is None:
+                return
+
+    async def _forget(self) -> None:
+        """Now and then: what forges said and were told long ago."""
+        now = asyncio.get_running_loop().time()
+        if self._teller is not None and now >= self._forgets_at:
+            await delivery_dedupe.sweep(self._store)
+            self._forgets_at = now + FORGET_SECONDS
+
+    async def _catch_up(self) -> None:
+        """Hear what happened while nobody listened. What is longer ago is told when it is over."""
+        last = await self._store.last_seq()
+        seen = max(0, last - BACK)
+        while page := await self._store.events(seen, PAGE):
+            self.hear(page)
+            seen = page[-1].seq
+            if seen >= last:
+                return
+
+    async def _report(self, ids: Sequence[str]) -> None:
+        if self._teller is None:
+            await self._publish([run.Report(id=id, actor=REPORTER) for id in ids])
+            return
+        for start in range(0, len(ids), PAGE):
+            found = await self._store.find_all(ids[start : start + PAGE])
+            alone: list[Command] = []
+            for each in found:
+                # One that cannot be read has no forge that we know: whoever keeps it answers for it.
+                is_told = isinstance(each, run.Run) and await self._teller.take(each)
+                if not is_told and run.MACHINE.changes(each.state, run.Report):
+                    alone.append(run.Report(id=each.id, actor=REPORTER))
+            await self._publish(alone)
+
+    async def _finish(self, record: run.Run, told: str) -> None:
+        await self._publish([run.Report(id=record.id, actor=REPORTER, told=told)])
+
+    async def _publish(self, orders: Sequence[Command]) -> None:
+        for answer in await self._applier.do_all(orders):
+            if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
+                LOGGER.warning("a run cannot be reported: %s", answer.message)

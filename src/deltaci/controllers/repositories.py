@@ -1,0 +1,132 @@
+"""Repositories on a server, all parts together: what happens in them is accepted, handled and planned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from deltaci.controllers.change_records import Changes, Kept
+from deltaci.controllers.changes import Handling
+from deltaci.controllers.planner import Planner
+from deltaci.controllers.poller import HEADS, NEVER, Polling
+from deltaci.controllers.projects import BETWEEN, Project, Projects, of
+from deltaci.controllers.schedules import Schedules
+from deltaci.controllers.work_queue import Hands
+from deltaci.core.errors import Refused
+from deltaci.core.events import Event
+from deltaci.engine.applier import Applier
+from deltaci.git.command import GitFailed
+from deltaci.git.mirrors import FOLDER, Mirrors, SecretOf
+from deltaci.git.url_policy import Rules
+from deltaci.storage.port import Store
+
+WATCH_SECONDS: Final = 5.0
+TROUBLE_SECONDS: Final = 60.0
+MACHINE_FILE: Final = "machine"
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Repositories:
+    """Start it after the applier, stop it before."""
+
+    def __init__(
+        self, store: Store, applier: Applier, folder: Path, secret_of: SecretOf, rules: Rules | None = None
+    ) -> None:
+        self.projects = Projects(store)
+        self.changes = Changes(store)
+        self.rules = rules or Rules()
+        self.mirrors = Mirrors(folder, self.rules, secret_of)
+        self.owner = owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
+        self.handling = Handling(store, applier, self.projects, self.changes, self.mirrors, owner)
+        self.planner = Planner(store, applier, self.projects, self.changes, self.mirrors, owner)
+        self.polling = Polling(store, self.changes, self.mirrors)
+        self.schedules = Schedules(store, self.changes, self.mirrors)
+        self.handling.tell(self._pushed)
+        self._hands = Hands("watch", self._look, sweep=self._watch, sweep_seconds=WATCH_SECONDS)
+        self._due: dict[str, float] = {}
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """What happened, from the follower of the log."""
+        self.planner.hear(events)
+
+    def start(self) -> None:
+        """Begin with what was left over."""
+        self.handling.hands.start()
+        self.planner.hands.start()
+        self._hands.start()
+
+    async def stop(self) -> None:
+        """Do no more."""
+        await self._hands.stop()
+        await self.planner.hands.stop()
+        await self.handling.hands.stop()
+
+    async def forget(self, project: Project) -> None:
+        """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
+        await self.mirrors.of(project).drop()
+        await self.schedules.forget(project)
+        await self.polling.forget(project)
+
+    async def settled(self) -> None:
+        """Wait until everything that was told so far is handled and planned, as far as it can be now."""
+        await self.handling.sweep()
+        await self.handling.hands.idle()
+        await self.planner.sweep()
+        await self.planner.hands.idle()
+
+    async def _watch(self) -> None:
+        """Look at every project when it is time."""
+        loop = asyncio.get_running_loop()
+        due: dict[str, float] = {}
+        async for project in self.projects.each():
+            name = of(project.tenant, f"{project.name}{BETWEEN}{project.version}")
+            due[name] = self._due.get(name, 0)
+            if due[name] <= loop.time():
+                due[name] = loop.time() + TROUBLE_SECONDS
+                self._hands.give(name)
+        self._due = due  # Without those that are no more.
+
+    async def _look(self, name: str) -> None:
+        tenant, project_name, version = name.split(BETWEEN)
+        project = await self.projects.find(tenant, project_name)
+        if project is None or str(project.version) != version:
+            self._due.pop(name, None)
+            return
+        wait = NEVER
+        for look in (self.polling.look, self.schedules.look):
+            try:
+                wait = min(wait, await look(project))
+            except (GitFailed, Refused) as error:
+                wait = min(wait, TROUBLE_SECONDS)
+                LOGGER.warning("project %s of %s cannot be looked at: %s", project.name, tenant, error)
+        self._due[name] = asyncio.get_running_loop().time() + wait
+
+    async def _pushed(self, project: Project, kept: Kept) -> None:
+        """A new head of the default branch may have another timetable."""
+        change = kept.change
+        if change.event != "push" or change.ref != f"{HEADS}{project.default_branch or change.default_branch}":
+            return
+        if project.policies.schedules:
+            try:
+                await self.schedules.refresh(project)
+                self._due.pop(of(project.tenant, f"{project.name}{BETWEEN}{project.version}"), None)
+            except (GitFailed, Refused) as error:
+                LOGGER.warning("the timetable of project %s cannot be read now: %s", project.name, error)
+
+
+def _machine(folder: Path) -> str:
+    """A name for this folder's server that stays: what it began before it was started anew is its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MACHINE_FILE
+    try:
+        if name := path.read_text("ascii").strip():
+            return name
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    path.write_text(name := secrets.token_hex(8), "ascii")
+    return name

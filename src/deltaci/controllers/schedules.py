@@ -1,0 +1,176 @@
+"""Schedules: at which times which file runs on which branch, from the files at the head of the default branch.
+
+What is due becomes a change whose delivery names the file, the times and the instant: servers that see it at once, or
+again after a crash, make one change. Of all that was missed while nobody was there, the last is caught up on, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from cronsim import CronSim, CronSimError
+from msgspec.structs import replace
+
+from deltaci.controllers.change_records import Changes
+from deltaci.controllers.pipelines import pipelines_at
+from deltaci.controllers.poller import HEADS, NEVER
+from deltaci.controllers.projects import Project, of
+from deltaci.core.instants import SECOND
+from deltaci.core.listing import EVERYBODY
+from deltaci.git.mirrors import Mirrors, Remote
+from deltaci.pipeline.change import Change
+from deltaci.pipeline.files import PipelineFile
+from deltaci.pipeline.paths import branch_filter
+from deltaci.storage.port import Conflict, Document, Store
+
+KIND: Final = "schedule"
+REFRESH_SECONDS: Final = 3600
+MAX_ENTRIES: Final = 500
+MAX_BRANCHES: Final = 50
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of a timetable. Until `last` everything was thought of."""
+
+    file: str
+    cron: str
+    timezone: str
+    branch: str
+    last: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it this one."""
+        return self.file, self.cron, self.timezone, self.branch
+
+
+class Timetable(msgspec.Struct, frozen=True):
+    """What a project does at which times, as it was read last."""
+
+    commit: str = ""
+    refreshed_at: int = 0
+    entries: tuple[Entry, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Timetable).decode
+
+
+class Schedules:
+    """The timetables of all projects."""
+
+    def __init__(self, store: Store, changes: Changes, mirrors: Mirrors) -> None:
+        self._store = store
+        self._changes = changes
+        self._mirrors = mirrors
+
+    async def look(self, project: Project) -> float:
+        """Start what is due. In how many seconds to look again, at the latest."""
+        if not project.policies.schedules:
+            return NEVER
+        now = await self._store.now()
+        document, table = await self._read(project)
+        if now - table.refreshed_at >= REFRESH_SECONDS * SECOND:
+            await self.refresh(project)
+            document, table = await self._read(project)
+        due = {each.key: at for each in table.entries if (at := last_before(each, now)) > each.last}
+        if due:
+            remote = await self._mirrors.of(project).remote()
+            for each in table.entries:
+                if each.key in due:
+                    await self._fire(project, each, due[each.key], remote)
+            entries = tuple(replace(each, last=due.get(each.key, each.last)) for each in table.entries)
+            await self._put(project, document, replace(table, entries=entries))
+        soonest = min((next_after(each, now) for each in table.entries), default=0)
+        return min(NEVER, max(1.0, (soonest - now) / SECOND)) if soonest else NEVER
+
+    async def refresh(self, project: Project) -> None:
+        """Read the timetable anew. What is in it for the first time begins now; nothing of the past is caught up on."""
+        now = await self._store.now()
+        document, table = await self._read(project)
+        mirror = self._mirrors.of(project)
+        remote = await mirror.remote()
+        default = project.default_branch or remote.head.removeprefix(HEADS)
+        commit = remote.refs.get(f"{HEADS}{default}", "")
+        found: list[Entry] = []
+        if commit:
+            await mirror.need(commit, f"{HEADS}{default}")
+            branches = [ref.removeprefix(HEADS) for ref in remote.refs if ref.startswith(HEADS)]
+            for file in await pipelines_at(mirror, commit):
+                found += _entries(file, default, branches)
+        known = {each.key: each.last for each in table.entries}
+        entries = tuple(replace(each, last=known.get(each.key, now)) for each in found[:MAX_ENTRIES])
+        await self._put(project, document, Timetable(commit, now, entries))
+
+    async def _fire(self, project: Project, entry: Entry, at: int, remote: Remote) -> None:
+        commit = remote.refs.get(f"{HEADS}{entry.branch}", "")
+        if not commit:
+            return
+        change = Change(
+            event="schedule",
+            commit=commit,
+            ref=f"{HEADS}{entry.branch}",
+            branch=entry.branch,
+            default_branch=project.default_branch or remote.head.removeprefix(HEADS),
+            cron=entry.cron,
+            payload={"schedule": entry.cron},
+        )
+        delivery = f"schedule {entry.file[:200]} {entry.cron[:100]} {entry.timezone} {entry.branch[:100]} {at}"
+        await self._changes.accept(project.tenant, project.name, change, delivery, file=entry.file)
+
+    async def _read(self, project: Project) -> tuple[int, Timetable]:
+        found = await self._store.find_document(KIND, of(project.tenant, project.name), EVERYBODY)
+        return (found.version, _decode(found.body)) if found is not None else (0, Timetable())
+
+    async def forget(self, project: Project) -> None:
+        """Nothing is known of it any more."""
+        name = of(project.tenant, project.name)
+        found = await self._store.find_document(KIND, name, EVERYBODY)
+        if found is not None:
+            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+
+    async def _put(self, project: Project, version: int, table: Timetable) -> None:
+        name = of(project.tenant, project.name)
+        try:
+            await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(table))])
+        except Conflict:
+            return  # Another server did the same; what is due is one change all the same.
+
+
+def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[Entry]:
+    pipeline = file.found.pipeline
+    found: list[Entry] = []
+    for each in (pipeline.on.schedule or ()) if pipeline is not None else ():
+        zone = str(getattr(each, "timezone", "") or "UTC")
+        names = [default]
+        if each.branches is not None:
+            wanted = branch_filter(each.branches)
+            names = [name for name in sorted(branches) if wanted.matches(name)][:MAX_BRANCHES]
+        found += [Entry(file.found.file, each.cron, zone, name) for name in names]
+    return found
+
+
+def last_before(entry: Entry, now: int) -> int:
+    """The last instant of a line that has come; 0: it makes no sense, or there is none."""
+    return _step(entry, _EPOCH + timedelta(microseconds=now + 1), is_back=True)
+
+
+def next_after(entry: Entry, now: int) -> int:
+    """The next instant of a line."""
+    return _step(entry, _EPOCH + timedelta(microseconds=now), is_back=False)
+
+
+def _step(entry: Entry, at: datetime, *, is_back: bool) -> int:
+    try:
+        found = next(CronSim(entry.cron, at.astimezone(ZoneInfo(entry.timezone)), reverse=is_back))
+    except (CronSimError, ZoneInfoNotFoundError, StopIteration, ValueError, OSError):
+        return 0
+    return (found.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)

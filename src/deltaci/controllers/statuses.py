@@ -1,0 +1,290 @@
+"""Tells forges how runs stand. Each project has a line of its own: a forge that does not answer holds up nobody else.
+
+In a line one run is told after the other, so nothing overtakes. What a forge was told is kept in the store (`told.py`),
+and so is who is about to tell it: servers side by side take turns, and whoever comes back after a crash tells once more
+what may have been told, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from deltaci.core import run
+from deltaci.engine.items import Overloaded
+from deltaci.engine.loops import ended
+from deltaci.forges import SPEAKERS, delivery_dedupe
+from deltaci.forges.github_app import Apps
+from deltaci.forges.http import NotAllowed, Outlet, Unreachable
+from deltaci.forges.projects import ForgeProject, Origins, Projects, Subject, Subjects
+from deltaci.forges.reports import Reports
+from deltaci.forges.status_state import (
+    MAX_PROBLEM,
+    Answer,
+    Done,
+    Later,
+    Mark,
+    Patience,
+    Report,
+    Speaker,
+    Told,
+    check_of,
+    failed,
+    is_refusal,
+    name_of,
+    next_step,
+    pause,
+    succeeded,
+)
+from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable
+
+AT_ONCE: Final = 32  # So many requests are under way at once, at most one of each project.
+MAX_WAITING: Final = 10_000  # Of one project. What is left out is found again by the next sweep, once it is over.
+RETRY_SECONDS: Final = 1.0
+MAX_CONFLICTS: Final = 20
+COMMIT: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
+LOGGER: Final = logging.getLogger(__name__)
+
+Finish = Callable[[run.Run, str], Awaitable[None]]  # The run is over, and that is how its forge was told.
+_TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobsUnavailable)
+
+
+class Forges(msgspec.Struct, frozen=True):
+    """All that is needed to tell forges something."""
+
+    projects: Projects
+    outlet: Outlet
+    reports: Reports
+    subjects: Subjects = Origins()
+    patience: Patience = Patience()
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    dice: Callable[[], float] = random.random
+
+
+class _Line:
+    """What waits to be told of one project: runs, and when to look at them."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, float] = {}
+        self.is_changed = asyncio.Event()
+        self.tries = 0  # How often in a row the forge could not be told.
+        self.rests_until = 0.0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Teller:
+    """Takes runs, and tells them to the forges of their projects."""
+
+    def __init__(self, store: Store, forges: Forges, finish: Finish) -> None:
+        self._store = store
+        self._forges = forges
+        self._finish = finish
+        self._who = secrets.token_hex(8)
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._apps = Apps(forges.outlet, forges.clock)
+
+    async def take(self, record: run.Run) -> bool:
+        """Tell this one soon. False: there is no forge that waits for it."""
+        subject = await self._subject(record)
+        if subject is None:
+            return False
+        try:
+            project = await self._forges.projects.forge_of(record.tenant, subject.project)
+            if project is None or (_speaker(project) is None and not project.problem):
+                return False
+        except Unavailable:
+            raise
+        except Exception as error:  # Whatever it is with one project, others are told. Its line says what it is.
+            LOGGER.warning("project %s cannot be looked up now: %s", subject.project, error)
+        self._put(record.tenant, subject.project, record.id, 0.0)
+        return True
+
+    async def stop(self) -> None:
+        """Tell nobody anything any more."""
+        for line in list(self._lines.values()):
+            if line.task is not None:
+                await ended(line.task)
+        self._lines.clear()
+        await self._forges.outlet.close()
+
+    def _put(self, tenant: str, project: str, run_id: str, at: float) -> None:
+        line = self._lines.setdefault((tenant, project), _Line())
+        if run_id not in line.waiting and len(line.waiting) >= MAX_WAITING:
+            LOGGER.warning("project %s: %d runs wait to be told; one is left out", project, MAX_WAITING)
+            return
+        line.waiting[run_id] = at
+        line.is_changed.set()
+        if line.task is None:
+            line.task = asyncio.create_task(self._work((tenant, project), line), name=f"forge of {project}")
+
+    async def _work(self, key: tuple[str, str], line: _Line) -> None:
+        """One run after the other, as long as there are any."""
+        while line.waiting:
+            line.is_changed.clear()
+            now = self._forges.clock()
+            due = next((id for id, at in line.waiting.items() if at <= now), None)
+            if line.rests_until > now:
+                await self._forges.sleep(line.rests_until - now)
+            elif due is None:
+                await self._rest(line, min(line.waiting.values()) - now)
+            else:
+                await self._one(key, line, due)
+        del self._lines[key]
+
+    async def _rest(self, line: _Line, seconds: float) -> None:
+        """Until then, or until something else is to be told."""
+        waits = [
+            asyncio.ensure_future(self._forges.sleep(seconds)),
+            asyncio.ensure_future(line.is_changed.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _one(self, key: tuple[str, str], line: _Line, run_id: str) -> None:
+        asked = line.waiting[run_id] = self._forges.clock()
+        try:
+            later = await self._tell(key, line, run_id)
+        except _TROUBLES as error:
+            LOGGER.warning("run %s cannot be told to its forge now: %s; trying again", run_id, error)
+            later = self._forges.clock() + RETRY_SECONDS
+        except Exception:
+            LOGGER.exception("run %s cannot be told to its forge: an error of ours; trying again later", run_id)
+            later = self._forges.clock() + self._forges.patience.most_seconds
+        if line.waiting.get(run_id) != asked:
+            return  # It has changed meanwhile.
+        if later is None:
+            del line.waiting[run_id]
+        else:
+            line.waiting[run_id] = later
+
+    async def _tell(self, key: tuple[str, str], line: _Line, run_id: str) -> float | None:
+        """The run as it is now. When to look again; None: there is nothing left to do."""
+        record = await self._store.find(run_id)
+        if not isinstance(record, run.Run):
+            return None
+        subject = await self._subject(record)
+        project = await self._forges.projects.forge_of(*key)
+        speaker = _speaker(project) if project is not None else None
+        if subject is None or project is None or speaker is None:
+            problem = project.problem if project is not None else ""
+            await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
+            return None
+        report = await self._forges.reports.of(record, subject, project)
+        mark = Mark(not record.origin.is_fork, record.created_at, record.id, record.rev)
+        name = name_of(project.name, subject.commit, report.context)
+        for _ in range(MAX_CONFLICTS):
+            found = await delivery_dedupe.found(self._store, delivery_dedupe.TOLD, record.tenant, name)
+            told = _read(found)
+            step = next_step(told, mark, report, self._who, self._forges.clock(), self._forges.patience)
+            if isinstance(step, Done):
+                await self._end(record, step.how)
+                return None
+            if isinstance(step, Later):
+                return step.at
+            version = found.version if found is not None else 0
+            held = delivery_dedupe.kept(
+                delivery_dedupe.TOLD, record.tenant, name, msgspec.json.encode(step.held), version
+            )
+            try:
+                await self._store.put_documents([held])
+            except Conflict:
+                continue
+            after = await self._say(line, project, speaker, report, mark, step.held)
+            await self._remember(key, held, after)
+        return self._forges.clock() + RETRY_SECONDS
+
+    async def _say(
+        self, line: _Line, project: ForgeProject, speaker: Speaker, report: Report, mark: Mark, told: Told
+    ) -> Told:
+        """One request, and what is known after it."""
+        forges = self._forges
+        answer: Answer | None = None
+        is_refused = False
+        try:
+            async with self._room:
+                opened = await self._apps.opened(project)
+                answer = await forges.outlet.say(speaker.call(opened, report, check_of(told, report)))
+            if (id := speaker.told(answer)) is not None:
+                line.tries = 0
+                return succeeded(told, mark, report, id)
+            problem = f"the forge answered {answer.status}: {answer.text}"
+            is_refused = is_refusal(answer)
+            if answer.status == 401:
+                self._apps.forget(project)
+        except NotAllowed as error:
+            problem, is_refused = f"not allowed: {error}", True
+        except Unreachable as error:
+            problem = f"the forge cannot be reached: {error}"
+        tries = told.tries if told.failing == mark else 0
+        wait = pause(max(tries, line.tries), answer, forges.dice(), forges.patience)
+        now = forges.clock()
+        if not is_refused:  # What is wrong with one run need not be wrong with another.
+            line.tries += 1
+            line.rests_until = now + wait
+        LOGGER.warning("project %s: %s of run %s is not told: %s", project.name, report.state, report.run_id, problem)
+        return failed(told, mark, problem, is_refused=is_refused, pause=wait, now=now, patience=forges.patience)
+
+    async def _remember(self, key: tuple[str, str], held: Document, after: Told) -> None:
+        """Write what is known now; the document is ours, unless we took too long."""
+        try:
+            await self._store.put_documents(
+                [msgspec.structs.replace(held, version=held.version + 1, body=msgspec.json.encode(after))]
+            )
+        except Conflict:
+            await self._doubt(key, held)
+
+    async def _doubt(self, key: tuple[str, str], held: Document) -> None:
+        """Somebody else told it meanwhile, and ours may have come last: the newest is told once more."""
+        for _ in range(MAX_CONFLICTS):
+            found = await self._store.find_document(held.kind, held.name, held.tenant)
+            if found is None:
+                return
+            told = _read(found)
+            body = msgspec.json.encode(msgspec.structs.replace(told, is_unsure=True))
+            try:
+                await self._store.put_documents([msgspec.structs.replace(found, body=body)])
+            except Conflict:
+                continue
+            if told.mark.run_id:
+                self._put(*key, told.mark.run_id, 0.0)
+            return
+
+    async def _subject(self, record: run.Run) -> Subject | None:
+        """What it is about. A commit by any other name than its hash is not one that a forge is told of."""
+        subject = await self._forges.subjects.subject_of(record)
+        return subject if subject is not None and COMMIT.fullmatch(subject.commit) else None
+
+    async def _end(self, record: run.Run, how: str) -> None:
+        if run.MACHINE.changes(record.state, run.Report):
+            await self._finish(record, how)
+
+
+def _speaker(project: ForgeProject) -> Speaker | None:
+    if not project.api_token or not project.repository or project.reports == "nothing":
+        return None
+    return SPEAKERS.get(project.forge)
+
+
+def _read(found: Document | None) -> Told:
+    if found is None:
+        return Told()
+    try:
+        return msgspec.json.decode(found.body, type=Told)
+    except msgspec.DecodeError:
+        return Told()  # Written by a version that we do not know: tell it anew.

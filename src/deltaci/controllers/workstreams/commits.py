@@ -1,0 +1,132 @@
+"""Where the commits of workstreams are: brought in from what jobs sent, and made again wherever they are not.
+
+A mirror is only a cache. The base is in the repository, everything that tasks added is in bundles among the blobs, and
+what joins those two is made from them alone: whoever makes it again makes the same commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from deltaci.controllers.workstreams.records import Workstream
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.git.bundles import MAX_BUNDLE_BYTES, PREFIX, elsewhere
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import HEADS, Signature, Workshop
+from deltaci.git.mirrors import is_commit
+from deltaci.storage.blobs import keys
+from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.store import Blobs
+
+TREE: Final = "tree"  # The type of the artifact in which a runner sends what a tree has.
+NAME: Final = "Delta CI"
+EMAIL: Final = "deltaci@localhost"
+MAX_TIME: Final = 2**40  # Seconds: whoever wrote a commit may have written any time into it.
+
+
+def sent(attempt: Attempt) -> tuple[str, str]:
+    """The head that an attempt's runner told, and the key of the bundle that it sent; empty where there is none."""
+    report: dict[str, Any] = attempt.report or {}
+    head, own = str(report.get("head", "")), keys.artifact_uri(attempt.id, 0, "").partition("/")[0] + "/"
+    for each in report.get("artifacts", ()):
+        uri = str(each.get("uri", ""))
+        if each.get("type") == TREE and uri.startswith(own):
+            return head, keys.key_of_uri(attempt.tenant, uri)
+    return head, ""
+
+
+async def taken(workshop: Workshop, stream: Workstream, blobs: Blobs, bundle: str, head: str) -> str:
+    """Take what a task sent; the tip of its workstream at which it had begun. `GitFailed` when it stands nowhere.
+
+    The workstream may have moved on since: a tree of its own begins where the others were by then.
+    """
+    if not is_commit(head):
+        raise GitFailed(f"{head[:80]!r} is not the full name of a commit")
+    await restored(workshop, stream, blobs)
+    if bundle and not await workshop.mirror.has(head):
+        await _brought(workshop, blobs, bundle, head, stream.base_commit)
+    if await workshop.mirror.has(head):
+        for tip in (*(each.tip for each in reversed(stream.joined)), stream.base_commit):
+            if await workshop.mirror.is_ancestor(tip, head):
+                return tip
+    raise elsewhere(head, stream.tip)
+
+
+async def join(workshop: Workshop, tip: str, task: str, head: str) -> str:
+    """Where the branch is once a task's commit is joined to it: there, or at a merge; raises `Conflicting`.
+
+    The merge follows from these three alone, so that any server makes the same one, at any time.
+    """
+    if await workshop.mirror.is_ancestor(tip, head):
+        return head
+    if await workshop.mirror.is_ancestor(head, tip):
+        return tip  # It changed nothing, and others did.
+    words = ["log", "-1", "--no-show-signature", "--format=%ct", head, "--"]
+    told = (await workshop.mirror.git.run(words, folder=workshop.mirror.folder)).decode().strip()
+    at = min(int(told), MAX_TIME) if told.isdecimal() else 0
+    return await workshop.merge(tip, [head], f"Join {task}", Signature(NAME, EMAIL, at * SECOND))
+
+
+async def restored(workshop: Workshop, stream: Workstream, blobs: Blobs) -> None:
+    """Have every commit of the workstream in the mirror: the base, and on it all that its tasks added."""
+    mirror = workshop.mirror
+    if await mirror.has(stream.tip):
+        return
+    await mirror.need(stream.base_commit, f"{HEADS}{stream.base}")
+    tip = stream.base_commit
+    for each in stream.joined:
+        if not await mirror.has(each.tip):
+            if each.bundle and not await mirror.has(each.head):
+                await _brought(workshop, blobs, each.bundle, each.head, each.start)
+            made = await join(workshop, tip, each.task, each.head)
+            if made != each.tip:
+                raise GitFailed(f"what task {each.task} added becomes {made}, not {each.tip} as it was")
+        tip = each.tip
+
+
+# -- files
+
+
+async def _brought(workshop: Workshop, blobs: Blobs, key: str, head: str, start: str) -> None:
+    async with _file(workshop) as file:
+        await asyncio.to_thread(_copy, blobs, key, file)
+        await workshop.take(file, head, start)
+
+
+@asynccontextmanager
+async def _file(workshop: Workshop) -> AsyncIterator[Path]:
+    """A file that is gone afterwards; what a killed server leaves is removed with what else it left there."""
+    folder = workshop.mirror.folder.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    file = path / "bundle"
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+        file.with_name("bundle.lock").unlink(missing_ok=True)
+        path.rmdir()
+
+
+def _copy(blobs: Blobs, key: str, file: Path) -> None:
+    try:
+        stored = blobs.stat(key)
+        if stored is None:
+            raise GitFailed("the bundle with these commits is not kept any more")
+        if stored.bytes > MAX_BUNDLE_BYTES:
+            raise GitFailed(f"the bundle has {stored.bytes:,} bytes; at most {MAX_BUNDLE_BYTES:,} are taken")
+        check_room(file.parent, 2 * stored.bytes)  # Once as it is, once in the mirror.
+        with file.open("wb") as target:
+            for part in keys.read_all(blobs, key):
+                target.write(part)
+    except OSError as error:
+        raise GitFailed(f"the bundle cannot be unpacked now: {error.strerror or error}", is_passing=True) from error
+    except Refused as refused:  # It is gone, or was never a name of one.
+        raise GitFailed(f"the bundle with these commits cannot be read: {refused.message}") from None

@@ -1,0 +1,59 @@
+"""What every step of a workstream works with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deltaci.controllers.projects import Project, Projects
+from deltaci.controllers.workstreams.records import Workstream, Workstreams
+from deltaci.core.job import Job
+from deltaci.engine.applier import Applier
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Workshop
+from deltaci.git.mirrors import Mirrors
+from deltaci.pipeline.workstreams import model
+from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.port import Store, jobs_of
+
+
+class Desk(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a server that workstreams need."""
+
+    store: Store
+    applier: Applier
+    projects: Projects
+    mirrors: Mirrors
+    blobs: Blobs
+    logs: Logs
+    folder: Path  # of the server's data
+    records: Workstreams
+
+    async def project(self, stream: Workstream) -> Project:
+        """The project that it works on; `GitFailed` when it is not there any more."""
+        found = await self.projects.find(stream.tenant, stream.project)
+        if found is None:
+            raise GitFailed(f"there is no project {stream.project!r} any more; add it again with its old name")
+        return found
+
+    async def workshop(self, stream: Workstream) -> Workshop:
+        """Its repository, as this server works on it."""
+        return Workshop(self.mirrors.of(await self.project(stream)))
+
+    async def jobs(self, run_id: str) -> list[Job]:
+        """All jobs of the run, in the order of the plan."""
+        return await self.store.look(lambda: jobs_of(run_id))
+
+
+def spec_of(stream: Workstream) -> model.Workstream:
+    """What was asked for."""
+    return msgspec.convert(stream.spec, model.Workstream)
+
+
+def plain(spec: model.Workstream) -> dict[str, Any]:
+    """What was asked for, as it is stored."""
+    found: dict[str, Any] = msgspec.to_builtins(spec)
+    return found

@@ -1,0 +1,342 @@
+"""Workstreams from their creation to the archive: planned, joined task by task, merged, put aside.
+
+Every step begins from what is stored and may be repeated: a server that is killed anywhere goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from deltaci.controllers.claims import Claims
+from deltaci.controllers.merge_queue.controller import MergeQueue
+from deltaci.controllers.merge_queue.landing import Landing
+from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, QueueView
+from deltaci.controllers.projects import BETWEEN, Project, of
+from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.workstreams import commits, files
+from deltaci.controllers.workstreams.archive import archive
+from deltaci.controllers.workstreams.context import Desk, plain, spec_of
+from deltaci.controllers.workstreams.integrate import Broken, Joining
+from deltaci.controllers.workstreams.metrics import Meters
+from deltaci.controllers.workstreams.planning import Planning
+from deltaci.controllers.workstreams.records import Open, Workstream
+from deltaci.core import job, run
+from deltaci.core.errors import Refused
+from deltaci.core.events import JOB, RUN, USER, Event
+from deltaci.core.instants import SECOND
+from deltaci.core.listing import EVERYBODY
+from deltaci.core.reactions import Birth
+from deltaci.core.run import Origin, Run
+from deltaci.core.timers import is_over
+from deltaci.engine.items import Overloaded
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Workshop
+from deltaci.pipeline.rules import wire_rules
+from deltaci.pipeline.workstreams import model
+from deltaci.pipeline.workstreams.compile import how_tested, labels
+from deltaci.storage.port import Conflict, Unavailable
+
+CLAIM: Final = "workstream-claim"
+SWEEP_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 2.0
+MAX_RETRY_SECONDS: Final = 300.0
+MAX_TRIES: Final = 6  # Of planning: a repository that cannot be reached for some minutes fails the workstream.
+ABANDONED_SECONDS: Final = 120  # A document without a run: its server was killed before anybody was answered.
+PLANNING_SECONDS: Final = 1800
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Streams:
+    """All workstreams of a server. Start it after the applier, stop it before."""
+
+    def __init__(self, desk: Desk, owner: str, landing: Landing) -> None:
+        self.desk = desk
+        self.merging = MergeQueue(
+            desk.store,
+            desk.applier,
+            desk.projects,
+            desk.mirrors,
+            ensure=self.ensure,
+            is_wanted=self.is_wanted,
+            landing=landing,
+            owner=owner,
+        )
+        self.merging.tell(self.outcome)
+        self._claims = Claims(desk.store, CLAIM, owner)
+        self._planning = Planning(desk)
+        self._joining = Joining(desk)
+        self._meters = Meters(desk.store)
+        self.hands = Hands("workstreams", self._work, sweep=self.sweep, sweep_seconds=SWEEP_SECONDS)
+        self._known: dict[str, str] = {}  # The tenants of those that are not archived yet, by id.
+        self._tries: dict[str, int] = {}
+
+    # -- for people
+
+    async def create(
+        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str = "", asked: str = ""
+    ) -> Workstream:
+        """Begin it under this id, with the fingerprint of the request, if it has one. Refused if it cannot be."""
+        project = await self._project(tenant, stream.project)
+        kept = Workstream(
+            id=id,
+            tenant=tenant,
+            name=stream.workstream,
+            project=project.name,
+            base=stream.base or "",
+            spec=plain(stream),
+            created_by=by,
+            created_at=await self.desk.store.now(),
+        )
+        # Before the run: whoever sees the run finds what it is about.
+        await self.desk.records.kept.add(tenant, id, kept)
+        await self.desk.records.opened.add(EVERYBODY, of(tenant, id), Open(tenant, id))
+        record = _born(kept, stream, project, asked)
+        await self.desk.applier.do(Birth(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
+        self._give(tenant, id)
+        return kept
+
+    async def _project(self, tenant: str, name: str) -> Project:
+        if name:
+            found = await self.desk.projects.find(tenant, name)
+            if found is None:
+                raise Refused(
+                    "not_found", f"there is no project {name!r}; 'deltaci project list' shows those there are"
+                )
+            return found
+        all = [each async for each in self.desk.projects.each(tenant)]
+        if not all:
+            raise Refused("bad_request", "there is no project to work on; 'deltaci project add NAME URL' makes one")
+        if len(all) != 1:
+            names = ", ".join(each.name for each in all[:10])
+            raise Refused(
+                "bad_request",
+                f"the workstream names no project, and there are {len(all)} ({names}); add 'project: NAME'",
+            )
+        return all[0]
+
+    async def queues(self, tenant: str) -> list[QueueView]:
+        """All merge queues of the tenant that something waits in."""
+        return await self.merging.queues(tenant)
+
+    # -- going on
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """What happened, from the follower of the log."""
+        self.merging.hear(events)
+        for event in events:
+            if event.entity == RUN and event.from_ is None and event.metadata.get("has_validation"):
+                self._known.setdefault(event.run_id, event.tenant)
+            if event.run_id in self._known and _is_news(event):
+                self._give(self._known[event.run_id], event.run_id)
+
+    def start(self) -> None:
+        """Begin with what was left over."""
+        self.merging.start()
+        self.hands.start()
+
+    async def stop(self) -> None:
+        """Do no more."""
+        await self.hands.stop()
+        await self.merging.stop()
+
+    async def sweep(self) -> None:
+        """Take up everything that is not archived."""
+        async for _, each in self.desk.records.opened.each(EVERYBODY):
+            self._give(each.tenant, each.id)
+
+    def _give(self, tenant: str, id: str) -> None:
+        self._known[id] = tenant
+        self.hands.give(of(tenant, id))
+
+    async def _work(self, name: str) -> None:
+        tenant, id = name.split(BETWEEN)
+        stream = await self.desk.records.find(tenant, id)
+        record = await self.desk.store.find(id)
+        if stream is None:
+            self._forget(id)
+            return
+        if not isinstance(record, Run):
+            await self._abandon(stream)
+            return
+        if not await self._claims.take(name):
+            return
+        try:
+            await self._step(stream, record)
+            self._tries.pop(id, None)
+        except (Unavailable, Conflict, Overloaded):
+            raise
+        except (GitFailed, Refused) as error:
+            await self._again(record, error)
+        finally:
+            await self._claims.let_go(name)
+
+    async def _step(self, stream: Workstream, record: Run) -> None:
+        """Whatever is next."""
+        if run.is_unplanned(record):
+            await self._planning.plan(stream, record)
+            return
+        jobs = await self.desk.jobs(record.id)
+        if run.is_over(record):
+            # All of its events are in the archive: those of tasks that are being stopped, and that it was reported.
+            if is_over(record) and all(map(is_over, jobs)):
+                await self._end(stream, record)
+            return
+        files.executing(self.desk.folder, stream, record, jobs, await self._meters.read(record.id))
+        for each in jobs:
+            if job.MACHINE.rule(each.state, job.Validate) is not None:
+                stream = await self._joining.join(stream, each)
+        if run.MACHINE.rule(record.state, run.Validate) is not None:
+            await self._finish(stream, record)
+
+    async def _again(self, record: Run, error: GitFailed | Refused) -> None:
+        """Later, if that may help; planning is given up in the end."""
+        tried = self._tries[record.id] = self._tries.get(record.id, 0) + 1
+        is_passing = isinstance(error, GitFailed) and error.is_passing
+        if run.is_unplanned(record) and (not is_passing or tried >= MAX_TRIES):
+            why = error.message if isinstance(error, Refused) else str(error)
+            await self._planning.fail(record, why)
+            return
+        LOGGER.warning("workstream %s cannot go on now: %s; trying again", record.id, error)
+        pause = min(RETRY_SECONDS * 2 ** (tried - 1), MAX_RETRY_SECONDS)
+        asyncio.get_running_loop().call_later(pause, self._give, record.tenant, record.id)
+
+    async def _abandon(self, stream: Workstream) -> None:
+        """One without a run: it is being made, or never was."""
+        if await self.desk.store.now() - stream.created_at > ABANDONED_SECONDS * SECOND:
+            await self._drop(stream)
+            await self.desk.records.kept.drop(stream.tenant, stream.id)
+
+    # -- the end
+
+    async def _finish(self, stream: Workstream, record: Run) -> None:
+        """All tasks are completed: what must hold of the whole, and its place in the merge queue."""
+        spec, workshop = spec_of(stream), await self.desk.workshop(stream)
+        await commits.restored(workshop, stream, self.desk.blobs)
+        try:
+            await self._joining.check(workshop, stream, spec.validation, stream.base_commit, stream.tip, stream.tip)
+        except Broken as broken:
+            await self._joining.note(stream, "", broken)
+            await self._validate(record.id, str(broken), is_passed=False)
+            return
+        changed = await workshop.mirror.changed(stream.base_commit, stream.tip)
+        entry = self._entry(stream, spec)
+        files.validating(self.desk.folder, stream, entry, changed)
+        if stream.tip == stream.base_commit and not entry.rules:
+            await self._validate(record.id, "nothing was changed: there is nothing to merge", is_passed=True)
+            return
+        await self.merging.enter(entry)
+
+    def _entry(self, stream: Workstream, spec: model.Workstream) -> Entry:
+        merge = spec.merge
+        return Entry(
+            id=stream.id,
+            tenant=stream.tenant,
+            project=stream.project,
+            base=stream.base,
+            head=stream.tip,
+            base_commit=stream.base_commit,
+            method=merge.method if isinstance(merge, model.Merge) else NONE,
+            title=spec.title or spec.workstream,
+            message=merge.message if isinstance(merge, model.Merge) else "",
+            author=spec.author or "",
+            rules=[msgspec.to_builtins(each) for each in wire_rules(spec.validation)],
+            labels=tuple(labels(spec)),
+            work=how_tested(spec),
+        )
+
+    async def ensure(self, entry: Entry) -> None:
+        """Have the commits of an entry here."""
+        stream = await self.desk.records.find(entry.tenant, entry.id)
+        if stream is None:
+            raise GitFailed(f"nothing is known of workstream {entry.id}")
+        await commits.restored(await self.desk.workshop(stream), stream, self.desk.blobs)
+
+    async def is_wanted(self, entry: Entry) -> bool:
+        """Whether it still waits to be merged."""
+        record = await self.desk.store.find(entry.id)
+        return isinstance(record, Run) and run.MACHINE.rule(record.state, run.Validate) is not None
+
+    async def outcome(self, outcome: Outcome) -> None:
+        """What came of it in the merge queue. May be told more than once."""
+
+        def told(known: Workstream | None) -> Workstream | None:
+            if known is None:
+                return None
+            return replace(known, merged_as=outcome.commit, problem="" if outcome.is_merged else outcome.details)
+
+        stream = await self.desk.records.kept.edit(outcome.tenant, outcome.id, told)
+        if stream is not None and outcome.is_merged and not outcome.commit:
+            await self._publish(stream)
+        await self._validate(outcome.id, outcome.details, is_passed=outcome.is_merged)
+        self._give(outcome.tenant, outcome.id)
+
+    async def _publish(self, stream: Workstream) -> None:
+        """One that is not to be merged is good: its branch is there for people from now on."""
+        workshop = await self.desk.workshop(stream)
+        await commits.restored(workshop, stream, self.desk.blobs)
+        await workshop.push(stream.branch, stream.tip, "")
+
+    async def _validate(self, id: str, details: str, *, is_passed: bool) -> None:
+        try:
+            await self.desk.applier.do(run.Validate(id=id, is_passed=is_passed, details=details))
+        except Refused as refused:
+            if refused.code != "wrong_state":  # Said before, or cancelled meanwhile.
+                raise
+
+    async def _end(self, stream: Workstream, record: Run) -> None:
+        """It is over: nothing of it waits any more, and all of it is in the archive."""
+        if stream.base:
+            await self.merging.leave(stream.tenant, stream.project, stream.base, stream.id)
+        await archive(self.desk.store, self.desk.logs, stream, self.desk.folder)
+        try:
+            workshop: Workshop | None = await self.desk.workshop(stream)
+        except GitFailed:
+            workshop = None  # The project is gone, and its mirror with it.
+        if workshop is not None and stream.joined and await workshop.mirror.has(stream.tip):
+            await workshop.drop(f"streams/{stream.id}/tip")
+        await self._drop(stream)
+
+    async def _drop(self, stream: Workstream) -> None:
+        await self.desk.records.opened.drop(EVERYBODY, of(stream.tenant, stream.id))
+        self._forget(stream.id)
+
+    def _forget(self, id: str) -> None:
+        self._known.pop(id, None)
+        self._meters.forget(id)
+        self._tries.pop(id, None)
+
+
+def _born(kept: Workstream, stream: model.Workstream, project: Project, asked: str) -> Run:
+    """Its run, without a plan."""
+    return Run(
+        id=kept.id,
+        run_id=kept.id,
+        tenant=kept.tenant,
+        is_fail_fast=stream.fail_fast,
+        has_validation=True,
+        timeout_seconds=stream.timeout_minutes * 60,
+        planning_seconds=PLANNING_SECONDS,
+        started_by=kept.created_by,
+        origin=Origin(
+            project=project.name,
+            branch=kept.base or project.default_branch,
+            repository=project.url,
+            title=stream.title or stream.workstream,
+            workstream=stream.workstream,
+        ),
+        asked=asked,
+    )
+
+
+def _is_news(event: Event) -> bool:
+    """Whether there may be something to do: a task was executed or is over, or its workstream went on."""
+    if event.entity == JOB:
+        return job.MACHINE.rule(event.to, job.Validate) is not None or event.to in job.TERMINAL
+    return event.entity == RUN

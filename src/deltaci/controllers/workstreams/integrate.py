@@ -1,0 +1,133 @@
+"""What a task brought is joined to the branch of its workstream, and the task is validated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from deltaci.controllers.workstreams import commits
+from deltaci.controllers.workstreams.checks import mergeable, within
+from deltaci.controllers.workstreams.context import Desk, spec_of
+from deltaci.controllers.workstreams.records import Joined, Workstream
+from deltaci.core import job
+from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Refused
+from deltaci.core.job import Job
+from deltaci.git.command import GitFailed
+from deltaci.git.commit_builder import Conflicting, Workshop
+from deltaci.pipeline.model import Rule
+from deltaci.pipeline.rules import wire_rules
+from deltaci.protocol.job_spec import Verdict
+
+
+class Broken(Exception):
+    """A rule of a task or a workstream does not hold: which, what was found and what was wanted."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"rule {verdict.rule}: {verdict.found}; wanted {verdict.wanted}")
+        self.verdict = verdict
+
+
+class Joining:
+    """Joins one task after the other."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def join(self, stream: Workstream, task: Job) -> Workstream:
+        """Validate a task that was executed. Asked again after a crash it says the same."""
+        attempt = await self._desk.store.find(task.attempt_id)
+        if not isinstance(attempt, Attempt):
+            raise GitFailed(f"attempt {task.attempt_id} cannot be read")
+        place = str((attempt.report or {}).get("place") or "")
+        details = ""
+        try:
+            stream = await self._joined(stream, task, attempt, place)
+        except Broken as broken:
+            await self.note(stream, task.spec.name, broken, place)
+            details = str(broken)
+        except GitFailed as error:
+            if error.is_passing:
+                raise
+            details = f"what it brought cannot be used: {error}"
+        order = job.Validate(id=task.id, is_passed=not details, details=details)
+        try:
+            await self._desk.applier.do(order)
+        except Refused as refused:
+            if refused.code != "wrong_state":  # Another server was faster, or it was cancelled.
+                raise
+        return stream
+
+    async def note(self, stream: Workstream, task: str, broken: Broken, place: str = "") -> None:
+        """Keep what did not hold of a task, or of the whole; and where its tree is, for people."""
+
+        def noted(known: Workstream | None) -> Workstream | None:
+            if known is None:
+                return None
+            return replace(known, verdicts={**known.verdicts, task: (broken.verdict,)}, place=place or known.place)
+
+        await self._desk.records.kept.edit(stream.tenant, stream.id, noted)
+
+    async def _joined(self, stream: Workstream, task: Job, attempt: Attempt, place: str) -> Workstream:
+        if any(each.attempt_id == attempt.id for each in stream.joined):
+            return stream
+        head, bundle = commits.sent(attempt)
+        workshop = await self._desk.workshop(stream)
+        added: Joined | None = None
+        if head and head != stream.tip:
+            added = await self._added(workshop, stream, attempt, task.spec.name, head, bundle)
+        await self._check(workshop, stream, task, added)
+
+        def grown(known: Workstream | None) -> Workstream | None:
+            if known is None or any(each.attempt_id == attempt.id for each in known.joined):
+                return known
+            if added is None:
+                return replace(known, place=place or known.place)
+            if known.tip != stream.tip:
+                raise GitFailed("another server joined a task at the same moment", is_passing=True)
+            return replace(known, joined=(*known.joined, added), place=place or known.place)
+
+        return await self._desk.records.kept.edit(stream.tenant, stream.id, grown) or stream
+
+    async def _added(
+        self, workshop: Workshop, stream: Workstream, attempt: Attempt, task: str, head: str, bundle: str
+    ) -> Joined | None:
+        start = await commits.taken(workshop, stream, self._desk.blobs, bundle, head)
+        if start == head:
+            return None  # It brought what is there already.
+        try:
+            tip = await commits.join(workshop, stream.tip, task, head)
+        except Conflicting as conflict:
+            found = f"conflicts with what other tasks did meanwhile in {', '.join(conflict.paths)}"
+            wanted = "changes that fit together; let one task need the other"
+            raise Broken(Verdict(rule="join", is_passed=False, found=found, wanted=wanted)) from None
+        await workshop.keep(f"streams/{stream.id}/tip", tip)
+        return Joined(task=task, attempt_id=attempt.id, bundle=bundle, start=start, head=head, tip=tip)
+
+    async def _check(self, workshop: Workshop, stream: Workstream, task: Job, added: Joined | None) -> None:
+        """The rules that only the server can look at."""
+        rules = next(each for each in spec_of(stream).tasks if each.name == task.spec.name).post_execution
+        if added is not None:
+            await self.check(workshop, stream, rules, added.start, added.head, added.tip)
+
+    async def check(
+        self, workshop: Workshop, stream: Workstream, rules: Sequence[Rule], start: str, head: str, tip: str
+    ) -> None:
+        """Raise `Broken` when something outside of what is declared changed, or the base cannot be merged."""
+        for rule in wire_rules(rules):
+            if rule.within:
+                changed = await workshop.mirror.changed(start, head)
+                _must(within(rule, changed if changed is not None else ["a path that is no text"]))
+            if rule.mergeable:
+                paths: Sequence[str] = ()
+                try:
+                    await workshop.merged_tree(await workshop.base(stream.base), tip)
+                except Conflicting as conflict:
+                    paths = conflict.paths
+                _must(mergeable(rule, stream.base, paths))
+
+
+def _must(verdict: Verdict) -> None:
+    if not verdict.is_passed:
+        raise Broken(verdict)

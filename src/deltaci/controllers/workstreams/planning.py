@@ -1,0 +1,69 @@
+"""A workstream gets its base, its branch and its tasks."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from deltaci.controllers.changes import default_branch
+from deltaci.controllers.planner import say_plan
+from deltaci.controllers.workstreams import files
+from deltaci.controllers.workstreams.context import Desk, spec_of
+from deltaci.controllers.workstreams.records import Workstream
+from deltaci.core import decide, run
+from deltaci.core.plan import plan_hash
+from deltaci.core.run import Run
+from deltaci.pipeline.workstreams.compile import planned
+from deltaci.protocol.job_spec import Source
+
+
+class Planning:
+    """Plans what has no plan."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def plan(self, stream: Workstream, record: Run) -> None:
+        """Create the tasks. Asked again, it makes the same plan: where it begins is written down first."""
+        spec = spec_of(stream)
+        if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
+            await self._say(record, decide.Plan(id=record.id, jobs=(), plan_hash=plan_hash(())))
+            return
+        project = await self._desk.project(stream)
+        workshop = await self._desk.workshop(stream)
+        base = stream.base or await default_branch(project, workshop.mirror)
+        if not stream.base_commit:
+            commit = await workshop.base(base)
+            branch = f"ws/{stream.name}-{stream.id[-6:]}"
+
+            def begun(known: Workstream | None) -> Workstream | None:
+                if known is None or known.base_commit:
+                    return known
+                return replace(known, base=base, base_commit=commit, branch=branch)
+
+            stream = await self._desk.records.kept.edit(stream.tenant, stream.id, begun) or stream
+        source = Source(
+            url=project.url,
+            commit=stream.base_commit,
+            ref=f"refs/heads/{stream.base}",
+            depth=0,
+            credential=project.credential,
+        )
+        jobs = planned(spec, id=stream.id, source=source, branch=stream.branch)
+        seconds = spec.timeout_minutes * 60
+        hashed = plan_hash(jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds)
+        files.ready(self._desk.folder, stream, jobs)
+        order = decide.Plan(
+            id=record.id, jobs=jobs, plan_hash=hashed, is_fail_fast=spec.fail_fast, timeout_seconds=seconds
+        )
+        await self._say(record, order)
+
+    async def fail(self, record: Run, why: str) -> None:
+        """There is no plan, and the run says why; so does the workstream, first."""
+        kept = self._desk.records.kept
+        await kept.edit(record.tenant, record.id, lambda known: known and replace(known, problem=why))
+        await self._say(record, run.PlanFailed(id=record.id, error=why))
+
+    async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
+        refused = await say_plan(self._desk.applier, record, order)
+        if refused is not None:
+            raise refused

@@ -1,0 +1,73 @@
+"""What is known of a workstream beside its run: where its branch is, and what each task added to it.
+
+Truth is the store and the blobs: any server can make the commits again out of the repository and the bundles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.protocol.messages import Verdict
+from deltaci.storage.port import Store
+from deltaci.storage.typed_documents import Documents
+
+KIND: Final = "workstream"
+OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task added: its bundle holds what `head` has and `start` has not."""
+
+    task: str
+    attempt_id: str
+    bundle: str  # the blob's key; empty: it changed nothing
+    start: str
+    head: str
+    tip: str  # of the branch, once it was joined
+
+
+class Workstream(msgspec.Struct, frozen=True, kw_only=True):
+    """One workstream. `id` is its run's; `spec` is what was asked for, as plain values of the file's model."""
+
+    id: str
+    tenant: str
+    name: str
+    project: str
+    base: str  # the branch that it is merged to; empty until it is planned: the default one
+    spec: dict[str, Any]
+    created_by: str = ""
+    created_at: int = 0
+    base_commit: str = ""  # where it began
+    branch: str = ""  # its own, e.g. `ws/login-3f9a2c`
+    joined: tuple[Joined, ...] = ()
+    place: str = ""  # where its worktree is, as the last runner said
+    merged_as: str = ""  # the commit by which the base has it
+    problem: str = ""  # why it was not merged
+    # What did not hold when the server looked, by task; under "" what did not hold of the whole.
+    verdicts: dict[str, tuple[Verdict, ...]] = {}
+
+    @property
+    def tip(self) -> str:
+        """Where its branch is."""
+        return self.joined[-1].tip if self.joined else self.base_commit
+
+
+class Open(msgspec.Struct, frozen=True):
+    """That it is not archived yet, and whose it is."""
+
+    tenant: str
+    id: str
+
+
+class Workstreams:
+    """All of them, as documents. Named by their ids; `opened` is found under EVERYBODY."""
+
+    def __init__(self, store: Store) -> None:
+        self.kept = Documents(store, KIND, Workstream)
+        self.opened = Documents(store, OPEN, Open)
+
+    async def find(self, tenant: str, id: str) -> Workstream | None:
+        """The tenant's workstream of this id."""
+        return await self.kept.find(tenant, id)

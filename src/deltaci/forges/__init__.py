@@ -1,0 +1,33 @@
+"""Forges (GitHub, GitLab, Gitea, a bare repository): webhook events in, commit statuses and merges out.
+
+Each forge is one file that parses webhook requests into a `WebhookEvent` and builds status requests. `http.py` is the
+only way to a forge; `status_state.py` decides (pure) which status may be sent next. `landing.py` and
+`fast_forward.py` move a branch through the forge's API. Start with `webhook_event.py` and `github.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from deltaci.forges.generic import PlainGit
+from deltaci.forges.gitea import Gitea
+from deltaci.forges.github import GitHub
+from deltaci.forges.gitlab import GitLab
+from deltaci.forges.status_state import Speaker
+from deltaci.forges.webhook_event import Listener
+
+# By the name that a project gives its forge.
+LISTENERS: Final[Mapping[str, Listener]] = {
+    "github": GitHub(),
+    "gitlab": GitLab(),
+    "gitea": Gitea(),
+    "forgejo": Gitea(),
+    "git": PlainGit(),
+}
+SPEAKERS: Final[Mapping[str, Speaker]] = {
+    "github": GitHub(),
+    "gitlab": GitLab(),
+    "gitea": Gitea(),
+    "forgejo": Gitea(),
+}
