@@ -13,8 +13,8 @@ from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
-from deltaci.pipeline.workstreams import model
-from deltaci.pipeline.workstreams.compile import planned
+from deltaci.pipeline.workstream import model
+from deltaci.pipeline.workstream.compile import planned
 from deltaci.protocol import messages as wire
 from deltaci.server.service import Service
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from deltaci.pipeline.github.actions import ACTIONS, DROPPED, HARMLESS
-from deltaci.pipeline.github.commands import TOOLCHAIN, TOOLCHAIN_INPUTS
-from deltaci.pipeline.github.desk import OF_GITHUB
+from deltaci.pipeline.github.builtin_actions import ACTIONS, DROPPED, HARMLESS
+from deltaci.pipeline.github.converter import OF_GITHUB
 from deltaci.pipeline.github.events import INSIDE, NEVER, UNSAFE, UNSAFE_WHY
 from deltaci.pipeline.github.keys import KEYS, Rule
+from deltaci.pipeline.github.rust_toolchain import TOOLCHAIN, TOOLCHAIN_INPUTS
 from scripts.docgen.pages import replace_below_mark
 
 WORDS: Final = {"inside": "yes", "note": "no effect", "outside": "**outside**"}

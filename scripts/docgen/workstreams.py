@@ -8,7 +8,7 @@ from typing import Any, Final
 from deltaci.pipeline import model, schema
 from deltaci.pipeline.rule_keys import NumberRule
 from deltaci.pipeline.shapes import reachable
-from deltaci.pipeline.workstreams.model import Merge, Task, Workstream
+from deltaci.pipeline.workstream.model import Merge, Task, Workstream
 from scripts.docgen.pages import replace_below_mark
 from scripts.docgen.pipelines import Homes, tables
 

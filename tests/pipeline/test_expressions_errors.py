@@ -4,7 +4,7 @@ import pytest
 
 from deltaci.core.nearest import nearest
 from deltaci.pipeline.expressions import BadExpression, Mistake, check, line_and_column, parse
-from deltaci.pipeline.expressions.mistakes import MAX_SHOWN, shown
+from deltaci.pipeline.expressions.errors import MAX_SHOWN, shown
 
 OPERAND = "a value, a context or a function"
 

@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.pipeline import model
 from deltaci.pipeline.builtins import WITH
-from deltaci.pipeline.github.actions import ACTIONS
+from deltaci.pipeline.github.builtin_actions import ACTIONS
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
 PATH = ".github/actions/go/action.yml"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline import model, reader
-from deltaci.pipeline.github import composites, read
-from deltaci.pipeline.github.actions import ACTIONS
+from deltaci.pipeline.github import composite_actions, read
+from deltaci.pipeline.github.builtin_actions import ACTIONS
 from deltaci.pipeline.github.keys import KEYS
 from deltaci.pipeline.printing import printed
 from tests.pipeline.workflows import FILE, job
@@ -137,7 +137,7 @@ def test_a_large_workflow_is_read_quickly_enough() -> None:
 
 def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten levels of a hundred uses each would be more steps than anybody has time for."""
-    monkeypatch.setattr(composites, "MAX_COST", 500)
+    monkeypatch.setattr(composite_actions, "MAX_COST", 500)
     files = {}
     for level in range(9):
         uses = f"      - uses: ./a{level + 1}\n" * 100

@@ -8,7 +8,7 @@ from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.contexts import github
 from deltaci.pipeline.expressions import interpolate
-from deltaci.pipeline.github.desk import OF_GITHUB
+from deltaci.pipeline.github.converter import OF_GITHUB
 from deltaci.pipeline.problems import Place
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 

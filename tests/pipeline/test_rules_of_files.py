@@ -9,7 +9,7 @@ from deltaci.pipeline.problems import Problems
 from deltaci.pipeline.reader import read_part
 from deltaci.pipeline.rule_keys import KINDS, NumberRule, Rule
 from deltaci.pipeline.rules import OF_STREAMS, check, texts_of, wire_rules
-from deltaci.pipeline.workstreams.model import Rules
+from deltaci.pipeline.workstream.model import Rules
 from deltaci.pipeline.yaml import read_yaml
 from deltaci.protocol import messages as wire
 from tests.pipeline.planned import work

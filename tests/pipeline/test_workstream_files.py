@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from deltaci.pipeline.reader import read as read_pipeline
-from deltaci.pipeline.workstreams.model import Merge, Workstream
-from deltaci.pipeline.workstreams.reading import is_workstream, read, read_plain
+from deltaci.pipeline.workstream.model import Merge, Workstream
+from deltaci.pipeline.workstream.parse import is_workstream, read, read_plain
 from scripts.docgen.workstreams import document
 from tests.pipeline.broken import Broken
 from tests.pipeline.broken_workstreams import ALL, GOOD, task, top

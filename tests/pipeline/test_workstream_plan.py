@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents
-from deltaci.pipeline.workstreams.compile import graph, how_tested, labels, levels, planned
-from deltaci.pipeline.workstreams.model import Workstream
-from deltaci.pipeline.workstreams.reading import read
+from deltaci.pipeline.workstream.compile import graph, how_tested, labels, levels, planned
+from deltaci.pipeline.workstream.model import Workstream
+from deltaci.pipeline.workstream.parse import read
 from deltaci.protocol import messages as wire
 from tests.pipeline.broken_workstreams import GOOD, task
 

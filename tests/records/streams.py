@@ -13,8 +13,8 @@ from deltaci.core.attempt_orders import Verdict
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin
 from deltaci.core.timers import is_over
-from deltaci.pipeline.workstreams import model
-from deltaci.pipeline.workstreams.compile import planned
+from deltaci.pipeline.workstream import model
+from deltaci.pipeline.workstream.compile import planned
 from deltaci.protocol.job_spec import Source
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Open, Put, Transaction, Write

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaci.api.schemas.workstreams import WORKSTREAM_STATES
-from deltaci.pipeline.workstreams import reading
+from deltaci.pipeline.workstream import parse
 from deltaci.server.ui.workstreams import board, create, look
 
 
@@ -14,7 +14,7 @@ def test_the_board_has_every_state_in_order() -> None:
 
 def test_the_file_to_begin_with_is_one() -> None:
     """Somebody who only presses the button gets a workstream."""
-    read = reading.read(create.START)
+    read = parse.read(create.START)
 
     assert read.problems == ()
     assert read.workstream is not None

@@ -15,8 +15,8 @@ from deltaci.pipeline.github import FOLDER as WORKFLOWS
 from deltaci.pipeline.github import Workflow, is_workflow
 from deltaci.pipeline.problems import MAX_PROBLEMS, Problem, with_source
 from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
-from deltaci.pipeline.workstreams.reading import FoundWorkstream, is_workstream
-from deltaci.pipeline.workstreams.reading import read as read_workstream
+from deltaci.pipeline.workstream.parse import FoundWorkstream, is_workstream
+from deltaci.pipeline.workstream.parse import read as read_workstream
 from deltaci.pipeline.yaml import MAX_BYTES
 
 FOLDER: Final = ".deltaci"

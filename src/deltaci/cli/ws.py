@@ -20,7 +20,7 @@ from deltaci.cli.shown import Rows, console, safe, show, since, span
 from deltaci.cli.ws_view import event_told, outcome_told, queue_shown, stated, workstream_shown
 from deltaci.client.outcomes import is_completed
 from deltaci.pipeline.problems import with_source
-from deltaci.pipeline.workstreams import reading
+from deltaci.pipeline.workstream import parse
 from deltaci.pipeline.yaml import MAX_BYTES
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def _content(file: str) -> bytes:
 
 def _check(content: bytes, name: str) -> None:
     """Every problem, as `deltaci lint` shows it; a file that has one is not sent."""
-    found = reading.read(content, name)
+    found = parse.read(content, name)
     source = content.decode("utf-8", "replace")
     for problem in found.problems:
         print(with_source(problem, source), file=sys.stderr)

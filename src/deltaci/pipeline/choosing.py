@@ -13,7 +13,7 @@ from deltaci.core.nearest import nearest
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.conditions import SKIPPED, Verdict
 from deltaci.pipeline.expressions import ExpressionRefused
-from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
+from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.plan import LeftOut
 from deltaci.pipeline.problems import shown

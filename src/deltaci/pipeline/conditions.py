@@ -17,11 +17,11 @@ from deltaci.pipeline.expressions import (
     reduce,
     truthy,
 )
+from deltaci.pipeline.expressions.errors import ExpressionRefused
 from deltaci.pipeline.expressions.evaluator import Functions, evaluate
 from deltaci.pipeline.expressions.limits import Budget
-from deltaci.pipeline.expressions.mentions import Mention, mentions, replaced
-from deltaci.pipeline.expressions.mistakes import ExpressionRefused
-from deltaci.pipeline.expressions.texts import asked
+from deltaci.pipeline.expressions.references import Mention, mentions, replaced
+from deltaci.pipeline.expressions.templates import asked
 from deltaci.pipeline.expressions.tree import And, Call, Context, Index, Literal, Not, Or
 from deltaci.pipeline.expressions.values import is_primitive
 from deltaci.pipeline.expressions.values import text as as_text

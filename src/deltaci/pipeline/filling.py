@@ -18,8 +18,8 @@ from deltaci.pipeline.expressions import (
     reduce_text,
 )
 from deltaci.pipeline.expressions.limits import Budget
-from deltaci.pipeline.expressions.mentions import Mention, mentions
-from deltaci.pipeline.expressions.texts import OPEN, asked
+from deltaci.pipeline.expressions.references import Mention, mentions
+from deltaci.pipeline.expressions.templates import OPEN, asked
 from deltaci.pipeline.expressions.values import number as as_number
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.found import Found, Path, told

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.expressions import Expression, ExpressionRefused
-from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
+from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path

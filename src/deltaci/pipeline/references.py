@@ -18,8 +18,8 @@ from deltaci.pipeline import model
 from deltaci.pipeline.checks import needs_of
 from deltaci.pipeline.expressions import PLACES, ExpressionRefused, check, read
 from deltaci.pipeline.expressions import Expression as Tree
-from deltaci.pipeline.expressions.mentions import EVERY, Mention, mentions
-from deltaci.pipeline.expressions.texts import OPEN, asked
+from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
+from deltaci.pipeline.expressions.templates import OPEN, asked
 from deltaci.pipeline.found import Expression, Found, Path, told
 from deltaci.pipeline.matrix import BadMatrix, expand, split
 from deltaci.pipeline.model import MAX_ITEMS

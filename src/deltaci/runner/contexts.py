@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from deltaci.core.errors import Refused
 from deltaci.pipeline import expressions
-from deltaci.pipeline.expressions.texts import OPEN
+from deltaci.pipeline.expressions.templates import OPEN
 from deltaci.pipeline.expressions.values import Value, text
 from deltaci.protocol.answers import Need
 from deltaci.protocol.messages import ArtifactRule, JobSpec, Source

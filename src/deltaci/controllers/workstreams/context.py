@@ -14,7 +14,7 @@ from deltaci.engine.applier import Applier
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
-from deltaci.pipeline.workstreams import model
+from deltaci.pipeline.workstream import model
 from deltaci.storage.blobs.logs import Logs
 from deltaci.storage.blobs.store import Blobs
 from deltaci.storage.port import Store, jobs_of

@@ -38,8 +38,8 @@ from deltaci.engine.items import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.pipeline.rules import wire_rules
-from deltaci.pipeline.workstreams import model
-from deltaci.pipeline.workstreams.compile import how_tested, labels
+from deltaci.pipeline.workstream import model
+from deltaci.pipeline.workstream.compile import how_tested, labels
 from deltaci.storage.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"

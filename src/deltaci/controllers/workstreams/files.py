@@ -25,7 +25,7 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.core.worker import required_labels
-from deltaci.pipeline.workstreams.compile import levels
+from deltaci.pipeline.workstream.compile import levels
 from deltaci.storage.blobs.keys import safe_name
 
 FOLDER: Final = "workstreams"

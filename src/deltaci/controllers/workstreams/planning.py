@@ -12,7 +12,7 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core import decide, run
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
-from deltaci.pipeline.workstreams.compile import planned
+from deltaci.pipeline.workstream.compile import planned
 from deltaci.protocol.job_spec import Source
 
 

@@ -5,21 +5,21 @@ checked against what there is in its place, and evaluated over contexts that the
 Whatever an expression says, only `ExpressionRefused` is raised.
 """
 
+from deltaci.pipeline.expressions.availability import PLACES, Place
 from deltaci.pipeline.expressions.check import check
-from deltaci.pipeline.expressions.evaluator import Contexts, Functions, evaluate
-from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS, Function
-from deltaci.pipeline.expressions.mistakes import (
+from deltaci.pipeline.expressions.errors import (
     BadExpression,
     ExpressionRefused,
     FailedExpression,
     Mistake,
     line_and_column,
 )
+from deltaci.pipeline.expressions.evaluator import Contexts, Functions, evaluate
+from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS, Function
 from deltaci.pipeline.expressions.parser import parse
-from deltaci.pipeline.expressions.places import PLACES, Place
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.reducer import Known, Remains, reduce
-from deltaci.pipeline.expressions.texts import (
+from deltaci.pipeline.expressions.templates import (
     RemainingText,
     Template,
     check_template,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deltaci.core.nearest import nearest
+from deltaci.pipeline.expressions.errors import Mistake, shown
 from deltaci.pipeline.expressions.functions import SIGNATURES, wrong_arguments
-from deltaci.pipeline.expressions.mistakes import Mistake, shown
-from deltaci.pipeline.expressions.tokens import WORDS
+from deltaci.pipeline.expressions.tokenizer import WORDS
 from deltaci.pipeline.expressions.tree import Call, Context, Expression, walk
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from deltaci.core.nearest import nearest
+from deltaci.pipeline.expressions.errors import FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.functions import Function, builtin, find, is_builtin, wrong_arguments
 from deltaci.pipeline.expressions.limits import Budget, check_text
-from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.tree import (
     And,
     Call,

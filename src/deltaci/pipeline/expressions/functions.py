@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from deltaci.pipeline.expressions.errors import FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.json_text import NoJson, parsed, pretty
 from deltaci.pipeline.expressions.limits import MAX_ARGUMENTS, MAX_TEXT, Budget, check_text
-from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.tree import Call, Literal
 from deltaci.pipeline.expressions.values import Value, equal, fold, is_list, is_primitive, kind, text
 

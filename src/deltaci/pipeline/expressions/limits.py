@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake
+from deltaci.pipeline.expressions.errors import FailedExpression, Mistake
 
 MAX_LENGTH: Final = 21_000  # characters of one expression, as on GitHub
 MAX_DEPTH: Final = 50  # expressions within expressions, as on GitHub

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from deltaci.pipeline.expressions.errors import BadExpression, Mistake
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
-from deltaci.pipeline.expressions.mistakes import BadExpression, Mistake
-from deltaci.pipeline.expressions.tokens import END, NAME, Token, tokens
+from deltaci.pipeline.expressions.tokenizer import END, NAME, Token, tokens
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
     And,

@@ -6,7 +6,7 @@ import math
 from typing import assert_never
 
 from deltaci.pipeline.expressions.parser import BINDS
-from deltaci.pipeline.expressions.tokens import is_name
+from deltaci.pipeline.expressions.tokenizer import is_name
 from deltaci.pipeline.expressions.tree import (
     And,
     Call,

@@ -13,11 +13,11 @@ from typing import Final, TypeAlias, assert_never
 
 from msgspec import Struct
 
+from deltaci.pipeline.expressions.errors import FailedExpression, Mistake
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions
 from deltaci.pipeline.expressions.functions import find, is_builtin, wrong_arguments
 from deltaci.pipeline.expressions.json_text import compact
 from deltaci.pipeline.expressions.limits import MAX_DEPTH, MAX_LENGTH, Budget
-from deltaci.pipeline.expressions.mistakes import FailedExpression, Mistake
 from deltaci.pipeline.expressions.printer import printed
 from deltaci.pipeline.expressions.tree import (
     And,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
+from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import LIST, NUMBER, OBJECT, TEXT, Node

@@ -7,7 +7,7 @@ from typing import Final, get_args
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.checks import check_cron
-from deltaci.pipeline.github.desk import Desk, items, keyed, listed, made
+from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.shapes import shape

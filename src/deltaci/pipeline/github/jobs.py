@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.pipeline.expressions import contexts_of
-from deltaci.pipeline.github.composites import Actions
+from deltaci.pipeline.github.composite_actions import Actions
 from deltaci.pipeline.github.containers import Container, container, services, variables
-from deltaci.pipeline.github.desk import KNOWN, Desk, items, keyed, listed, made
+from deltaci.pipeline.github.converter import KNOWN, Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import has, keys
-from deltaci.pipeline.github.labels import Machines, as_list, machines, worked_out
+from deltaci.pipeline.github.runs_on import Machines, as_list, machines, worked_out
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
-from deltaci.pipeline.github.strategies import Strategy, strategy
+from deltaci.pipeline.github.strategy import Strategy, strategy
 from deltaci.pipeline.nodes import child
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node

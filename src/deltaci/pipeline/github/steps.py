@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.github.actions import DROPPED, built_in
-from deltaci.pipeline.github.commands import as_keys, is_toolchain, toolchain
-from deltaci.pipeline.github.composites import Actions, Uses, inlined, is_local
+from deltaci.pipeline.github.builtin_actions import DROPPED, built_in
+from deltaci.pipeline.github.composite_actions import Actions, Uses, inlined, is_local
 from deltaci.pipeline.github.containers import variables
-from deltaci.pipeline.github.desk import Desk, keyed, listed
+from deltaci.pipeline.github.converter import Desk, keyed, listed
 from deltaci.pipeline.github.keys import KEYS, keys
+from deltaci.pipeline.github.rust_toolchain import as_keys, is_toolchain, toolchain
 from deltaci.pipeline.github.shells import shell
 from deltaci.pipeline.problems import Place, shown
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from deltaci.pipeline.expressions import BadExpression, Expression, read
 from deltaci.pipeline.expressions.printer import printed
-from deltaci.pipeline.expressions.texts import CLOSE, OPEN
+from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Filter, Index, Literal, Not, Or
 
 Change = Callable[[Expression], Expression | None]

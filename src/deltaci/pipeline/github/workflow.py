@@ -12,9 +12,9 @@ from deltaci.core.graph import find_cycle
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.found import Expression, Found, Path
-from deltaci.pipeline.github.composites import Actions
+from deltaci.pipeline.github.composite_actions import Actions
 from deltaci.pipeline.github.containers import variables
-from deltaci.pipeline.github.desk import Desk, made
+from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.events import events
 from deltaci.pipeline.github.jobs import Keys, concurrency, job, needs, run_defaults
 from deltaci.pipeline.github.keys import keys

@@ -19,7 +19,7 @@ from deltaci.engine.applier import Applier
 from deltaci.engine.unreadable import refusal
 from deltaci.fleet.incarnations import Lives
 from deltaci.fleet.liveness import Fleet
-from deltaci.pipeline.workstreams.model import Workstream as WorkstreamFile
+from deltaci.pipeline.workstream.model import Workstream as WorkstreamFile
 from deltaci.server.api.callers import Caller, Keys
 from deltaci.server.api.streams import Streams
 from deltaci.server.api.tenants import Tenants

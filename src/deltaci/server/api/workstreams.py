@@ -27,8 +27,8 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run, is_let_go, is_over
 from deltaci.core.status.steps import run_status, step_attempts
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
-from deltaci.pipeline.workstreams import model, reading
-from deltaci.pipeline.workstreams.compile import graph
+from deltaci.pipeline.workstream import model, parse
+from deltaci.pipeline.workstream.compile import graph
 from deltaci.server.api.calls import Call, Handler, Made, WorkstreamDesk, missing
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import Family, workstream_family, workstream_of
@@ -81,17 +81,17 @@ def _read(asked: wire.WorkstreamInput) -> model.Workstream:
         raise Refused("bad_request", f"{found} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
     if asked.file is not None:
-        read = reading.read(asked.file, asked.name or reading.DEFAULT_FILE)
+        read = parse.read(asked.file, asked.name or parse.DEFAULT_FILE)
         stream, problems = read.workstream, [str(each) for each in read.problems if not each.is_warning]
     else:
-        stream, problems = reading.read_plain(asked.spec)
+        stream, problems = parse.read_plain(asked.spec)
     if stream is None:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more)
     return replace(
         stream,
         **({"project": asked.project} if asked.project else {}),
-        **({"base": reading.branch(asked.base)} if asked.base else {}),
+        **({"base": parse.branch(asked.base)} if asked.base else {}),
     )
 
 

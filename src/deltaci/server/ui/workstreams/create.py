@@ -13,7 +13,7 @@ from deltaci.api.schemas.inputs import MAX_PAGE
 from deltaci.api.schemas.projects import ProjectPage
 from deltaci.api.schemas.workstreams import Workstream
 from deltaci.pipeline.problems import Problem
-from deltaci.pipeline.workstreams import reading
+from deltaci.pipeline.workstream import parse
 from deltaci.server.ui import forms
 from deltaci.server.ui.markup import (
     Child,
@@ -89,7 +89,7 @@ async def created(visit: Visit) -> Answer:
     )
     if not visit.may("createWorkstream"):
         return await _page(visit, draft, status=403)
-    read = await asyncio.to_thread(reading.read, draft.text)
+    read = await asyncio.to_thread(parse.read, draft.text)
     wrong = [each for each in read.problems if not each.is_warning]
     if wrong:
         return await _page(visit, draft, problems=wrong, status=forms.REFUSED)

@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from deltaci.pipeline.expressions import ExpressionRefused, read
-from deltaci.pipeline.expressions.texts import CLOSE, OPEN
+from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.values import Value
-from deltaci.pipeline.github.desk import Desk, is_expression, keyed, listed, made
+from deltaci.pipeline.github.converter import Desk, is_expression, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.github.labels import as_expression
+from deltaci.pipeline.github.runs_on import as_expression
 from deltaci.pipeline.matrix import BadMatrix, expand
 from deltaci.pipeline.problems import Place, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node

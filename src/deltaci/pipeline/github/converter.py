@@ -17,7 +17,7 @@ from deltaci.pipeline.expressions import (
     functions_of,
     read,
 )
-from deltaci.pipeline.expressions.texts import CLOSE, OPEN
+from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Context, Index, Literal, walk
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.problems import Place, Problems, inside, shown

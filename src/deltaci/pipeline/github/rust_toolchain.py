@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from deltaci.pipeline.github.desk import Desk, keyed, made
+from deltaci.pipeline.github.converter import Desk, keyed, made
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import NULL, OBJECT, Node
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from deltaci.core.nearest import nearest
 from deltaci.pipeline.expressions import ExpressionRefused, read
-from deltaci.pipeline.github.desk import Desk, made
+from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import NULL, OBJECT, Node

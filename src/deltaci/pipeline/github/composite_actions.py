@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from deltaci.pipeline.expressions import STATUS, BadExpression, Expression, functions_of, parse, read
 from deltaci.pipeline.expressions.printer import printed
-from deltaci.pipeline.expressions.texts import CLOSE, OPEN
+from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index, Literal, Or
 from deltaci.pipeline.expressions.values import text as as_text
-from deltaci.pipeline.github.desk import Desk, keyed, listed, made
-from deltaci.pipeline.github.labels import as_expression
+from deltaci.pipeline.github.converter import Desk, keyed, listed, made
+from deltaci.pipeline.github.runs_on import as_expression
 from deltaci.pipeline.github.substitution import replaced, text
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml

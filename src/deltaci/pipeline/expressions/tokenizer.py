@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from deltaci.pipeline.expressions.errors import BadExpression, Mistake, shown
 from deltaci.pipeline.expressions.limits import MAX_LENGTH
-from deltaci.pipeline.expressions.mistakes import BadExpression, Mistake, shown
 from deltaci.pipeline.expressions.tree import Primitive
 from deltaci.pipeline.expressions.values import number_of_text
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from deltaci.pipeline.expressions import ExpressionRefused, Known, Template, read, reduce_text
-from deltaci.pipeline.expressions.mentions import EVERY, mentions
 from deltaci.pipeline.expressions.printer import printed
-from deltaci.pipeline.expressions.texts import CLOSE, OPEN
+from deltaci.pipeline.expressions.references import EVERY, mentions
+from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Literal
 from deltaci.pipeline.expressions.values import Value
-from deltaci.pipeline.github.desk import Desk, items, listed, made
+from deltaci.pipeline.github.converter import Desk, items, listed, made
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import OBJECT, Node

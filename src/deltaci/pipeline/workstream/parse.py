@@ -18,7 +18,7 @@ from deltaci.pipeline.nodes import child, items
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.reader import read_part
 from deltaci.pipeline.shapes import NOUNS, Words, reachable
-from deltaci.pipeline.workstreams.model import Branch, Workstream
+from deltaci.pipeline.workstream.model import Branch, Workstream
 from deltaci.pipeline.yaml import (
     BOOL,
     LIST,

@@ -12,7 +12,7 @@ from deltaci.core.worker import queue_key
 from deltaci.pipeline import jobs, model
 from deltaci.pipeline.expressions.values import text as as_text
 from deltaci.pipeline.rules import wire_rules
-from deltaci.pipeline.workstreams.model import Task, Workstream
+from deltaci.pipeline.workstream.model import Task, Workstream
 from deltaci.protocol import messages as wire
 
 GROUP: Final = "workstream:"

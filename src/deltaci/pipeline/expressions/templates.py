@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from deltaci.pipeline.expressions.check import check
+from deltaci.pipeline.expressions.errors import BadExpression, FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions, evaluate
 from deltaci.pipeline.expressions.functions import STATUS
 from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, Budget, check_text
-from deltaci.pipeline.expressions.mistakes import BadExpression, FailedExpression, Mistake, shown
 from deltaci.pipeline.expressions.parser import check_depth, parse
 from deltaci.pipeline.expressions.reducer import Known, Reducer, Remains, reduce_with
 from deltaci.pipeline.expressions.tree import And, Call, Expression, Literal, functions_of
