@@ -18,7 +18,7 @@ import msgspec
 
 from bench.figures import Figure
 from deltaci.audit.verify import verify
-from deltaci.audit.verify.records import AnyLine
+from deltaci.audit.verify.log_lines import AnyLine
 from tests.histories import History
 
 EVENTS = 1_000_000

@@ -20,7 +20,7 @@ from chaos.parts import Part
 from chaos.rows import NotRun, Row, measured
 from chaos.speaker import Speakers
 from chaos.stage import Stage, TooLate, until
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, to_line
@@ -147,7 +147,7 @@ async def examined(stage: Stage, place: Deployment, speakers: Speakers, point: i
     once = await recovered(copy)
     twice = await recovered(copy)
     wrong = [] if digest(*once) == digest(*twice) else ["a second recovery gives something else"]
-    report = verify(lines(once[0]))
+    report = verify(canonical_lines(once[0]))
     if not report.is_legal:
         wrong.append(report.summary())
     seen = Speakers(place, 0)

@@ -20,7 +20,7 @@ from chaos.rows import Row, measured
 from chaos.stage import TooLate, until
 from chaos.witness import Execution, overlap_seconds
 from chaos.workload import Workload
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, RUN, WORKER, Event
@@ -221,7 +221,7 @@ async def _busy(work: Workload, found: Verdict) -> None:
 def _verify(place: Deployment, found: Verdict) -> None:
     """The real command over the real log."""
     path = place.folder / "events.jsonl"
-    path.write_bytes(b"".join(line + b"\n" for line in lines(found.log)))
+    path.write_bytes(b"".join(line + b"\n" for line in canonical_lines(found.log)))
     command = [sys.executable, "-m", "deltaci.main", "verify", "--json", str(path)]
     told = subprocess.run(command, capture_output=True, env=place.environment, timeout=120, check=False)
     if told.returncode != 0:

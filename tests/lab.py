@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.job_events import job_events
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core import attempt, ids, job, run, worker
 from deltaci.core.attempt import Attempt, Leased
@@ -207,11 +207,11 @@ class Lab:
 
     def canonical(self) -> list[bytes]:
         """The log in its canonical form."""
-        return list(lines(self.log))
+        return list(canonical_lines(self.log))
 
     def transitions(self) -> list[bytes]:
         """The log as document 003's transitions."""
-        return [msgspec.json.encode(line) for line in Transitions().export(self.log)]
+        return [msgspec.json.encode(line) for line in TransitionsExporter().export(self.log)]
 
     def job_events(self) -> list[bytes]:
         """The log as document 004's job events."""

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deltaci.audit.explain import Explanation, lines
+from deltaci.audit.explain import Explanation, format_lines
 from deltaci.audit.explain.codes import ENDED, STEPS, WAITS
 from deltaci.core import attempt, job, worker
 from deltaci.core.failures import Facts
@@ -94,7 +94,8 @@ def example(name: str) -> str:
     """What a person sees who asks, on a terminal of this width."""
     explanation = EXAMPLES[name]()
     shown = [
-        textwrap.fill(line, WIDTH, subsequent_indent="  " if line[:1] == "-" else "") for line in lines(explanation)
+        textwrap.fill(line, WIDTH, subsequent_indent="  " if line[:1] == "-" else "")
+        for line in format_lines(explanation)
     ]
     return "\n".join([f"$ deltaci explain {explanation.id}", *shown])
 

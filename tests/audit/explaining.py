@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deltaci.audit.explain import Explanation, Surroundings, explain_attempt, explain_job, explain_run
+from deltaci.audit.explain import Explanation, TenantState, explain_attempt, explain_job, explain_run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.job import Job
@@ -34,7 +34,7 @@ class Archive:
 
     def why(self, record: Record, **around: Any) -> Explanation:
         """The explanation of one record."""
-        surroundings = Surroundings(now=self.now, workers=self.workers, **around)
+        surroundings = TenantState(now=self.now, workers=self.workers, **around)
         events = self.events.get(record.run_id or record.id, [])
         owner = self.records.get(record.run_id)
         jobs, attempts = self.jobs.get(record.run_id, []), self.attempts.get(record.run_id, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltaci.audit.explain import lines
+from deltaci.audit.explain import format_lines
 from deltaci.core import attempt
 from tests.audit.explaining import why
 from tests.audit.test_explain_waiting import only
@@ -33,7 +33,9 @@ def test_what_is_over_keeps_nobody_who_only_comes_after_it() -> None:
 
     assert told.text.startswith("Job mop waits for b, which has been running")
     lab.complete(lease)
-    assert "was put into the queue, as what comes before it was over." in "\n".join(lines(why(lab, lab.job("mop"))))
+    assert "was put into the queue, as what comes before it was over." in "\n".join(
+        format_lines(why(lab, lab.job("mop")))
+    )
 
 
 def test_who_waits_for_a_group_is_told_who_has_it() -> None:
@@ -85,6 +87,6 @@ def test_a_failure_that_the_job_does_not_retry_says_so() -> None:
     lab = Lab().plan(task("a", max_attempts=3, retry_on=("FLAKY", "TOOLING")))
     lab.fail(lab.claim(lab.attempt("a")))
 
-    told = "\n".join(lines(why(lab, lab.job("a"))))
+    told = "\n".join(format_lines(why(lab, lab.job("a"))))
 
     assert "The job is retried on FLAKY and TOOLING only, so attempt 1 of 3 was the last one." in told

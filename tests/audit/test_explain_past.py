@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.audit.explain import Explanation, Reason, Surroundings, explain_attempt, explain_job, explain_run, lines
-from deltaci.audit.explain.words import duration, listed, shown
+from deltaci.audit.explain import (
+    Explanation,
+    Reason,
+    TenantState,
+    explain_attempt,
+    explain_job,
+    explain_run,
+    format_lines,
+)
+from deltaci.audit.explain.formatting import duration, listed, shown
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts, FailureRule
@@ -407,7 +415,7 @@ def test_texts_of_others_stay_on_one_line_and_hide_nothing() -> None:
     lab.cancel_run(reason=nasty)
 
     for record in (lab.run(), lab.job("ok"), lab.job("build"), lab.attempt("build")):
-        for line in lines(why(lab, record)):
+        for line in format_lines(why(lab, record)):
             assert line.isprintable()
             assert len(line) < 1000
     assert told(why(lab, lab.job("ok")), "rejected").text.startswith("Job ok was rejected by bob: “ab c d e xxx")
@@ -448,7 +456,7 @@ def test_little_knowledge_makes_a_short_answer_and_no_error() -> None:
     lab.plan(task("build"), task("test", "build"), gate("ok"), id="r2")
     lab.work("build", ok=False, run_id="r2")
     lab.do(job.Reject(id="r2/ok", actor="user:bob"))
-    around = Surroundings(now=lab.now)
+    around = TenantState(now=lab.now)
 
     for id in ("r1", "r2"):
         assert explain_run(lab.run(id), [], [], [], around).summary

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deltaci.audit.explain import Surroundings, queue
+from deltaci.audit.explain import TenantState, queue
+from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.queue import Wait
-from deltaci.audit.explain.story import Story
 from deltaci.core import attempt, worker
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import Worker
@@ -21,8 +21,8 @@ def waits(lab: Lab, **around: Any) -> list[Wait]:
     known = Archive(lab)
     jobs = [each for some in known.jobs.values() for each in some]
     tries = [each for some in known.attempts.values() for each in some]
-    surroundings = Surroundings(now=lab.now, workers=known.workers, **around)
-    story = Story(None, jobs, tries, (), surroundings, is_brief=True)
+    surroundings = TenantState(now=lab.now, workers=known.workers, **around)
+    story = ExplainContext(None, jobs, tries, (), surroundings, is_brief=True)
     found = [*(queue.attempt_wait(story, each) for each in tries), *(queue.job_wait(story, each) for each in jobs)]
     return sorted((each for each in found if each is not None), key=lambda each: each.place)
 
@@ -84,7 +84,7 @@ def test_the_plain_queue_is_not_told_what_jobs_of_runs_are() -> None:
     lab = Lab().plan(task("a"))
     lab.enqueue("plain")
     known = Archive(lab)
-    story = Story(None, (), (), (), Surroundings(now=lab.now))
+    story = ExplainContext(None, (), (), (), TenantState(now=lab.now))
 
     reasons = []
     for each in (lab.attempt("a"), known.records["plain"]):

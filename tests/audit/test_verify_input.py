@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaci.audit.verify import FORMATS, NotALog, verify
+from deltaci.audit.verify import FORMATS, NotAnEventLogError, verify
 from tests.lab import Lab, gate, task
 
 JSON = st.recursive(
@@ -66,7 +66,7 @@ def test_any_bytes_are_answered(lines: list[bytes], format: str) -> None:
     """Noise is refused or reported, whatever it is taken for."""
     try:
         report = verify(lines, format)
-    except NotALog:
+    except NotAnEventLogError:
         return
 
     assert report.count > 0 or report.lines == 0

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.job_events import job_events
-from deltaci.audit.projections.transitions import Transitions
-from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, job_of, seen
+from deltaci.audit.projections.transitions import TransitionsExporter
+from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, job_of, project_log
 from deltaci.core.events import Event, to_line
 from tests.histories import History
 
@@ -27,7 +27,7 @@ def log(seed: int) -> tuple[Event, ...]:
 def test_every_step_is_allowed_by_a_rule_or_says_who_demands_it(name: str) -> None:
     """What is shown beside a step is why it is legal."""
     for seed in SEEDS:
-        for each in seen(VOCABULARIES[name], log(seed)):
+        for each in project_log(VOCABULARIES[name], log(seed)):
             assert bool(each.rule) != bool(each.why) or name == CANONICAL.name, each
             assert each.kind in VOCABULARIES[name].kinds or each.event.entity == "worker"
 
@@ -35,7 +35,7 @@ def test_every_step_is_allowed_by_a_rule_or_says_who_demands_it(name: str) -> No
 def test_our_own_words_are_the_canonical_log() -> None:
     """A lease's change has a line of its own there and here."""
     for seed in SEEDS:
-        assert [to_line(each.event) for each in seen(CANONICAL, log(seed))] == list(lines(log(seed)))
+        assert [to_line(each.event) for each in project_log(CANONICAL, log(seed))] == list(canonical_lines(log(seed)))
 
 
 def test_the_queues_words_are_those_of_its_export() -> None:
@@ -45,7 +45,7 @@ def test_the_queues_words_are_those_of_its_export() -> None:
             (each["job_id"], each["from_status"], each["to_status"], each["type"], each["actor"])
             for each in job_events(log(seed))
         ]
-        found = seen(VOCABULARIES["queue"], log(seed))
+        found = project_log(VOCABULARIES["queue"], log(seed))
         assert [(each.event.entity_id, each.source, each.target, each.word, each.actor) for each in found] == told
 
 
@@ -54,10 +54,10 @@ def test_the_workstreams_words_are_those_of_its_export() -> None:
     for seed in SEEDS:
         told = [
             (each["entity_id"], each["from_state"], each["to_state"], each["trigger"])
-            for each in Transitions().export(log(seed))
+            for each in TransitionsExporter().export(log(seed))
             if each["event_type"] != "worker_state_transition"
         ]
-        found = (each for each in seen(VOCABULARIES["workstreams"], log(seed)) if each.source is not None)
+        found = (each for each in project_log(VOCABULARIES["workstreams"], log(seed)) if each.source is not None)
         assert [(each.event.entity_id, each.source, each.target, each.word) for each in found] == told
 
 

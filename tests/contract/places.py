@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import pytest
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
@@ -303,7 +303,7 @@ def attempt_of(lease_id: str) -> str:
 
 def legal(events: list[Event]) -> list[Event]:
     """The log, which the verifier finds legal."""
-    report = verify(lines(events), "canonical")
+    report = verify(canonical_lines(events), "canonical")
     assert report.is_legal, "\n".join(map(str, report.violations[:10]))
     return events
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
@@ -85,7 +85,7 @@ async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(
         assert (await server.find("w1", Worker)).state == worker.IDLE
         assert await states(server, "build", "test", "ok", "ship") == [job.SUCCEEDED] * 4
         events = await server.verified()
-        report = verify([_line(each) for each in Transitions().export(events)], "transitions")
+        report = verify([_line(each) for each in TransitionsExporter().export(events)], "transitions")
         assert report.is_legal, report.violations
 
 

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from deltaci.audit.projections.canonical import lines
-from deltaci.audit.verify.canonical import Canonical
+from deltaci.audit.projections.canonical import canonical_lines
+from deltaci.audit.verify.canonical import CanonicalVerifier
 from deltaci.core.attempt import Attempt
 from deltaci.storage import open_store
 from deltaci.storage.port import Store
@@ -68,12 +68,12 @@ def read_until(connection: Connection, end: float | None, promises: Promises) ->
     return count
 
 
-async def check(store: Store, verifier: Canonical, seen: int, promises: Promises) -> int:
+async def check(store: Store, verifier: CanonicalVerifier, seen: int, promises: Promises) -> int:
     """Every promise is kept, and the log goes on legally. Returns how far it was read."""
     await store.open()
     try:
         while page := await store.events(seen, 5000):
-            for line in lines(page):
+            for line in canonical_lines(page):
                 verifier.feed(verifier.number + 1, line)
             seen = page[-1].seq
         for id, (rev, status) in promises.items():
@@ -90,7 +90,7 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(
     url: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Nobody is answered before the commit, so a crash looks like a lost answer and nothing worse."""
-    draw, verifier, seen, kept, kills = Random(20261118), Canonical(), 0, 0, 0
+    draw, verifier, seen, kept, kills = Random(20261118), CanonicalVerifier(), 0, 0, 0
 
     while kills < KILLS or kept <= KILLS:  # On a slow machine few kills come after the first promise.
         assert kills < 10 * KILLS, f"only {kept} promises in {kills} lives"

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
@@ -194,7 +194,7 @@ class Deployment:
         """Wait until the job is over; the whole log must be legal then, and tell of one end only."""
         await self.until(id, lambda event: event.to in attempt.TERMINAL)
         log = await feed.read(self.store, 0, 1_000_000)
-        report = verify(lines(log))
+        report = verify(canonical_lines(log))
         assert report.is_legal, report.summary()
         assert len([event for event in log if event.entity_id == id and event.to in attempt.TERMINAL]) == 1
         record = await self.store.find(id)

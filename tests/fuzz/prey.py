@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
 from deltaci.engine import feed
@@ -76,7 +76,7 @@ class Prey:
 
     def verified(self) -> Report:
         """What the verifier says about the log of the server."""
-        return verify(lines(asyncio.run(self.events())))
+        return verify(canonical_lines(asyncio.run(self.events())))
 
     def complaints(self) -> str:
         """What the server said to people, if it is more than it should be: a traceback, an error."""

@@ -55,10 +55,10 @@ def verify_many_bad_lines() -> None:
 
 
 def _verify(lines: list[bytes]) -> None:
-    from deltaci.audit.verify import NotALog, verify
+    from deltaci.audit.verify import NotAnEventLogError, verify
 
     for format in ("", "canonical", "transitions", "job-events"):
-        with suppress(NotALog):
+        with suppress(NotAnEventLogError):
             verify(lines, format)
 
 

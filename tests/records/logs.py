@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
 from deltaci.storage.port import Open, Store, Transaction, Write
@@ -16,7 +16,7 @@ from tests.lab import Lab, task
 
 def whole(events: Iterable[Event]) -> bytes:
     """The file, made at one go."""
-    exporter, found = Transitions(), []
+    exporter, found = TransitionsExporter(), []
     for event in events:
         for line in exporter.export((event,)):
             line["metadata"]["seq"] = event.seq

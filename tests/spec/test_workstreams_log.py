@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from deltaci.audit.verify import NotALog, verify
+from deltaci.audit.verify import NotAnEventLogError, verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.failures import Facts
@@ -422,7 +422,7 @@ def test_the_verifier_survives_a_line_that_is_no_event(raw: bytes) -> None:
 @pytest.mark.parametrize("lines", [[], [b"", b"  "], [b"not json"], [b"[1]"], [b'{"hello":"world"}']])
 def test_the_verifier_says_so_when_it_is_given_no_log_at_all(lines: list[bytes]) -> None:
     """To call an empty or foreign file legal would be a false comfort."""
-    with pytest.raises(NotALog):
+    with pytest.raises(NotAnEventLogError):
         verify(lines)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import job, run
 from deltaci.core.job import Job
@@ -174,7 +174,7 @@ async def test_twenty_workstreams_over_one_base_that_moves(tmp_path: Path) -> No
         merged = await _check_outcomes(scene, twenty)
         await _check_history(scene, twenty, merged)
         log = await feed.read(place.store, 0, 1_000_000)
-        assert verify(lines(log)).is_legal
+        assert verify(canonical_lines(log)).is_legal
         await _check_written(tmp_path / "site", scene)
 
 

@@ -13,9 +13,9 @@ import msgspec
 import typer
 
 from deltaci.api.schemas import records as api
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.job_events import job_events
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.cli import inputs
 from deltaci.cli.completing import complete_run
 from deltaci.cli.session import Session, command
@@ -45,8 +45,8 @@ def core_events(events: Iterable[api.Event]) -> Iterator[Event]:
 
 
 FORMATS: Final[dict[str, Callable[[Iterable[Event]], Iterator[bytes]]]] = {
-    "canonical": lines,
-    "transitions": lambda events: _encoded(Transitions().export(events)),
+    "canonical": canonical_lines,
+    "transitions": lambda events: _encoded(TransitionsExporter().export(events)),
     "job-events": lambda events: _encoded(job_events(events)),
 }
 

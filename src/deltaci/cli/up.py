@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from deltaci.audit.projections.canonical import lines
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import Report, verify
 from deltaci.cli.web import signed_link
 from deltaci.core import job, run
@@ -94,11 +94,11 @@ class FirstRun:
 async def _save(service: Service, folder: Path) -> Report:
     """Leave the log where the next command finds it, and verify it."""
     log = await feed.read(service.store, 0, MAX_EVENTS)
-    (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines(log)))
+    (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in canonical_lines(log)))
     if service.transitions is not None and log:
         with suppress(TimeoutError):
             await asyncio.wait_for(service.transitions.written(log[-1].seq), STOP_SECONDS)
-    return verify(lines(log))
+    return verify(canonical_lines(log))
 
 
 async def _start_runner(url: str, folder: Path) -> asyncio.subprocess.Process:

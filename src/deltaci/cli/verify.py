@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from deltaci.audit.verify import FORMATS, NotALog, Report, verify
+from deltaci.audit.verify import FORMATS, NotAnEventLogError, Report, verify
 
 LEGAL, NOT_LEGAL, UNREADABLE = 0, 1, 2
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -104,7 +104,7 @@ def verify_command(
     started = time.monotonic()
     try:
         report = check_file(file, format, quiet=json)
-    except (NotALog, LineTooLong) as error:
+    except (NotAnEventLogError, LineTooLong) as error:
         fail(f"{file}: {error}")
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}; give the path of a log, or - for standard input")

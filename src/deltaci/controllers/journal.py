@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from deltaci.audit.projections.transitions import Memory, Transitions
+from deltaci.audit.projections.transitions import ExporterState, TransitionsExporter
 from deltaci.core.events import Event
 from deltaci.storage.blobs.room import check_room
 
@@ -65,7 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     mark: Mark = Mark()
     written: int = 0
     bytes: int = 0
-    memory: Memory = msgspec.field(default_factory=Memory)
+    memory: ExporterState = msgspec.field(default_factory=ExporterState)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Journal:
         self._lock: BinaryIO | None = None
         self._file: BinaryIO | None = None
         self._size = 0
-        self._exporter = Transitions()
+        self._exporter = TransitionsExporter()
         self._mark = Mark()
         self._written = 0  # Up to this seq, lines are there.
         self.unsaved = 0  # So many events were heard since the last snapshot.
@@ -126,7 +126,7 @@ class Journal:
             self._file.truncate(end)
         self._size = end
         snapshot = self._snapshot(end)
-        self._exporter, self._mark, self.unsaved = Transitions(snapshot.memory), snapshot.mark, 0
+        self._exporter, self._mark, self.unsaved = TransitionsExporter(snapshot.memory), snapshot.mark, 0
         last = max(snapshot.mark, Mark(snapshot.written), key=lambda mark: mark.seq)
         if end > snapshot.bytes:
             try:
@@ -171,7 +171,7 @@ class Journal:
         self._file.close()
         self._file = self.path.open("a+b")
         self._size = self._file.seek(0, os.SEEK_END)
-        self._exporter, self._mark, self._written = Transitions(), Mark(after), after
+        self._exporter, self._mark, self._written = TransitionsExporter(), Mark(after), after
         if after:
             self.save()  # Where it begins follows from nothing else.
         return kept

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from deltaci.audit.explain import ends, past, waits
-from deltaci.audit.explain.answer import Clause, Explanation, Reason, Surroundings
+from deltaci.audit.explain import history, outcomes, waits
 from deltaci.audit.explain.codes import CODES, ENDS
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import capital, count, moment, shown
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import capital, count, moment, shown
+from deltaci.audit.explain.reasons import Clause, Explanation, Reason, TenantState
 from deltaci.core import attempt as attempts_
 from deltaci.core import job as jobs_
 from deltaci.core import run as runs_
@@ -28,19 +28,19 @@ __all__ = [
     "ENDS",
     "Explanation",
     "Reason",
-    "Surroundings",
+    "TenantState",
     "explain_attempt",
     "explain_job",
     "explain_run",
-    "lines",
+    "format_lines",
 ]
 
 
 def explain_run(
-    run: Run, jobs: Iterable[Job], attempts: Iterable[Attempt], events: Sequence[Event], surroundings: Surroundings
+    run: Run, jobs: Iterable[Job], attempts: Iterable[Attempt], events: Sequence[Event], surroundings: TenantState
 ) -> Explanation:
     """Why the run stands as it does."""
-    story = Story(run, jobs, attempts, events, surroundings)
+    story = ExplainContext(run, jobs, attempts, events, surroundings)
     said = waits.run_waits(story, run)
     return Explanation(
         id=run.id,
@@ -49,7 +49,7 @@ def explain_run(
         status=run_status(run),
         summary=_run_summary(story, run, said),
         waiting=tuple(clause.of(subject) for subject, clause in said),
-        history=past.run_history(story),
+        history=history.run_history(story),
     )
 
 
@@ -59,14 +59,14 @@ def explain_job(
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     events: Sequence[Event],
-    surroundings: Surroundings,
+    surroundings: TenantState,
 ) -> Explanation:
     """Why the job stands as it does. `jobs` and `attempts` are those of its run."""
-    story = Story(run, [*jobs, job], attempts, events, surroundings)
+    story = ExplainContext(run, [*jobs, job], attempts, events, surroundings)
     name = f"Job {shown(job.spec.name)}"
     clauses = waits.job_waits(story, job)
     if job.state in jobs_.TERMINAL:
-        summary = _sentence(name, ends.job_end(story, job))
+        summary = _sentence(name, outcomes.job_end(story, job))
     elif clauses:
         summary = _sentence(name, clauses[0])
     else:
@@ -78,7 +78,7 @@ def explain_job(
         status=step_status(job),
         summary=summary,
         waiting=tuple(each.of(name) for each in clauses),
-        history=past.job_history(story, job),
+        history=history.job_history(story, job),
     )
 
 
@@ -88,14 +88,14 @@ def explain_attempt(
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     events: Sequence[Event],
-    surroundings: Surroundings,
+    surroundings: TenantState,
 ) -> Explanation:
     """Why the attempt stands as it does. One of the plain queue has no run and no jobs."""
-    story = Story(run, jobs, [*attempts, attempt], events, surroundings)
+    story = ExplainContext(run, jobs, [*attempts, attempt], events, surroundings)
     name = capital(story.attempt_name(attempt))
     clauses = waits.attempt_waits(story, attempt)
     if attempt.state in attempts_.TERMINAL:
-        summary = _sentence(name, ends.attempt_end(story, attempt))
+        summary = _sentence(name, outcomes.attempt_end(story, attempt))
     else:
         summary = _sentence(name, clauses[0] if clauses else waits.under_way(story, attempt))
     return Explanation(
@@ -105,11 +105,11 @@ def explain_attempt(
         status=job_status(attempt),
         summary=summary,
         waiting=tuple(each.of(name) for each in clauses),
-        history=past.attempt_history(story, attempt),
+        history=history.attempt_history(story, attempt),
     )
 
 
-def lines(explanation: Explanation) -> list[str]:
+def format_lines(explanation: Explanation) -> list[str]:
     """The explanation as people read it on a terminal."""
     found, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
     if waiting and waiting[0].text.startswith(explanation.summary):
@@ -127,10 +127,10 @@ def _sentence(name: str, clause: Clause) -> str:
     return f"{name} {clause.text}."
 
 
-def _run_summary(story: Story, run: Run, said: Sequence[waits.Said]) -> str:
+def _run_summary(story: ExplainContext, run: Run, said: Sequence[waits.Said]) -> str:
     name = f"Run {shown(run.id)}"
     if runs_.is_over(run):
-        return _sentence(name, ends.run_end(story, run))
+        return _sentence(name, outcomes.run_end(story, run))
     if said and said[0][0] == name:
         return _sentence(*said[0])
     jobs = story.jobs.values()
@@ -139,7 +139,7 @@ def _run_summary(story: Story, run: Run, said: Sequence[waits.Said]) -> str:
     stand = f"{over} of {count(len(jobs), 'job')}"
     verb = "is" if over == 1 else "are"
     if run.state == runs_.CANCEL_REQUESTED:
-        return f"{name} was{ends.run_cancel(story)}; {stand} {verb} over, and {len(jobs) - over} must still stop."
+        return f"{name} was{outcomes.run_cancel(story)}; {stand} {verb} over, and {len(jobs) - over} must still stop."
     if said and not running:
         subject, clause = said[0]
         return f"{name} waits, with {stand} over: {_sentence(_lower(subject), clause)}"

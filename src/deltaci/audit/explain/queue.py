@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from deltaci.audit.explain import fleet, waits
-from deltaci.audit.explain.answer import Clause, Reason
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import capital, count, listed
+from deltaci.audit.explain import waits, workers
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import capital, count, listed
+from deltaci.audit.explain.reasons import Clause, Reason
 from deltaci.core import job as jobs_
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
@@ -47,11 +47,11 @@ _TOGETHER: Final = {
     "stopping": ("is being stopped", "are being stopped"),
     "stalled": ("waits for somebody to put it back", "wait for somebody to put them back"),
 }
-_BY_LABELS: Final = frozenset({*fleet.TROUBLE, fleet.BUSY, fleet.TURN})
+_BY_LABELS: Final = frozenset({*workers.TROUBLE, workers.BUSY, workers.TURN})
 # Who is named by all of them is who has to be looked at.
-_TO_LOOK_AT: Final = frozenset({fleet.HELD, fleet.UNRESPONSIVE, fleet.LEAVING, "waiting_for_group"})
+_TO_LOOK_AT: Final = frozenset({workers.HELD, workers.UNRESPONSIVE, workers.LEAVING, "waiting_for_group"})
 # What needs somebody to do something comes first.
-_URGENT: Final = frozenset({*fleet.TROUBLE, "waiting_for_approval", "stalled"})
+_URGENT: Final = frozenset({*workers.TROUBLE, "waiting_for_approval", "stalled"})
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ def held_since(attempt: Attempt) -> int:
     return attempt.started_at or attempt.updated_at
 
 
-def attempt_wait(story: Story, attempt: Attempt) -> Wait | None:
+def attempt_wait(story: ExplainContext, attempt: Attempt) -> Wait | None:
     """Why no worker has it; None for one that a worker has, or that is over."""
     clauses = waits.attempt_waits(story, attempt) if not is_held(attempt) else []
     if not clauses:
@@ -137,7 +137,7 @@ def attempt_wait(story: Story, attempt: Attempt) -> Wait | None:
     return _wait(attempt, IN_QUEUE, attempt.updated_at, clauses, alike)
 
 
-def job_wait(story: Story, job: Job) -> Wait | None:
+def job_wait(story: ExplainContext, job: Job) -> Wait | None:
     """What the job itself waits for; None for one of which its attempt says it, or that goes on."""
     if job.state in jobs_.TERMINAL:
         return None
@@ -149,13 +149,13 @@ def job_wait(story: Story, job: Job) -> Wait | None:
     return _wait(job, BY_ITSELF, job.updated_at, clauses) if clauses else None
 
 
-def run_wait(story: Story, run: Run) -> Wait | None:
+def run_wait(story: ExplainContext, run: Run) -> Wait | None:
     """Why a run has no jobs under way; None for one whose jobs say it."""
     clauses = [clause for _, clause in waits.run_waits(story, run)]
     return _wait(run, BY_ITSELF, run.updated_at, clauses) if clauses else None
 
 
-def under_way(story: Story, attempt: Attempt) -> tuple[Reason, ...]:
+def under_way(story: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
     """What is to be said of one that a worker has, besides that: that it is being stopped, or was not taken yet."""
     return tuple(_sentence(clause) for clause in waits.attempt_waits(story, attempt))
 
@@ -195,7 +195,7 @@ def _sentence(clause: Clause) -> Reason:
     return msgspec.structs.replace(said, text=capital(said.text.strip()))
 
 
-def _needs(story: Story, job: Job) -> Clause:
+def _needs(story: ExplainContext, job: Job) -> Clause:
     """Named by what it needs only: to follow that to where it begins is for whoever looks at the job."""
     known = [story.jobs[id] for id in (*job.needs, *job.after) if id in story.jobs]
     open = [each for each in known if not satisfies(each) and each.state not in jobs_.TERMINAL]

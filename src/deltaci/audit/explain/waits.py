@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from deltaci.audit.explain import ends, faults, fleet
-from deltaci.audit.explain.answer import Clause
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import count, listed, moment, person, shown, when
+from deltaci.audit.explain import failures, outcomes, workers
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import count, listed, moment, person, shown, when
+from deltaci.audit.explain.reasons import Clause
 from deltaci.core import attempt, job, run, timers
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, satisfies
@@ -26,11 +26,11 @@ RUNNING: Final = "running"
 # Who should be told of first, where a job waits for several others: what needs somebody, before what passes by itself.
 _WEIGHT: Final = {
     RUNNING: 0,
-    fleet.BUSY: 2,
-    fleet.TURN: 2,
+    workers.BUSY: 2,
+    workers.TURN: 2,
     "quota": 2,
     "waiting_for_group": 2,
-    **dict.fromkeys(fleet.TROUBLE, 3),
+    **dict.fromkeys(workers.TROUBLE, 3),
     "waiting_for_approval": 3,
     "stalled": 3,
 }
@@ -39,15 +39,15 @@ _WEIGHT: Final = {
 # -- attempts
 
 
-def attempt_waits(story: Story, of: Attempt) -> list[Clause]:
+def attempt_waits(story: ExplainContext, of: Attempt) -> list[Clause]:
     """Why the attempt does not go on; nothing while a runner has it, or when it is over."""
     told = _ATTEMPT.get(of.state)
     return told(story, of) if told is not None else []
 
 
-def _queued(story: Story, of: Attempt) -> list[Clause]:
+def _queued(story: ExplainContext, of: Attempt) -> list[Clause]:
     event = story.last(of.id)
-    by_worker = fleet.why_not_taken(story, of)
+    by_worker = workers.why_not_taken(story, of)
     by_worker = Clause(by_worker.code, by_worker.text, by_worker.about or of.id, event, by_worker.advice)
     found: list[Clause] = []
     if of.fence_until > story.now:
@@ -66,7 +66,7 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
         text = f"waits for the quota: {around.running} of {around.running_quota} jobs that may run at once do run"
         advice = "It is taken when one of them ends, or when the quota is raised."
         found.append(Clause("quota", text, of.id, event, advice))
-    if not found or by_worker.code in fleet.TROUBLE:
+    if not found or by_worker.code in workers.TROUBLE:
         found.append(by_worker)
     ahead = around.ahead.get(of.id, 0)
     if ahead:
@@ -75,7 +75,7 @@ def _queued(story: Story, of: Attempt) -> list[Clause]:
     return found
 
 
-def _group(story: Story, of: Attempt, holder: str) -> Clause:
+def _group(story: ExplainContext, of: Attempt, holder: str) -> Clause:
     """Another one of the group has it. Attempts are named after their jobs, and these after their runs."""
     id = holder.rpartition(".")[0] or holder
     run_id, _, name = id.partition("/")
@@ -86,7 +86,7 @@ def _group(story: Story, of: Attempt, holder: str) -> Clause:
     return Clause("waiting_for_group", text, id, story.last(of.id), "It is taken when that one has ended.")
 
 
-def _leased(story: Story, of: Attempt) -> list[Clause]:
+def _leased(story: ExplainContext, of: Attempt) -> list[Clause]:
     held = of.lease
     if held is None:
         return []
@@ -96,7 +96,7 @@ def _leased(story: Story, of: Attempt) -> list[Clause]:
     return [Clause("waiting_for_acceptance", text, of.id, story.last(of.id))]
 
 
-def _stale(story: Story, of: Attempt) -> list[Clause]:
+def _stale(story: ExplainContext, of: Attempt) -> list[Clause]:
     event = story.last(of.id)
     lost = of.ended_lease
     by = f" by {person(event.actor)}" if event is not None else ""
@@ -108,9 +108,9 @@ def _stale(story: Story, of: Attempt) -> list[Clause]:
     return [Clause("stalled", text, of.id, event, f"Put it back, or let a worker claim it{soon}.")]
 
 
-def _stopping(story: Story, of: Attempt) -> list[Clause]:
+def _stopping(story: ExplainContext, of: Attempt) -> list[Clause]:
     event = story.last(of.id, "cancel_requested")
-    text = f"is being stopped{ends.asked_by(story, of)}"
+    text = f"is being stopped{outcomes.asked_by(story, of)}"
     due = timers.next_due(of)
     if of.lease is None or due is None:
         return [Clause("stopping", text, of.id, event)]
@@ -118,7 +118,7 @@ def _stopping(story: Story, of: Attempt) -> list[Clause]:
     return [Clause("stopping", text, of.id, event, f"At {when(due[0], story.now)} it is ended without the worker.")]
 
 
-_ATTEMPT: Final[dict[str, Callable[[Story, Attempt], list[Clause]]]] = {
+_ATTEMPT: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
     attempt.QUEUED: _queued,
     attempt.LEASED: _leased,
     attempt.STALE: _stale,
@@ -129,39 +129,39 @@ _ATTEMPT: Final[dict[str, Callable[[Story, Attempt], list[Clause]]]] = {
 # -- jobs
 
 
-def job_waits(story: Story, of: Job) -> list[Clause]:
+def job_waits(story: ExplainContext, of: Job) -> list[Clause]:
     """Why the job does not go on; nothing while it runs, or when it is over."""
     if of.state == job.PENDING:
         return _needs(story, of)
     return own_waits(story, of)
 
 
-def own_waits(story: Story, of: Job) -> list[Clause]:
+def own_waits(story: ExplainContext, of: Job) -> list[Clause]:
     """What the job itself waits for, other jobs left aside."""
     if of.state in (job.QUEUED, job.RUNNING):
         current = story.attempt_of(of)
         if current is not None:
             return attempt_waits(story, current)
-        return [Clause(fleet.TURN, "waits for a worker", of.id, story.last(of.id))] if of.state == job.QUEUED else []
+        return [Clause(workers.TURN, "waits for a worker", of.id, story.last(of.id))] if of.state == job.QUEUED else []
     told = _JOB.get(of.state)
     return [told(story, of)] if told is not None else []
 
 
-def _retrying(story: Story, of: Job) -> Clause:
+def _retrying(story: ExplainContext, of: Job) -> Clause:
     event, last = story.last(of.id, "execution_failed"), story.attempt_of(of)
     text = f"waits to be tried again: attempt {of.attempts + 1} of {of.spec.max_attempts} starts at"
     text += f" {when(of.next_run_at, story.now)}"
     if of.last_error is not None:
         ended = story.last(last.id) if last is not None else None
         exit_code = ended.metadata.get("exit_code") if ended is not None else None
-        text += f", as attempt {of.attempts} failed: {faults.what(of.last_error, exit_code)}"
+        text += f", as attempt {of.attempts} failed: {failures.what(of.last_error, exit_code)}"
     advice = ""
     if last is not None and last.fence_until == of.next_run_at:
         advice = "It waits that long because the last worker may be at work on it until then."
     return Clause("retry_scheduled", text, of.id, event, advice)
 
 
-def _approval(story: Story, of: Job) -> Clause:
+def _approval(story: ExplainContext, of: Job) -> Clause:
     gate = of.spec.gate
     role = f" with the role {shown(gate.role)}" if gate.role else ""
     who = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
@@ -178,18 +178,18 @@ def _approval(story: Story, of: Job) -> Clause:
     return Clause("waiting_for_approval", text, of.id, story.last(of.id), advice)
 
 
-def _validating(story: Story, of: Job) -> Clause:
+def _validating(story: ExplainContext, of: Job) -> Clause:
     return Clause("waiting_for_validation", "was executed, and its result is being validated", of.id, story.last(of.id))
 
 
-_JOB: Final[dict[str, Callable[[Story, Job], Clause]]] = {
+_JOB: Final[dict[str, Callable[[ExplainContext, Job], Clause]]] = {
     job.RETRYING: _retrying,
     job.WAITING_APPROVAL: _approval,
     job.VALIDATING: _validating,
 }
 
 
-def at_root(story: Story, of: Job) -> Clause:
+def at_root(story: ExplainContext, of: Job) -> Clause:
     """What is said at the end of a chain: why this job, which waits for no other, is not done yet."""
     found = own_waits(story, of)
     if found:
@@ -200,7 +200,7 @@ def at_root(story: Story, of: Job) -> Clause:
     return under_way(story, current) if current is not None else Clause(RUNNING, "is running", of.id, story.last(of.id))
 
 
-def under_way(story: Story, of: Attempt) -> Clause:
+def under_way(story: ExplainContext, of: Attempt) -> Clause:
     """What is said of an attempt that a runner has."""
     on = f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
     text = f"is being started{on}"
@@ -210,7 +210,7 @@ def under_way(story: Story, of: Attempt) -> Clause:
     return Clause(RUNNING, text, of.id, story.last(of.id))
 
 
-def is_under_way(story: Story, of: Job) -> bool:
+def is_under_way(story: ExplainContext, of: Job) -> bool:
     """Whether a runner is at work on the job now."""
     current = story.attempt_of(of) if of.state == job.RUNNING else None
     return current is not None and current.state not in _ATTEMPT
@@ -228,7 +228,7 @@ class _Link(msgspec.Struct, frozen=True):
     length: int = 0
 
 
-def _unmet(story: Story) -> dict[str, Job]:
+def _unmet(story: ExplainContext) -> dict[str, Job]:
     """The jobs that keep whoever needs them waiting."""
     return {id: each for id, each in story.jobs.items() if not satisfies(each)}
 
@@ -242,7 +242,7 @@ def _open_needs(unmet: dict[str, Job], of: Job) -> list[Job]:
     return found
 
 
-def _links(story: Story, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
+def _links(story: ExplainContext, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
     """For every job that this one waits for, where its wait begins. Linear in the plan, without recursion."""
     found: dict[str, _Link] = {}
     needs: dict[str, list[Job]] = {}
@@ -267,7 +267,7 @@ def _links(story: Story, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
     return found
 
 
-def _needs(story: Story, of: Job) -> list[Clause]:
+def _needs(story: ExplainContext, of: Job) -> list[Clause]:
     unmet = _unmet(story)
     links = _links(story, unmet, of)
     alike: dict[str, list[Job]] = {}  # By the job at which their wait begins.
@@ -286,7 +286,7 @@ def _needs(story: Story, of: Job) -> list[Clause]:
     return [Clause("waiting_for_jobs", text, of.id, story.last(of.id))]
 
 
-def _chained(story: Story, links: dict[str, _Link], need: Job) -> Clause:
+def _chained(story: ExplainContext, links: dict[str, _Link], need: Job) -> Clause:
     first = links[need.id]
     names, id = [story.job_name(need.id)], need.id
     while links[id].need and len(names) < MAX_LINKS:
@@ -303,7 +303,7 @@ def _chained(story: Story, links: dict[str, _Link], need: Job) -> Clause:
 # -- runs
 
 
-def run_waits(story: Story, of: Run) -> list[Said]:
+def run_waits(story: ExplainContext, of: Run) -> list[Said]:
     """Why the run does not go on, and why some of its jobs do not while others do. Nothing once its outcome stands."""
     if run.is_over(of):
         return []
@@ -316,7 +316,7 @@ def run_waits(story: Story, of: Run) -> list[Said]:
     return list(_jobs_of(story))
 
 
-def _planning(story: Story, of: Run) -> Iterator[Clause]:
+def _planning(story: ExplainContext, of: Run) -> Iterator[Clause]:
     event = story.last(of.id)
     if of.state == run.CREATED:
         yield Clause("planning", "waits for its planning to begin", of.id, event)
@@ -330,7 +330,7 @@ def _planning(story: Story, of: Run) -> Iterator[Clause]:
         yield Clause("stopping", text, of.id, asked)
 
 
-def _jobs_of(story: Story) -> Iterator[Said]:
+def _jobs_of(story: ExplainContext) -> Iterator[Said]:
     """What the jobs wait for, other jobs left aside; those that wait for the same are told of together."""
     alike: dict[tuple[str, str], list[Job]] = {}
     first: dict[tuple[str, str], Clause] = {}

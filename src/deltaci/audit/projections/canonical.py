@@ -23,12 +23,12 @@ LEASE_WORDS: Final = {
 } | {(lease.ACTIVE, lease.ACTIVE): ("lease_renewed", "info")}
 
 
-def lines(events: Iterable[Event]) -> Iterator[bytes]:
+def canonical_lines(events: Iterable[Event]) -> Iterator[bytes]:
     """The log as lines of text, without line ends."""
-    return map(to_line, spelled_out(events))
+    return map(to_line, with_lease_events(events))
 
 
-def spelled_out(events: Iterable[Event]) -> Iterator[Event]:
+def with_lease_events(events: Iterable[Event]) -> Iterator[Event]:
     """The log with a line of its own for every lease's change, and with times that people can read."""
     for event in events:
         told = event.metadata.get("lease")

@@ -24,7 +24,7 @@ class _Job:
         self.attempt = 0
 
 
-class JobEvents:
+class JobEventsExporter:
     """Turns our events into document 004's. Remembers only the jobs that are not over."""
 
     def __init__(self) -> None:
@@ -61,4 +61,4 @@ class JobEvents:
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
     """Every `JobEvent` of a whole log, in order."""
-    return JobEvents().export(events)
+    return JobEventsExporter().export(events)

@@ -46,27 +46,27 @@ class Remembered(msgspec.Struct, array_like=True):
     tasks: list[str] = []
 
 
-class Memory(msgspec.Struct):
+class ExporterState(msgspec.Struct):
     """All that an exporter knows after some event: with it, another one goes on from there."""
 
     now: int = 0
     live: dict[str, Remembered] = {}
 
 
-class Transitions:
+class TransitionsExporter:
     """Turns our events into document 003's. Remembers only what is not over.
 
     Servers that write side by side may commit a little out of order; the file's own time never goes back.
     """
 
-    def __init__(self, memory: Memory | None = None) -> None:
+    def __init__(self, memory: ExporterState | None = None) -> None:
         self._now = memory.now if memory is not None else 0
         self._live = memory.live if memory is not None else {}
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> ExporterState:
         """What it knows now: for whoever writes it down before the next event."""
-        return Memory(self._now, self._live)
+        return ExporterState(self._now, self._live)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Every transition that document 003 sees, in order."""

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from deltaci.audit.projections import orchestration
-from deltaci.audit.projections.canonical import spelled_out
+from deltaci.audit.projections.canonical import with_lease_events
 from deltaci.core import job
 from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RUN, WORKER, Event
 from deltaci.core.status import queue, steps, workstreams
@@ -31,7 +31,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return tuple(map(kind_of, self.views)) or tuple(each for each in ENTITIES if each != WORKER)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step as the document sees it. `rule` allows it; where none does, `why` another document demands it."""
 
     event: Event
@@ -64,25 +64,25 @@ def kind_of(view: View) -> str:
     return view.name.rpartition(" ")[2]
 
 
-class Witness:
+class VocabularyProjector:
     """Tells a log in these words, from its beginning on: how a record is shown depends on all that came before."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._views = {view.entity: view for view in vocabulary.views}
         self._shown: dict[str, str | None] = {}
 
-    def see(self, events: Iterable[Event]) -> Iterator[Seen]:
+    def see(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
         """The next events of the log."""
-        for event in spelled_out(events):
+        for event in with_lease_events(events):
             if not self._views:
                 yield _as_it_is(event)
             elif (view := self._views.get(event.entity)) is not None:
                 yield from _projected(view, event, self._shown)
 
 
-def seen(vocabulary: Vocabulary, events: Iterable[Event]) -> Iterator[Seen]:
+def project_log(vocabulary: Vocabulary, events: Iterable[Event]) -> Iterator[ProjectedStep]:
     """A whole log in these words."""
-    return Witness(vocabulary).see(events)
+    return VocabularyProjector(vocabulary).see(events)
 
 
 def job_of(event: Event) -> str:
@@ -95,8 +95,8 @@ def job_of(event: Event) -> str:
     return name.rpartition(".")[0] if event.entity in (ATTEMPT, LEASE) else name
 
 
-def _as_it_is(event: Event) -> Seen:
-    return Seen(
+def _as_it_is(event: Event) -> ProjectedStep:
+    return ProjectedStep(
         event=event,
         kind=event.entity,
         source=event.from_,
@@ -106,7 +106,7 @@ def _as_it_is(event: Event) -> Seen:
     )
 
 
-def _projected(view: View, event: Event, shown: dict[str, str | None]) -> Iterator[Seen]:
+def _projected(view: View, event: Event, shown: dict[str, str | None]) -> Iterator[ProjectedStep]:
     before = shown.get(event.entity_id)
     change = Change(event.from_, event.to, event.trigger, event.actor)
     steps, shown[event.entity_id] = view.project_change(before, change)
@@ -115,7 +115,7 @@ def _projected(view: View, event: Event, shown: dict[str, str | None]) -> Iterat
         return
     for step in steps:
         allowed = view.allows(step)
-        yield Seen(
+        yield ProjectedStep(
             event=event,
             kind=kind_of(view),
             source=step.source,

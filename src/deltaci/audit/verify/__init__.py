@@ -11,12 +11,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from deltaci.audit.verify.canonical import Canonical
-from deltaci.audit.verify.job_events import JobEvents
+from deltaci.audit.verify.canonical import CanonicalVerifier
+from deltaci.audit.verify.job_events import JobEventsVerifier
 from deltaci.audit.verify.report import Report, Violation
-from deltaci.audit.verify.transitions import Transitions
+from deltaci.audit.verify.transitions import TransitionsVerifier
 
-__all__ = ["FORMATS", "NotALog", "Report", "Violation", "verify"]
+__all__ = ["FORMATS", "NotAnEventLogError", "Report", "Violation", "verify"]
 
 MAX_SHOWN: Final = 120
 PROGRESS_MASK: Final = 0x1FFF
@@ -32,14 +32,14 @@ class Verifier(Protocol):
     def end(self) -> Report: ...
 
 
-class NotALog(Exception):
+class NotAnEventLogError(Exception):
     """The input is none of the formats that can be verified."""
 
 
 FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
-    "canonical": Canonical,
-    "transitions": Transitions,
-    "job-events": JobEvents,
+    "canonical": CanonicalVerifier,
+    "transitions": TransitionsVerifier,
+    "job-events": JobEventsVerifier,
 }
 _MARKS: Final = (("canonical", "entity"), ("transitions", "event_type"), ("job-events", "from_status"))
 
@@ -50,12 +50,12 @@ def detect(raw: bytes) -> str:
         first = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = raw[:MAX_SHOWN].decode("utf-8", "replace")
-        raise NotALog(f"the first line is not JSON ({error}): {shown}") from None
+        raise NotAnEventLogError(f"the first line is not JSON ({error}): {shown}") from None
     for name, mark in _MARKS:
         if isinstance(first, dict) and mark in first:
             return name
     known = ", ".join(f"{name} (has {mark!r})" for name, mark in _MARKS)
-    raise NotALog(f"the first line is JSON, but no event of a known log; expected one of: {known}")
+    raise NotAnEventLogError(f"the first line is JSON, but no event of a known log; expected one of: {known}")
 
 
 def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], None] | None = None) -> Report:
@@ -74,7 +74,7 @@ def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], N
         if progress is not None and not number & PROGRESS_MASK:
             progress(number)
     if verifier is None:
-        raise NotALog("the log is empty; expected at least one event")
+        raise NotAnEventLogError("the log is empty; expected at least one event")
     report = verifier.end()
     report.lines = read
     return report

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from deltaci.audit.verify.records import EPOCH, Attempt, AttemptTold, LeaseTold, Line, Worker
+from deltaci.audit.verify.log_lines import EPOCH, Attempt, AttemptTold, LeaseTold, Line, Worker
 from deltaci.core import attempt, lease
 from deltaci.core.events import RUNNER, actor_kind
 from deltaci.core.ids import attempt_id
 
 if TYPE_CHECKING:
-    from deltaci.audit.verify.canonical import Canonical
+    from deltaci.audit.verify.canonical import CanonicalVerifier
 
-Check = Callable[["Canonical", Any, Line, Any], None]
+Check = Callable[["CanonicalVerifier", Any, Line, Any], None]
 
 # Which end or life of the lease goes with the attempt's new state; the empty set: the lease does not change.
 _LEASE_OF: Final = {
@@ -43,7 +43,7 @@ def _expected_lease(of: Attempt, line: Line) -> frozenset[str]:
     return _LEASE_OF.get(line.to, frozenset())
 
 
-def owner(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def owner(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """Only the owner speaks for an attempt, and only while its lease lasts."""
     if actor_kind(line.actor) != RUNNER:
         return
@@ -73,7 +73,7 @@ def owner(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
         )
 
 
-def born(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def born(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """An attempt is born with its number, for a job that is queued and asks for it."""
     if line.from_ != attempt.CREATED:
         return
@@ -116,7 +116,7 @@ def born(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     parent.attempt = of
 
 
-def requests(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def requests(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A repeated request changes nothing, so it cannot be seen twice."""
     if line.request_id:
         if any(r == line.request_id and t == line.trigger and at != line.at for r, t, at in of.requests):
@@ -124,7 +124,7 @@ def requests(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
         of.requests = (*of.requests, (line.request_id, line.trigger, line.at))[-8:]
 
 
-def claims(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def claims(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """`claims` grows by one exactly when somebody claims the attempt: a worker, or the orchestrator that takes over."""
     is_takeover = (
         (line.to == attempt.CANCEL_REQUESTED and line.from_ != attempt.CANCEL_REQUESTED and of.lease is None)
@@ -140,7 +140,7 @@ def claims(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
         no_claim(log, of, line, told)
 
 
-def no_claim(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def no_claim(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """Nothing but a claim counts as one."""
     if told.claims is not None:
         log.bad(
@@ -148,7 +148,7 @@ def no_claim(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
         )
 
 
-def leases(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def leases(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """The lease moves by its own machine, with its attempt, and never two at once."""
     expected = _expected_lease(of, line)
     change = told.lease
@@ -196,7 +196,7 @@ def _may_still_run(of: Attempt, line: Line, told: AttemptTold) -> bool:
     )
 
 
-def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None:
+def _granted(log: CanonicalVerifier, of: Attempt, line: Line, change: LeaseTold) -> None:
     if change.number != of.claims:
         log.bad("ORC-LF1", f"lease {change.number} of {of.id} is granted at claim {of.claims}", f"lease {of.claims}")
     if change.expires_at is None or change.accept_by is None:
@@ -225,7 +225,7 @@ def _granted(log: Canonical, of: Attempt, line: Line, change: LeaseTold) -> None
             )
 
 
-def _takes_group(log: Canonical, of: Attempt, line: Line, group: str) -> None:
+def _takes_group(log: CanonicalVerifier, of: Attempt, line: Line, group: str) -> None:
     """Nobody else of the group has a live lease, or had one that was lost and might not have heard of it yet."""
     last = log.groups.get((of.tenant, group))
     if last is not None and last is not of:
@@ -235,7 +235,7 @@ def _takes_group(log: Canonical, of: Attempt, line: Line, group: str) -> None:
     log.groups[of.tenant, group] = of
 
 
-def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: LeaseTold) -> None:
+def _held(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold, change: LeaseTold) -> None:
     if (change.number, change.worker_id) != (of.number, of.worker_id):
         found = f"lease {change.number} of {change.worker_id} changes on {of.id}"
         log.bad("ORC-LF1", found, f"lease {of.number} of {of.worker_id}")
@@ -257,7 +257,7 @@ def _held(log: Canonical, of: Attempt, line: Line, told: AttemptTold, change: Le
         )
 
 
-def _released(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def _released(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     known = log.live.get(of.worker_id) if of.job is not None else None
     if isinstance(known, Worker):
         log.touch(known, line)
@@ -279,7 +279,7 @@ def _is_trouble(line: Line, told: AttemptTold) -> bool | None:
     return None if told.error.code == "TIMED_OUT" else True
 
 
-def claimed(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def claimed(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A claim finds the attempt ready and its lease not lost too often."""
     due = max(of.run_at, of.fence)
     if line.at < due:
@@ -293,13 +293,13 @@ def claimed(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     of.started_at = EPOCH
 
 
-def started(_log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def started(_log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """The job's time runs from here."""
     if line.from_ == attempt.STARTING:
         of.started_at = line.at
 
 
-def stalled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def stalled(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A lost lease is counted, and the reason is known."""
     wanted = {of.lost + 1} | ({of.lost} if told.reason not in attempt.FOUND_LOST else set())
     if told.lost_leases not in wanted:
@@ -312,7 +312,7 @@ def stalled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
     of.stale_reason = told.reason or ""
 
 
-def requeued(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def requeued(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """Back in the queue: only while the limit allows, and not before the old runner has surely stopped."""
     if line.from_ != attempt.STALE:
         return
@@ -328,7 +328,7 @@ def requeued(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
     of.run_at = run_at
 
 
-def finished(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def finished(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A success has exit code 0; a failure says why."""
     if line.to == attempt.SUCCEEDED:
         if told.exit_code != 0 or told.error is not None:
@@ -351,7 +351,7 @@ def finished(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None
         log.bad("ORC-T2", f"attempt {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
 
 
-def judged(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def judged(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """Only a success has a verdict, and one that did not pass fails its job."""
     of.verdict = told.verdict
     if told.verdict is not None and line.to != attempt.SUCCEEDED:
@@ -360,7 +360,7 @@ def judged(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
         log.bad("WST-TG9", f"attempt {of.id} succeeds with a failed verdict, and has no job", "FAILED")
 
 
-def cancel_requested(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def cancel_requested(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """A request has a reason and a deadline; repeating it is no event."""
     if line.from_ == attempt.CANCEL_REQUESTED:
         return
@@ -369,7 +369,7 @@ def cancel_requested(log: Canonical, of: Attempt, line: Line, told: AttemptTold)
     of.cancel_reason, of.cancel_by = told.reason or "", told.cancel_by or line.at
 
 
-def canceled(log: Canonical, of: Attempt, line: Line, told: AttemptTold) -> None:
+def canceled(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
     """Acknowledged by the runner, or forced when nobody can acknowledge any more."""
     if told.reason != of.cancel_reason:
         log.bad("ORC-A10", f"attempt {of.id} is cancelled for {told.reason!r}", repr(of.cancel_reason))
@@ -414,7 +414,7 @@ _JOB_OF: Final = {
 }
 
 
-def settle(log: Canonical, of: Attempt) -> None:
+def settle(log: CanonicalVerifier, of: Attempt) -> None:
     """After the transaction: what was found lost is back in the queue, and the job stands as its attempt does."""
     if of.state == attempt.STALE and of.stale_reason in attempt.REQUEUED_AT_ONCE:
         log.bad(

@@ -14,7 +14,7 @@ import msgspec
 from deltaci.audit.projections import views_of
 from deltaci.audit.projections.canonical import LEASE_WORDS
 from deltaci.audit.verify import attempts, jobs, runs, workers
-from deltaci.audit.verify.records import (
+from deltaci.audit.verify.log_lines import (
     AnyLine,
     Attempt,
     AttemptLine,
@@ -85,7 +85,7 @@ def _step_problems(line: Line, actor: str) -> list[Problem]:
     return []
 
 
-class Canonical:
+class CanonicalVerifier:
     """A verification under way."""
 
     def __init__(self) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deltaci.audit.verify.records import Job, JobTold, Line
+from deltaci.audit.verify.log_lines import Job, JobTold, Line
 from deltaci.core import job
 from deltaci.core.events import USER, actor_kind
 from deltaci.core.gates import MAX_APPROVERS, person
 
 if TYPE_CHECKING:
-    from deltaci.audit.verify.canonical import Canonical
+    from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
-def born(log: Canonical, of: Job, told: JobTold) -> None:
+def born(log: CanonicalVerifier, of: Job, told: JobTold) -> None:
     """A gate is born with whatever makes it more than a plain one; a task has nothing of that."""
     of.is_plain = (told.role, told.approvers, told.not_by_starter) == (None, None, None)
     if of.is_task and not of.is_plain:
@@ -30,7 +30,7 @@ def born(log: Canonical, of: Job, told: JobTold) -> None:
     of.barred = told.started_by or None
 
 
-def decided(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def decided(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """An approval gate is decided by people who may, each of them counted once, for the plan of its run."""
     if line.from_ != job.WAITING_APPROVAL or line.to == job.CANCELED:
         return
@@ -47,7 +47,7 @@ def decided(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("MOD-G2", f"gate {of.id} tells the approvers {told.approvers}", str(wanted))
 
 
-def _approved(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def _approved(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     who = person(line.actor)
     if not of.is_plain and not who:
         log.bad("MOD-G1", f"gate {of.id} is approved by {line.actor}", "a person with a name")

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from deltaci.audit.verify.records import EPOCH, Count, Moment, Name
+from deltaci.audit.verify.log_lines import EPOCH, Count, Moment, Name
 from deltaci.audit.verify.report import Recent, Report
 from deltaci.core.status.queue import CLAIMED, JOB_VIEW, RUNNING
 from deltaci.core.status.view import Step
@@ -42,7 +42,7 @@ class _Job:
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-class JobEvents:
+class JobEventsVerifier:
     """A verification under way."""
 
     def __init__(self) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify import gates
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.records import EPOCH, Job, JobTold, Line
+from deltaci.audit.verify.log_lines import EPOCH, Job, JobTold, Line
 from deltaci.core import attempt, job
 from deltaci.core.failures import backoff_seconds
 
 if TYPE_CHECKING:
-    from deltaci.audit.verify.canonical import Canonical
+    from deltaci.audit.verify.canonical import CanonicalVerifier
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -50,7 +50,7 @@ def count(of: Job, before: str | None) -> None:
             waiting.unmet -= 1
 
 
-def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def born(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A job is born while its run is planned, with everything that binds it later."""
     if line.from_ is not None:
         return
@@ -85,7 +85,7 @@ def born(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         of.run.families.setdefault(of.family, []).append(of)
 
 
-def opened(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def opened(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A job is set going only when everything that it needs is met, and only as what it is."""
     if line.from_ != job.PENDING:
         return
@@ -106,7 +106,7 @@ def opened(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("ORC-C1", f"job {of.id} is set going while its run is {of.run.state}", "no new work in a run that ends")
 
 
-def queued(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def queued(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """One attempt more, within the limit, and not before its time."""
     of.attempts += 1
     if told.attempt_index != of.attempts:
@@ -117,7 +117,7 @@ def queued(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("STP-E3", f"job {of.id} is retried before {of.next_run_at.isoformat()}", "when its backoff is over")
 
 
-def begun(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def begun(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A job runs because a worker was granted its attempt."""
     current = of.attempt
     if current is None or current.state != attempt.LEASED or told.worker_id != current.worker_id:
@@ -133,13 +133,13 @@ def begun(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         )
 
 
-def validating(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def validating(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A job is validated when its attempt succeeded."""
     if of.attempt is None or of.attempt.state != attempt.SUCCEEDED or told.attempt_index != of.attempts:
         log.bad("WST-TG3", f"job {of.id} is validated without a successful attempt", "its attempt SUCCEEDED")
 
 
-def validated(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def validated(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A rule that its runner found broken fails it, and is named; without rules of its own nothing else does."""
     if line.from_ != job.VALIDATING:
         return
@@ -152,7 +152,7 @@ def validated(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         log.bad("WST-TG9", f"job {of.id} fails its validation, but no rule failed", "SUCCEEDED")
 
 
-def attempt_failed(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def attempt_failed(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """Retried while the failure is worth it and attempts remain, failed otherwise; and it says why."""
     if line.from_ != job.RUNNING:
         return
@@ -185,7 +185,7 @@ def attempt_failed(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
         _backoff(log, of, line, told)
 
 
-def _backoff(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def _backoff(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     wait = timedelta(seconds=backoff_seconds(of.attempts, of.base, of.cap))
     fence = of.attempt.fence if of.attempt else EPOCH
     first = max(line.at + wait, fence)
@@ -206,7 +206,7 @@ _RUN_REASONS: Final = {
 }
 
 
-def canceled(log: Canonical, of: Job, line: Line, told: JobTold) -> None:
+def canceled(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
     """A cancelled job says why, and the reason is true."""
     current = of.attempt
     if not told.reason:
@@ -248,7 +248,7 @@ _ATTEMPT_OF: Final = {
 }
 
 
-def settle(log: Canonical, of: Job) -> None:
+def settle(log: CanonicalVerifier, of: Job) -> None:
     """After the transaction: the attempt fits, nothing waits that could go on, nothing hopes that is lost."""
     state = of.state or ""
     if of.is_task and state in _ATTEMPT_OF:
@@ -269,7 +269,7 @@ def settle(log: Canonical, of: Job) -> None:
         _settle_family(log, of)
 
 
-def _settle_family(log: Canonical, of: Job) -> None:
+def _settle_family(log: CanonicalVerifier, of: Job) -> None:
     for each in of.run.families.get(of.family, ()):
         is_asked = each.attempt is not None and each.attempt.state == attempt.CANCEL_REQUESTED
         if not _is_over(each) and not is_asked:
@@ -281,7 +281,7 @@ def _is_over(of: Job) -> bool:
     return of.state in job.TERMINAL
 
 
-def _settle_pending(log: Canonical, of: Job) -> None:
+def _settle_pending(log: CanonicalVerifier, of: Job) -> None:
     if of.state != job.PENDING:
         return
     if any(is_lost(of.run.jobs[need]) for need in of.needs if need in of.run.jobs):

@@ -6,20 +6,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.records import Line, Run, RunTold
+from deltaci.audit.verify.log_lines import Line, Run, RunTold
 from deltaci.core import attempt, job, run
 
 if TYPE_CHECKING:
-    from deltaci.audit.verify.canonical import Canonical
+    from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
-def identity(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def identity(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A run's event belongs to the run itself."""
     if line.run_id != of.id:
         log.bad("MOD-E1", f"run {of.id} has run_id {line.run_id!r}", repr(of.id))
 
 
-def born(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def born(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A run is born with what binds it later; a cancel that comes too early is remembered."""
     if line.from_ is None:
         if told.is_fail_fast is None or told.has_validation is None or told.timeout_seconds is None:
@@ -33,7 +33,7 @@ def born(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         remembered(log, of, line, told)
 
 
-def remembered(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def remembered(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A cancel before the plan is remembered once."""
     if line.from_ == line.to:
         if of.cancel_reason or not told.reason or not told.is_remembered:
@@ -41,7 +41,7 @@ def remembered(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         of.cancel_reason = told.reason or "?"
 
 
-def planning(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def planning(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """Planning has a deadline."""
     if line.from_ == run.CREATED:
         if told.plan_by is None or told.plan_by <= line.at:
@@ -51,7 +51,7 @@ def planning(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         remembered(log, of, line, told)
 
 
-def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def planned(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """All jobs exist, none was forgotten, and the plan came in time."""
     of.plan_hash = told.plan_hash or ""
     if told.is_fail_fast is not None:
@@ -68,7 +68,7 @@ def planned(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
             log.bad("WST-TG1", f"job {each.id} waits for {', '.join(unknown)}", "jobs of its run")
 
 
-def active(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def active(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A run starts with its first claim or its first open approval, and goes on when one can progress."""
     if line.from_ == run.QUEUED:
         of.started_at = line.at
@@ -82,7 +82,7 @@ def active(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         log.bad("MOD-8", f"run {of.id} goes on while it only waits for approval", "WAITING_APPROVAL")
 
 
-def waiting(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def waiting(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A run waits exactly while a job waits and no other can progress."""
     if not of.waiting or of.active:
         log.bad(
@@ -92,7 +92,7 @@ def waiting(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         )
 
 
-def done(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def done(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """Every job is over and no required one was lost."""
     if of.open or of.doomed:
         log.bad(
@@ -102,7 +102,7 @@ def done(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         )
 
 
-def failed(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def failed(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A required job was lost, and nothing else can progress unless the run fails fast."""
     if line.from_ not in (run.RUNNING, run.WAITING_APPROVAL):
         return
@@ -115,13 +115,13 @@ def failed(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         log.bad("ORC-R7", f"run {of.id} fails for job {told.job_id!r}", "a required job that was lost")
 
 
-def timed_out(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def timed_out(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """Not before its time is over."""
     if line.at < of.started_at + of.timeout:
         log.bad("ORC-R10", f"run {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
 
 
-def cancel_requested(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def cancel_requested(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """A cancel has a reason; a remembered one keeps its own."""
     if line.from_ != line.to:
         if not told.reason or (of.cancel_reason and told.reason != of.cancel_reason):
@@ -129,7 +129,7 @@ def cancel_requested(log: Canonical, of: Run, line: Line, told: RunTold) -> None
         of.cancel_reason = told.reason or "?"
 
 
-def canceled(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def canceled(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """Every job is over."""
     if of.open:
         log.bad("ORC-RF3", f"run {of.id} is CANCELED with {of.open} jobs open", "every job over")
@@ -137,12 +137,12 @@ def canceled(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
         log.bad("ORC-RF3", f"run {of.id} is CANCELED for {told.reason!r}", repr(of.cancel_reason))
 
 
-def ending(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def ending(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """From here on nothing of the run goes on: see `_settle_rest`."""
     of.is_ending = line.from_ != line.to
 
 
-def reported(log: Canonical, of: Run, line: Line, told: RunTold) -> None:
+def reported(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
     """The conclusion keeps the outcome."""
     if told.conclusion != line.from_:
         log.bad("MOD-9", f"run {of.id} is reported as {told.conclusion}", str(line.from_))
@@ -165,7 +165,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 }
 
 
-def settle(log: Canonical, of: Run) -> None:
+def settle(log: CanonicalVerifier, of: Run) -> None:
     """After the transaction: the run stands as its jobs do, and whoever it no longer needs was told."""
     state, wrong = of.state, ""
     if of.is_ending:
@@ -196,7 +196,7 @@ def settle(log: Canonical, of: Run) -> None:
         )
 
 
-def _settle_rest(log: Canonical, of: Run) -> None:
+def _settle_rest(log: CanonicalVerifier, of: Run) -> None:
     """When a run ends, every job is over or was asked to stop."""
     for each in of.jobs.values():
         if each.state not in job.TERMINAL and (each.attempt is None or each.attempt.state != attempt.CANCEL_REQUESTED):

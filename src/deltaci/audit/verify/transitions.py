@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from deltaci.audit.verify.records import EPOCH, Count, Moment, Name
+from deltaci.audit.verify.log_lines import EPOCH, Count, Moment, Name
 from deltaci.audit.verify.report import Recent, Report
 from deltaci.core.status.view import Step, View
 from deltaci.core.status.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
@@ -83,7 +83,7 @@ class _Entity:
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-class Transitions:
+class TransitionsVerifier:
     """A verification under way."""
 
     def __init__(self) -> None:

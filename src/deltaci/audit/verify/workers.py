@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.records import Line, Worker, WorkerTold
+from deltaci.audit.verify.log_lines import Line, Worker, WorkerTold
 from deltaci.core import worker
 
 if TYPE_CHECKING:
-    from deltaci.audit.verify.canonical import Canonical
+    from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
 OFFERED: Final = "capabilities_registered"
@@ -17,7 +17,7 @@ HOLDS: Final = {"drained": worker.DRAINED, "quarantined": worker.QUARANTINED, "r
 ASIDE: Final = frozenset({OFFERED, *HOLDS})  # What says nothing of its state and its tasks.
 
 
-def registered(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def registered(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker says what it can and how much of it at once, and never less than it holds already."""
     if line.from_ != worker.INITIALIZING and line.trigger != OFFERED:
         return
@@ -29,7 +29,7 @@ def registered(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None
         log.bad("WST-KI1", f"worker {of.id} offers {of.places} places", f"at least {len(of.tasks)}, as many as leases")
 
 
-def assigned(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def assigned(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker is busy with leases that it really holds."""
     if line.trigger == "shutdown_requested":
         if of.is_leaving or not told.reason:
@@ -43,7 +43,7 @@ def assigned(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         _counted(log, of, told)
 
 
-def released(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def released(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker is idle when its last lease ended, unless it was asked to go."""
     if line.from_ == worker.BUSY:
         _ended(log, of, told)
@@ -54,7 +54,7 @@ def released(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         log.bad("WST-KG3", f"worker {of.id} is {line.to} while it holds {held}", "no lease left")
 
 
-def _ended(log: Canonical, of: Worker, told: WorkerTold) -> None:
+def _ended(log: CanonicalVerifier, of: Worker, told: WorkerTold) -> None:
     if told.attempt_id not in of.ended:
         log.bad("WST-K3", f"worker {of.id} is released from {told.attempt_id}", "a lease that ended")
     trouble = of.ended.pop(told.attempt_id or "", None)
@@ -62,7 +62,7 @@ def _ended(log: Canonical, of: Worker, told: WorkerTold) -> None:
     _blamed(log, of, told, trouble)
 
 
-def _blamed(log: Canonical, of: Worker, told: WorkerTold, trouble: bool | None) -> None:
+def _blamed(log: CanonicalVerifier, of: Worker, told: WorkerTold, trouble: bool | None) -> None:
     """Troubles in a row are counted, those of one moment once; one too many, and it must not go on."""
     id, before = told.attempt_id or "", of.troubles
     if trouble and id not in of.excused:
@@ -77,7 +77,7 @@ def _blamed(log: Canonical, of: Worker, told: WorkerTold, trouble: bool | None) 
         )
 
 
-def held(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def held(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker is drained, quarantined or resumed: never what it is already, never for nothing."""
     if line.trigger == OFFERED:
         if told.hold is None and told.was is None:
@@ -108,13 +108,13 @@ def _is_held_rightly(of: Worker, told: WorkerTold) -> bool:
     return not of.hold and told.troubles == of.troubles and is_found == of.is_doubted
 
 
-def _counted(log: Canonical, of: Worker, told: WorkerTold) -> None:
+def _counted(log: CanonicalVerifier, of: Worker, told: WorkerTold) -> None:
     held = len(of.tasks) + len(of.ended)
     if told.tasks != held:
         log.bad("WST-KI1", f"worker {of.id} has {told.tasks} tasks", f"{held}, as many as leases")
 
 
-def silent(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def silent(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A silent worker loses its leases one by one, and the event names them."""
     if line.trigger in ASIDE:
         return
@@ -124,7 +124,7 @@ def silent(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
         log.bad("WST-KA4", f"worker {of.id} gives up {told.attempts}", f"{sorted(of.tasks)}")
 
 
-def gone(log: Canonical, of: Worker, line: Line, told: WorkerTold) -> None:
+def gone(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
     """A worker goes for a reason."""
     if not told.reason:
         log.bad("WST-K7", f"worker {of.id} goes without a reason", "a reason")
@@ -138,7 +138,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 }
 
 
-def settle(log: Canonical, of: Worker) -> None:
+def settle(log: CanonicalVerifier, of: Worker) -> None:
     """After the transaction: busy means that it holds a lease, and no ended one was forgotten."""
     if of.ended:
         log.bad("WST-KI4", f"worker {of.id} keeps {', '.join(sorted(of.ended))}, whose leases ended", "released")

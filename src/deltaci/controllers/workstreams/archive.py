@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.audit.projections.canonical import lines
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.canonical import canonical_lines
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.metrics import Gauge, metrics, moment
 from deltaci.controllers.workstreams.records import Workstream
@@ -198,14 +198,14 @@ async def _attempts(store: Store, jobs: Sequence[Job]) -> list[Attempt]:
 
 async def _log(store: Store, id: str, draft: Path) -> tuple[Gauge, int]:
     """Both logs, page by page; what they count, and their first seq: 0 if nothing of them is kept any more."""
-    gauge, exporter, seen, first = Gauge(), Transitions(), 0, 0
+    gauge, exporter, seen, first = Gauge(), TransitionsExporter(), 0, 0
     for name in (EVENTS, TRANSITIONS):
         await asyncio.to_thread(_append, draft / name, b"")
     while page := await store.events(seen, PAGE, run_id=id):
         gauge.count(page)
         first, seen = first or page[0].seq, page[-1].seq
         told = b"".join(msgspec.json.encode(line) + b"\n" for line in exporter.export(page))
-        await asyncio.to_thread(_append, draft / EVENTS, b"".join(line + b"\n" for line in lines(page)))
+        await asyncio.to_thread(_append, draft / EVENTS, b"".join(line + b"\n" for line in canonical_lines(page)))
         await asyncio.to_thread(_append, draft / TRANSITIONS, told)
     return gauge, first
 

@@ -47,7 +47,7 @@ async def explain_attempt(call: Call) -> api.Explanation:
     return _shown(explain.explain_attempt(attempt, run, jobs, tries, events, around))
 
 
-async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.Surroundings]:
+async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
     run = await run_of(call)
     jobs = await jobs_of(call, run)
     tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
@@ -55,12 +55,12 @@ async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event]
     return run, jobs, tries, events, await _around(call, run, tries)
 
 
-async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.Surroundings:
+async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.TenantState:
     """The fleet, the quota, who has the attempts' groups, and what is known to be flaky, as all of it is now."""
     tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
     quota = await tenants.running_limit(tenant)
     groups = {each.group for each in tries if each.group and ready_at(each)}
-    return explain.Surroundings(
+    return explain.TenantState(
         now=await store.now(),
         workers=tuple(await fleet_of(call)),
         running_quota=quota,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from deltaci.api.schemas.history import Transition, TransitionPage, TransitionQuery
-from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Seen, Witness, job_of
+from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, ProjectedStep, VocabularyProjector, job_of
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import rfc3339
@@ -50,9 +50,9 @@ async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
     return low
 
 
-async def _seen(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[Seen]:
+async def _seen(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
     """All that fits, in the order of the log."""
-    witness = Witness(VOCABULARIES[query.view])
+    witness = VocabularyProjector(VOCABULARIES[query.view])
     async for page in _pages(call, run_id, start):
         for each in witness.see(page):
             if query.before and each.event.seq >= query.before:
@@ -76,8 +76,8 @@ async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Even
         yield [event for event in page if event.tenant == call.who.tenant]
 
 
-async def _oldest(found: AsyncIterator[Seen], limit: int) -> tuple[list[Seen], int | None]:
-    steps: list[Seen] = []
+async def _oldest(found: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+    steps: list[ProjectedStep] = []
     async for each in found:
         if len(steps) >= limit and each.event.seq != steps[-1].event.seq:
             return steps, steps[-1].event.seq
@@ -85,9 +85,9 @@ async def _oldest(found: AsyncIterator[Seen], limit: int) -> tuple[list[Seen], i
     return steps, None
 
 
-async def _newest(found: AsyncIterator[Seen], limit: int) -> tuple[list[Seen], int | None]:
+async def _newest(found: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
     """The last ones. Of an event nothing is cut off, so there may be a few more."""
-    steps: deque[Seen] = deque()
+    steps: deque[ProjectedStep] = deque()
     sizes: deque[int] = deque()  # How many steps each event has that is kept.
     is_more = False
     async for each in found:
@@ -104,7 +104,7 @@ async def _newest(found: AsyncIterator[Seen], limit: int) -> tuple[list[Seen], i
     return list(reversed(steps)), steps[0].event.seq if is_more else None
 
 
-def _shown(step: Seen) -> Transition:
+def _shown(step: ProjectedStep) -> Transition:
     event = step.event
     return Transition(
         seq=event.seq,

@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.api.schemas import queue as api_queue
-from deltaci.audit.explain import Surroundings
+from deltaci.audit.explain import TenantState
 from deltaci.audit.explain import queue as explained
-from deltaci.audit.explain.answer import Reason
-from deltaci.audit.explain.story import Story
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.reasons import Reason
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
@@ -43,7 +43,7 @@ _OPEN: Final = (steps.WAITING_APPROVAL, steps.RUNNING, steps.PENDING)
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """All that was looked at. `runs` has also those of which only some attempts were."""
 
-    around: Surroundings
+    around: TenantState
     runs: dict[str, Run]
     open: list[Run]
     jobs: list[Job]
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 async def list_queue(call: Call) -> api_queue.Queue:
     """One page of it; what workers have, and the reasons of all, are on every page."""
     query, seen = call.query, await _look(call)
-    story = Story(None, seen.jobs, seen.attempts, (), seen.around, is_brief=True)
+    story = ExplainContext(None, seen.jobs, seen.attempts, (), seen.around, is_brief=True)
     every = [each for each in _waits(story, seen) if _fits(query, seen, each.of)]
     every.sort(key=lambda each: each.place)
     waits = [each for each in every if query.reason in ("", each.alike, each.code)]
@@ -102,7 +102,7 @@ async def _look(call: Call) -> Seen:
     runs |= {each.id: each for each in _own(call, await store.find_all(list(others))) if isinstance(each, Run)}
     quota = await call.parts.tenants.running_limit(tenant)
     groups = {each.group for each in attempts if each.group and ready_at(each)}
-    around = Surroundings(
+    around = TenantState(
         now=await store.now(),
         workers=tuple(workers),
         running_quota=quota,
@@ -134,11 +134,11 @@ def _jobs(runs: Sequence[str]) -> Look[tuple[list[Job], bool]]:
     return found, True
 
 
-def _waits(story: Story, seen: Seen) -> list[explained.Wait]:
+def _waits(story: ExplainContext, seen: Seen) -> list[explained.Wait]:
     found = [
         *(explained.attempt_wait(story, each) for each in seen.attempts),
         *(explained.job_wait(story, each) for each in seen.jobs),
-        *(explained.run_wait(Story(each, (), (), (), seen.around), each) for each in seen.open),
+        *(explained.run_wait(ExplainContext(each, (), (), (), seen.around), each) for each in seen.open),
     ]
     return [each for each in found if each is not None]
 
@@ -166,7 +166,7 @@ def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.Waiting:
     )
 
 
-def _under_way(story: Story, seen: Seen, attempt: Attempt) -> api_queue.UnderWay:
+def _under_way(story: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.UnderWay:
     return api_queue.UnderWay(
         **_named(seen, attempt),
         since=shown.moment(explained.held_since(attempt)),

@@ -11,9 +11,9 @@ import msgspec
 from deltaci.api.routes import ROOT
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.history import Transition, TransitionPage
-from deltaci.audit.projections.canonical import lines
-from deltaci.audit.projections.job_events import JobEvents
-from deltaci.audit.projections.transitions import Transitions
+from deltaci.audit.projections.canonical import canonical_lines
+from deltaci.audit.projections.job_events import JobEventsExporter
+from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Vocabulary
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
@@ -231,9 +231,9 @@ def _encoded(export: Callable[[Iterable[Event]], Iterator[dict[str, Any]]]) -> E
 
 
 EXPORTS: Final[dict[str, Callable[[], Export]]] = {
-    "canonical": lambda: lines,
-    "workstreams": lambda: _encoded(Transitions().export),
-    "queue": lambda: _encoded(JobEvents().export),
+    "canonical": lambda: canonical_lines,
+    "workstreams": lambda: _encoded(TransitionsExporter().export),
+    "queue": lambda: _encoded(JobEventsExporter().export),
 }
 
 

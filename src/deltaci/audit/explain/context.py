@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from deltaci.audit.explain.answer import Clause, Surroundings
-from deltaci.audit.explain.words import shown
+from deltaci.audit.explain.formatting import shown
+from deltaci.audit.explain.reasons import Clause, TenantState
 from deltaci.core import worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
@@ -14,7 +14,7 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run
 
 
-class Story:
+class ExplainContext:
     """Records by id and events by whom they are about, in the order of the log. What is missing is left unsaid."""
 
     def __init__(
@@ -23,7 +23,7 @@ class Story:
         jobs: Iterable[Job],
         attempts: Iterable[Attempt],
         events: Sequence[Event],
-        around: Surroundings,
+        around: TenantState,
         *,
         is_brief: bool = False,
     ) -> None:

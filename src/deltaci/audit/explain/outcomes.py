@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from deltaci.audit.explain import faults
-from deltaci.audit.explain.answer import Clause
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import count, duration, listed, moment, person, saying, shown, times
+from deltaci.audit.explain import failures
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import count, duration, listed, moment, person, saying, shown, times
+from deltaci.audit.explain.reasons import Clause
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ORCHESTRATOR, Event
@@ -35,7 +35,7 @@ def given(reason: str) -> str:
 # -- attempts
 
 
-def attempt_end(story: Story, of: Attempt) -> Clause:
+def attempt_end(story: ExplainContext, of: Attempt) -> Clause:
     """How the attempt ended."""
     event = story.last(of.id)
     on = f" on worker {shown(of.ended_lease.worker_id)}" if of.ended_lease is not None else ""
@@ -56,11 +56,11 @@ def attempt_end(story: Story, of: Attempt) -> Clause:
     exit_code = event.metadata.get("exit_code") if event is not None else None
     if failure is None:
         return Clause("failed", f"failed{on}", of.id, event)
-    text = f"failed{on}: {faults.what(failure, exit_code)}"
-    return Clause("failed", text, of.id, event, f"{faults.whose(failure)}.")
+    text = f"failed{on}: {failures.what(failure, exit_code)}"
+    return Clause("failed", text, of.id, event, f"{failures.whose(failure)}.")
 
 
-def _attempt_canceled(story: Story, of: Attempt, event: Event | None) -> Clause:
+def _attempt_canceled(story: ExplainContext, of: Attempt, event: Event | None) -> Clause:
     text = f"was cancelled{asked_by(story, of)}"
     lost = of.ended_lease
     if event is not None and event.metadata.get("is_forced") and lost is not None and event.metadata.get("lease"):
@@ -69,13 +69,13 @@ def _attempt_canceled(story: Story, of: Attempt, event: Event | None) -> Clause:
     return Clause("canceled", text, of.id, event)
 
 
-def _by(story: Story, id: str) -> str:
+def _by(story: ExplainContext, id: str) -> str:
     """Who asked for the stop of this record, as far as that is a person."""
     asked = story.last(id, "cancel_requested", "user_cancelled")
     return f" by {person(asked.actor)}" if asked is not None and asked.actor != ORCHESTRATOR else ""
 
 
-def asked_by(story: Story, of: Attempt) -> str:
+def asked_by(story: ExplainContext, of: Attempt) -> str:
     """By whom and why the attempt is or was stopped."""
     known = story.jobs.get(of.job_id)
     if known is not None and (failed := _family_failure(story, known, of.cancel_reason)):
@@ -84,27 +84,27 @@ def asked_by(story: Story, of: Attempt) -> str:
     return f"{by}{because(story, of.cancel_reason)}"
 
 
-def is_by_run(story: Story, reason: str) -> bool:
+def is_by_run(story: ExplainContext, reason: str) -> bool:
     """Whether it is the run's end that stopped a job, and not somebody who meant this job and used the same word."""
     told = _BY_RUN.get(reason)
     return told is not None and (story.run is None or (story.run.conclusion or story.run.state) in told[0])
 
 
-def because(story: Story, reason: str) -> str:
+def because(story: ExplainContext, reason: str) -> str:
     """Why a job or an attempt was stopped; what the run says of itself, where the run is the cause."""
     return _BY_RUN[reason][1](story) if is_by_run(story, reason) else given(reason)
 
 
-def _with_run(story: Story) -> str:
+def _with_run(story: ExplainContext) -> str:
     return f", as its whole run was{run_cancel(story)}"
 
 
-def _after_timeout(story: Story) -> str:
+def _after_timeout(story: ExplainContext) -> str:
     limit = f" of {duration(story.run.timeout_seconds * SECOND)}" if story.run is not None else ""
     return f", because the time{limit} for the whole run was over"
 
 
-def _not_needed(story: Story) -> str:
+def _not_needed(story: ExplainContext) -> str:
     first = story.jobs.get(story.run.tally.first_doomed) if story.run is not None else None
     if first is None:
         return ", because its run had ended"
@@ -115,7 +115,7 @@ def _not_needed(story: Story) -> str:
 
 _SHORT: Final = {job.FAILED: "failed", job.CANCELED: "was cancelled", job.SUCCEEDED: "succeeded"}
 # Why a run stops its jobs: how such a run stands, and what is said of it.
-_BY_RUN: Final[dict[str, tuple[tuple[str, ...], Callable[[Story], str]]]] = {
+_BY_RUN: Final[dict[str, tuple[tuple[str, ...], Callable[[ExplainContext], str]]]] = {
     job.RUN_CANCELED: ((run.CANCEL_REQUESTED, run.CANCELED), _with_run),
     job.RUN_TIMEOUT: ((run.TIMEOUT,), _after_timeout),
     job.NOT_NEEDED: ((run.FAILED,), _not_needed),
@@ -125,7 +125,7 @@ _BY_RUN: Final[dict[str, tuple[tuple[str, ...], Callable[[Story], str]]]] = {
 # -- jobs
 
 
-def job_end(story: Story, of: Job) -> Clause:
+def job_end(story: ExplainContext, of: Job) -> Clause:
     """How the job ended; a blocked one is followed to the job that began it."""
     event = story.last(of.id)
     if of.state == job.SUCCEEDED:
@@ -161,22 +161,22 @@ def _job_succeeded(of: Job, event: Event | None) -> Clause:
     return Clause("approved", f"was approved{by}{said}", of.id, event)
 
 
-def not_retried(story: Story, of: Job, event: Event | None) -> Clause:
+def not_retried(story: ExplainContext, of: Job, event: Event | None) -> Clause:
     """The job's last failure, and why there was no other attempt."""
     last, failure = story.attempt_of(of), of.last_error
     if failure is None:
         return Clause("not_retried", "failed", of.id, event)
     ended = story.last(last.id) if last is not None else None
     exit_code = ended.metadata.get("exit_code") if ended is not None else None
-    text = f"failed: {faults.what(failure, exit_code)}"
-    known = faults.known_flaky(last.report if last is not None else None, story.around.flaky.get(of.spec.name))
-    why = faults.why_not_again(failure, of.attempts, of.spec.max_attempts, of.spec.retry_on)
+    text = f"failed: {failures.what(failure, exit_code)}"
+    known = failures.known_flaky(last.report if last is not None else None, story.around.flaky.get(of.spec.name))
+    why = failures.why_not_again(failure, of.attempts, of.spec.max_attempts, of.spec.retry_on)
     return Clause(
-        "not_retried", text, of.id, event, " ".join((f"{faults.whose(failure)}.", *filter(None, (known, why))))
+        "not_retried", text, of.id, event, " ".join((f"{failures.whose(failure)}.", *filter(None, (known, why))))
     )
 
 
-def _family_failure(story: Story, of: Job, reason: str) -> str:
+def _family_failure(story: ExplainContext, of: Job, reason: str) -> str:
     """Which failure ended the job's family before its own end, if that is why it was not needed."""
     if reason != job.NOT_NEEDED or not of.spec.family or (story.run is not None and story.run.is_fail_fast):
         return ""
@@ -190,7 +190,7 @@ def _family_failure(story: Story, of: Job, reason: str) -> str:
     )
 
 
-def _job_canceled(story: Story, of: Job, event: Event | None) -> Clause:
+def _job_canceled(story: ExplainContext, of: Job, event: Event | None) -> Clause:
     if failed := _family_failure(story, of, of.reason):
         return Clause("not_needed", f"was not needed any more{failed}", of.id, event)
     if of.reason == job.NOT_NEEDED and is_by_run(story, of.reason):
@@ -201,13 +201,13 @@ def _job_canceled(story: Story, of: Job, event: Event | None) -> Clause:
     return Clause("canceled", text, of.id, event)
 
 
-def _by_whom(story: Story, of: Job, stopped: Attempt | None) -> str:
+def _by_whom(story: ExplainContext, of: Job, stopped: Attempt | None) -> str:
     if is_by_run(story, of.reason):
         return ""
     return _by(story, stopped.id if stopped is not None else of.id)
 
 
-def _is_blocked(story: Story, of: Job) -> bool:
+def _is_blocked(story: ExplainContext, of: Job) -> bool:
     """Whether a need kept the job from starting: nobody but us says so, and only of a job that has not begun."""
     if of.state != job.CANCELED or of.reason != job.BLOCKED:
         return False
@@ -215,7 +215,7 @@ def _is_blocked(story: Story, of: Job) -> bool:
     return event is None or (event.actor == ORCHESTRATOR and event.from_ == job.PENDING)
 
 
-def _blocked(story: Story, of: Job, event: Event | None) -> Clause:
+def _blocked(story: ExplainContext, of: Job, event: Event | None) -> Clause:
     path = [of]
     while _is_blocked(story, path[-1]) and len(path) <= len(story.jobs):
         cause = _cause(story, path[-1])
@@ -234,7 +234,7 @@ def _blocked(story: Story, of: Job, event: Event | None) -> Clause:
     return Clause("blocked", text, root.id, event, end.advice)
 
 
-def _cause(story: Story, blocked: Job) -> Job | None:
+def _cause(story: ExplainContext, blocked: Job) -> Job | None:
     """Which of its needs blocked the job: the one that was lost first."""
     needed = [story.jobs[id] for id in blocked.needs if id in story.jobs]
     lost = [each for each in needed if each.state in job.TERMINAL and not job.satisfies(each)]
@@ -244,7 +244,7 @@ def _cause(story: Story, blocked: Job) -> Job | None:
 # -- runs
 
 
-def run_cancel(story: Story) -> str:
+def run_cancel(story: ExplainContext) -> str:
     """By whom the run was cancelled, and why."""
     of = story.run
     if of is None:
@@ -254,7 +254,7 @@ def run_cancel(story: Story) -> str:
     return f" cancelled by {person(asked.actor)}{given(of.cancel_reason)}" if asked is not None else " cancelled"
 
 
-def run_end(story: Story, of: Run) -> Clause:
+def run_end(story: ExplainContext, of: Run) -> Clause:
     """How the run ended, whether or not that was reported."""
     word = of.conclusion or of.state
     event = story.last(of.id, *_ENDING[word]) if word in _ENDING else story.last(of.id)
@@ -279,7 +279,7 @@ _ENDING: Final = {
 }
 
 
-def _run_succeeded(story: Story, of: Run, event: Event | None) -> Clause:
+def _run_succeeded(story: ExplainContext, of: Run, event: Event | None) -> Clause:
     allowed = [each for each in story.jobs.values() if not each.spec.is_required and each.state != job.SUCCEEDED]
     if not story.jobs:
         return Clause("succeeded", "succeeded: there was nothing to do", of.id, event)
@@ -291,7 +291,7 @@ def _run_succeeded(story: Story, of: Run, event: Event | None) -> Clause:
     return Clause("succeeded", text, of.id, event)
 
 
-def _run_failed(story: Story, of: Run, event: Event | None) -> Clause:
+def _run_failed(story: ExplainContext, of: Run, event: Event | None) -> Clause:
     if of.reason in ("PLAN_FAILED", "PLAN_TIMEOUT"):
         planned = story.last(of.id, "plan_failed")
         if of.reason == "PLAN_TIMEOUT":

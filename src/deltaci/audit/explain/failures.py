@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from deltaci.audit.explain.words import listed, quoted, saying, shown
+from deltaci.audit.explain.formatting import listed, quoted, saying, shown
 from deltaci.core.failures import FLAKY, INFRA, TOOLING, USER, Failure
 from deltaci.core.flaky import failed_tests
 

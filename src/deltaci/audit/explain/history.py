@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from deltaci.audit.explain import ends, faults
-from deltaci.audit.explain.answer import Reason, reason
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import capital, count, listed, moment, person, saying, shown
-from deltaci.core import attempt, failures, ids, job, run
+from deltaci.audit.explain import failures, outcomes
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import capital, count, listed, moment, person, saying, shown
+from deltaci.audit.explain.reasons import Reason, reason
+from deltaci.core import attempt, ids, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RUN, Event
+from deltaci.core.failures import Failure
 from deltaci.core.job import Job
 
 MAX_ALIKE: Final = 10  # So many reasons of one kind are told one by one in the history of a run.
@@ -19,11 +20,11 @@ MAX_ALIKE: Final = 10  # So many reasons of one kind are told one by one in the 
 _KINDS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED, job.RUN_CANCELED, job.RUN_TIMEOUT})
 
 Told = tuple[str, str]  # The code and the text.
-Teller = Callable[[Story, Event], Told | None]
+Teller = Callable[[ExplainContext, Event], Told | None]
 Tellers = Mapping[tuple[str, str], Teller]  # By the kind of record and the word of the event.
 
 
-def run_history(story: Story) -> tuple[Reason, ...]:
+def run_history(story: ExplainContext) -> tuple[Reason, ...]:
     """What happened to the run, and what of its jobs went another way than planned."""
     found: list[Reason] = []
     alike: dict[tuple[str, str, str, str], int] = {}
@@ -47,18 +48,18 @@ def run_history(story: Story) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def job_history(story: Story, of: Job) -> tuple[Reason, ...]:
+def job_history(story: ExplainContext, of: Job) -> tuple[Reason, ...]:
     """What happened to the job and its attempts."""
     own = {of.id, *(ids.attempt_id(of.id, index) for index in range(1, of.attempts + 1))}
     return _history(story, (event for event in story.events if event.entity_id in own), _FOR_JOB)
 
 
-def attempt_history(story: Story, of: Attempt) -> tuple[Reason, ...]:
+def attempt_history(story: ExplainContext, of: Attempt) -> tuple[Reason, ...]:
     """What happened to the attempt."""
     return _history(story, story.of.get(of.id, ()), _FOR_ATTEMPT)
 
 
-def _history(story: Story, events: Iterable[Event], tellers: Tellers) -> tuple[Reason, ...]:
+def _history(story: ExplainContext, events: Iterable[Event], tellers: Tellers) -> tuple[Reason, ...]:
     found: list[Reason] = []
     for event in events:
         teller = tellers.get((event.entity, event.trigger))
@@ -71,7 +72,7 @@ def _history(story: Story, events: Iterable[Event], tellers: Tellers) -> tuple[R
 # -- attempts
 
 
-def _attempt_name(story: Story, event: Event) -> str:
+def _attempt_name(story: ExplainContext, event: Event) -> str:
     known = story.attempts.get(event.entity_id)
     return capital(story.attempt_name(known)) if known is not None else f"Attempt {shown(event.entity_id)}"
 
@@ -83,14 +84,14 @@ def _lease(event: Event) -> tuple[str, int]:
     return shown(str(held.get("worker_id", "unknown"))), int(held.get("number", 0))
 
 
-def _enqueued(story: Story, event: Event) -> Told:
+def _enqueued(story: ExplainContext, event: Event) -> Told:
     later = event.metadata.get("run_at", 0)
     by = f" by {person(event.actor)}" if event.actor != ORCHESTRATOR else ""
     after = f", not to be taken before {moment(later)}" if isinstance(later, int) and later > event.at else ""
     return "enqueued", f"{_attempt_name(story, event)} was put into the queue{by}{after}."
 
 
-def _claimed(story: Story, event: Event) -> Told:
+def _claimed(story: ExplainContext, event: Event) -> Told:
     worker_id, number = _lease(event)
     what = _lower(story, event)
     if number == 1:
@@ -102,12 +103,12 @@ def _claimed(story: Story, event: Event) -> Told:
     return "claimed_again", f"Worker {worker_id} took {what} after {after} (lease {number})."
 
 
-def _lower(story: Story, event: Event) -> str:
+def _lower(story: ExplainContext, event: Event) -> str:
     known = story.attempts.get(event.entity_id)
     return story.attempt_name(known) if known is not None else f"attempt {shown(event.entity_id)}"
 
 
-def _started(story: Story, event: Event) -> Told:
+def _started(story: ExplainContext, event: Event) -> Told:
     return "started", f"{_attempt_name(story, event)} began to run."
 
 
@@ -120,7 +121,7 @@ _LOST: Final = {
 }
 
 
-def _stalled(story: Story, event: Event) -> Told:
+def _stalled(story: ExplainContext, event: Event) -> Told:
     worker_id, number = _lease(event)
     why = str(event.metadata.get("reason", ""))
     text = _LOST.get(why, _LOST[attempt.STALLED]).format(
@@ -140,7 +141,7 @@ def _stalled(story: Story, event: Event) -> Told:
     return "lease_lost", f"{text} That was loss {lost}, and {allowed}."
 
 
-def _requeued(story: Story, event: Event) -> Told:
+def _requeued(story: ExplainContext, event: Event) -> Told:
     later = event.metadata.get("run_at", 0)
     text = f"{_attempt_name(story, event)} went back into the queue"
     if isinstance(later, int) and later > event.at:
@@ -151,24 +152,27 @@ def _requeued(story: Story, event: Event) -> Told:
     return "requeued", f"{text}, for any worker to take."
 
 
-def _cancel_requested(story: Story, event: Event) -> Told | None:
+def _cancel_requested(story: ExplainContext, event: Event) -> Told | None:
     if "claims" in event.metadata:  # Nobody has it: its end follows at once and says the same.
         return None
     why, by_when = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
-    by = "" if ends.is_by_run(story, why) else f" by {person(event.actor)}"
+    by = "" if outcomes.is_by_run(story, why) else f" by {person(event.actor)}"
     until = f" Its worker has until {moment(by_when)} to stop." if isinstance(by_when, int) and by_when else ""
-    return "cancel_requested", f"{_attempt_name(story, event)} was asked to stop{by}{ends.because(story, why)}.{until}"
+    return (
+        "cancel_requested",
+        f"{_attempt_name(story, event)} was asked to stop{by}{outcomes.because(story, why)}.{until}",
+    )
 
 
-def _attempt_ended(story: Story, event: Event) -> Told | None:
+def _attempt_ended(story: ExplainContext, event: Event) -> Told | None:
     known = story.attempts.get(event.entity_id)
     if known is None or known.state not in attempt.TERMINAL:
         return None
-    end = ends.attempt_end(story, known).of(_attempt_name(story, event))
+    end = outcomes.attempt_end(story, known).of(_attempt_name(story, event))
     return end.code, end.text
 
 
-def _attempt_ended_badly(story: Story, event: Event) -> Told | None:
+def _attempt_ended_badly(story: ExplainContext, event: Event) -> Told | None:
     """For the history of a run: only what its job's own event does not say."""
     if event.to == attempt.CANCELED:
         if not event.metadata.get("is_forced") or not event.metadata.get("lease"):
@@ -183,11 +187,11 @@ def _attempt_ended_badly(story: Story, event: Event) -> Told | None:
 # -- jobs
 
 
-def _job_name(story: Story, event: Event) -> str:
+def _job_name(story: ExplainContext, event: Event) -> str:
     return f"Job {story.job_name(event.entity_id)}"
 
 
-def _job_created(story: Story, event: Event) -> Told:
+def _job_created(story: ExplainContext, event: Event) -> Told:
     known = story.jobs.get(event.entity_id)
     needs = listed([story.job_name(id) for id in known.needs], 8) if known is not None and known.needs else ""
     optional = "; its failure is allowed" if known is not None and not known.spec.is_required else ""
@@ -195,7 +199,7 @@ def _job_created(story: Story, event: Event) -> Told:
     return "planned", text
 
 
-def _scheduled(story: Story, event: Event) -> Told:
+def _scheduled(story: ExplainContext, event: Event) -> Told:
     known = story.jobs.get(event.entity_id)
     after = "what it needs was done" if known is not None and known.needs else "its run was planned"
     if known is not None and known.after:
@@ -203,99 +207,99 @@ def _scheduled(story: Story, event: Event) -> Told:
     return "ready", f"{_job_name(story, event)} was put into the queue, as {after}."
 
 
-def _approval_opened(story: Story, event: Event) -> Told:
+def _approval_opened(story: ExplainContext, event: Event) -> Told:
     until = event.metadata.get("approve_by", 0)
     by = f", to be given by {moment(until)}" if isinstance(until, int) and until else ""
     return "approval_opened", f"{_job_name(story, event)} asked for an approval{by}."
 
 
-def _approval_given(story: Story, event: Event) -> Told:
+def _approval_given(story: ExplainContext, event: Event) -> Told:
     done, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
     text = f"{person(event.actor, is_first=True)} approved {story.job_name(event.entity_id)}"
     text += f"{saying(event.metadata.get('comment'))}. That was approval {done} of {needed}."
     return "approval_given", text
 
 
-def _executed(story: Story, event: Event) -> Told | None:
+def _executed(story: ExplainContext, event: Event) -> Told | None:
     known = story.jobs.get(event.entity_id)
     if known is None or not known.spec.has_validation:
         return None
     return "validating", f"{_job_name(story, event)} was executed; then its result was validated."
 
 
-def _execution_failed(story: Story, event: Event) -> Told:
+def _execution_failed(story: ExplainContext, event: Event) -> Told:
     index = int(event.metadata.get("attempt_index", 1))
     allowed = int(event.metadata.get("max_retries", 0)) + 1
     failure, exit_code = _failure(story, event, index)
     if event.to == job.RETRYING:
         due = event.metadata.get("next_run_at", 0)
         text = f"Attempt {index} of {allowed} of {story.job_name(event.entity_id)} failed:"
-        text += f" {faults.what(failure, exit_code)}. {faults.whose(failure)}.{_flaky(story, event, index)}"
+        text += f" {failures.what(failure, exit_code)}. {failures.whose(failure)}.{_flaky(story, event, index)}"
         return (
             "retry_scheduled",
             f"{text} Such a failure may pass, so attempt {index + 1} was planned for {moment(int(due))}.",
         )
-    text = f"Job {story.job_name(event.entity_id)} failed: {faults.what(failure, exit_code)}."
+    text = f"Job {story.job_name(event.entity_id)} failed: {failures.what(failure, exit_code)}."
     known = story.jobs.get(event.entity_id)
     retry_on = known.spec.retry_on if known is not None else ()
-    text += f" {faults.whose(failure)}.{_flaky(story, event, index)}"
-    text += f" {faults.why_not_again(failure, index, allowed, retry_on)}"
+    text += f" {failures.whose(failure)}.{_flaky(story, event, index)}"
+    text += f" {failures.why_not_again(failure, index, allowed, retry_on)}"
     return "not_retried", f"{text}{_allowed(story, event)}"
 
 
-def _flaky(story: Story, event: Event, index: int) -> str:
+def _flaky(story: ExplainContext, event: Event, index: int) -> str:
     """How many of the failed tests are known to be flaky, where some are."""
     known, record = story.jobs.get(event.entity_id), story.attempts.get(ids.attempt_id(event.entity_id, index))
     if known is None or record is None:
         return ""
-    said = faults.known_flaky(record.report, story.around.flaky.get(known.spec.name))
+    said = failures.known_flaky(record.report, story.around.flaky.get(known.spec.name))
     return f" {said}" if said else ""
 
 
-def _allowed(story: Story, event: Event) -> str:
+def _allowed(story: ExplainContext, event: Event) -> str:
     known = story.jobs.get(event.entity_id)
     if known is None or known.spec.is_required or event.to != job.FAILED:
         return ""
     return " Its failure is allowed: the run goes on."
 
 
-def _failure(story: Story, event: Event, index: int) -> tuple[failures.Failure, object]:
+def _failure(story: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
     """What the job's event says of its attempt's failure, with what the attempt knows beyond that."""
     id = ids.attempt_id(event.entity_id, index)
     record, ended = story.attempts.get(id), story.last(id)
     failure = record.error if record is not None else None
-    return failure or faults.told(event.metadata), ended.metadata.get("exit_code") if ended is not None else None
+    return failure or failures.told(event.metadata), ended.metadata.get("exit_code") if ended is not None else None
 
 
-def _retried(story: Story, event: Event) -> Told:
+def _retried(story: ExplainContext, event: Event) -> Told:
     index = int(event.metadata.get("attempt_index", 1))
     return "retried", f"{_job_name(story, event)} was put into the queue again, for attempt {index}."
 
 
-def _job_ended(story: Story, event: Event) -> Told | None:
+def _job_ended(story: ExplainContext, event: Event) -> Told | None:
     known = story.jobs.get(event.entity_id)
     if known is None or known.state not in job.TERMINAL:
         return None
-    return _with_allowed(story, event, ends.job_end(story, known).of(_job_name(story, event)))
+    return _with_allowed(story, event, outcomes.job_end(story, known).of(_job_name(story, event)))
 
 
-def _job_ended_in_run(story: Story, event: Event) -> Told | None:
+def _job_ended_in_run(story: ExplainContext, event: Event) -> Told | None:
     """For the history of a run: what another job's end has told already is not told again."""
     known = story.jobs.get(event.entity_id)
     if known is None or known.state not in job.TERMINAL:
         return None
-    end = ends.job_end(story, known)
+    end = outcomes.job_end(story, known)
     return _with_allowed(story, event, end.briefly().of(_job_name(story, event)))
 
 
-def _with_allowed(story: Story, event: Event, end: Reason) -> Told:
+def _with_allowed(story: ExplainContext, event: Event, end: Reason) -> Told:
     return end.code, f"{end.text}{_allowed(story, event)}"
 
 
 # -- runs
 
 
-def _run_created(story: Story, event: Event) -> Told:
+def _run_created(story: ExplainContext, event: Event) -> Told:
     known = story.run
     who = known.started_by if known is not None else ""
     by = f" by {shown(who)}" if who else f" by {person(event.actor)}" if event.actor != ORCHESTRATOR else ""
@@ -307,11 +311,11 @@ def _run_created(story: Story, event: Event) -> Told:
     return "created", f"{text}."
 
 
-def _planned(story: Story, event: Event) -> Told:
+def _planned(story: ExplainContext, event: Event) -> Told:
     return "planned", f"The plan has {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
-def _first_active(story: Story, event: Event) -> Told:
+def _first_active(story: ExplainContext, event: Event) -> Told:
     id = str(event.metadata.get("job_id", ""))
     if id:
         return "started", f"The run began with {story.job_name(id)}."
@@ -320,31 +324,31 @@ def _first_active(story: Story, event: Event) -> Told:
     return "started", "The run began."
 
 
-def _gate_reached(story: Story, event: Event) -> Told:
+def _gate_reached(story: ExplainContext, event: Event) -> Told:
     return "approval_opened", "Nothing could go on without an approval."
 
 
-def _gate_passed(story: Story, event: Event) -> Told:
+def _gate_passed(story: ExplainContext, event: Event) -> Told:
     return "resumed", "The run went on: nothing of it waited for an approval alone any more."
 
 
-def _run_cancel(story: Story, event: Event) -> Told | None:
+def _run_cancel(story: ExplainContext, event: Event) -> Told | None:
     if event.from_ == event.to:
-        because = ends.given(str(event.metadata.get("reason", "")))
+        because = outcomes.given(str(event.metadata.get("reason", "")))
         who = person(event.actor, is_first=True)
         return "cancel_requested", f"{who} cancelled the run{because}. It was still being planned and stops after that."
-    return "cancel_requested", f"The run was{ends.run_cancel(story)}."
+    return "cancel_requested", f"The run was{outcomes.run_cancel(story)}."
 
 
-def _run_ended(story: Story, event: Event) -> Told | None:
+def _run_ended(story: ExplainContext, event: Event) -> Told | None:
     known = story.run
     if known is None or not run.is_over(known):
         return None
-    end = ends.run_end(story, known).of(f"Run {shown(known.id)}")
+    end = outcomes.run_end(story, known).of(f"Run {shown(known.id)}")
     return end.code, end.text
 
 
-def _reported(_story: Story, event: Event) -> Told:
+def _reported(_story: ExplainContext, event: Event) -> Told:
     """What the reporter says is told as it is: it tells whether the forge has the outcome, or what kept it from it."""
     told = event.metadata.get("told")
     if not told:

@@ -35,7 +35,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Reason, ...] = ()
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
 
     `groups` says which attempt has a group; nobody has those that it does not name.

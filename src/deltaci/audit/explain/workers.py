@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from deltaci.audit.explain.answer import Clause
-from deltaci.audit.explain.story import Story
-from deltaci.audit.explain.words import MAX_LISTED, listed, moment, saying, shown
+from deltaci.audit.explain.context import ExplainContext
+from deltaci.audit.explain.formatting import MAX_LISTED, listed, moment, saying, shown
+from deltaci.audit.explain.reasons import Clause
 from deltaci.core import worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.avoiding import has_lost
@@ -24,7 +24,7 @@ TURN: Final = "waiting_for_worker"
 TROUBLE: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEAVING, HELD})  # It will not pass by itself.
 
 
-def why_not_taken(story: Story, of: Attempt) -> Clause:
+def why_not_taken(story: ExplainContext, of: Attempt) -> Clause:
     """What the workers of the tenant say to an attempt. Found once for each set of labels that attempts need.
 
     Those that lost this one leave it to others where there are any.
@@ -38,7 +38,7 @@ def why_not_taken(story: Story, of: Attempt) -> Clause:
     return known
 
 
-def _found(story: Story, queue_key: str, *, is_plain: bool) -> Clause:
+def _found(story: ExplainContext, queue_key: str, *, is_plain: bool) -> Clause:
     required = required_labels(queue_key)
     alive = story.workers
     fitting = [each for each, labels in alive if required <= labels]
@@ -73,7 +73,7 @@ def _has_room(of: Worker) -> bool:
     return len(of.tasks) < of.max_concurrent_tasks
 
 
-def _left(story: Story, of: Attempt) -> Clause | None:
+def _left(story: ExplainContext, of: Attempt) -> Clause | None:
     """Somebody is free, but lost it before, and leaves it to one that did not: who may be busy."""
     required = required_labels(of.queue_key)
     taking = [each for each, labels in story.workers if required <= labels and worker.takes_work(each)]
@@ -126,7 +126,7 @@ def _lacking(alive: Sequence[tuple[Worker, set[str]]], required: set[str], wante
     return Clause(NO_FITTING_WORKER, f"waits for {wanted}: {said}", nearest.id, None, _advice(required))
 
 
-def _busy(story: Story, taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool) -> Clause:
+def _busy(story: ExplainContext, taking: Sequence[Worker], fitting: int, wanted: str, *, is_held: bool) -> Clause:
     doing = [f"{shown(each.id)} with {listed(each.tasks, 2)}" for each in taking[:MAX_LISTED]]
     if len(taking) > MAX_LISTED:
         doing.append(f"{len(taking) - MAX_LISTED} more with other work")
