@@ -15,7 +15,7 @@ import msgspec
 
 from bench.load import Line, say
 from deltaci.api.routes import IDEMPOTENCY_HEADER, ROOT
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 
 WARM_UP: Final = 20
 
@@ -173,9 +173,9 @@ def main() -> int:
         for line in told:
             order: Ask | Compare = msgspec.json.decode(line, type=Ask | Compare)
             if isinstance(order, Ask):
-                say(loops.run(ask(order)))
+                say(event_loop.run(ask(order)))
             else:
-                say(loops.run(compare(order)))
+                say(event_loop.run(compare(order)))
     return 0
 
 

@@ -18,7 +18,7 @@ from bench.serving import listen
 from deltaci.api.routes import ROOT
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import RunInput
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.protocol import messages as wire
 
 HEADERS: Final = [
@@ -69,7 +69,7 @@ def main() -> int:
     async def serve() -> None:
         await listen(Bare(answers))
 
-    loops.run(serve())
+    event_loop.run(serve())
     return 0
 
 

@@ -27,8 +27,8 @@ from bench.processes import Process, address, started
 from deltaci.api.routes import ROOT
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
-from deltaci.engine import loops
-from deltaci.engine.applier import Applier
+from deltaci.engine import event_loop
+from deltaci.engine.engine import Engine
 from deltaci.server.api.cursors import cursor
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
@@ -213,7 +213,7 @@ def refusals(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
     """How long the answer takes that there is no such thing: when there is none, and when it is another tenant's."""
     place = yard.new(kind)
     try:
-        loops.run(_register(place))
+        event_loop.run(_register(place))
         with served(yard, place) as server:
             theirs, mine = server.token(STRANGER), server.token()
             pairs = _pairs(server, theirs)
@@ -234,12 +234,12 @@ def refusals(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
 async def _register(place: Place) -> None:
     store = place.store()
     await store.open()
-    applier = Applier(store)
-    await applier.start()
+    engine = Engine(store)
+    await engine.start()
     try:
-        all_heard(await applier.do_all([Birth(id=WORKER, record=Worker(id=WORKER, tenant=STRANGER))]))
+        all_heard(await engine.do_all([Birth(id=WORKER, record=Worker(id=WORKER, tenant=STRANGER))]))
     finally:
-        await applier.stop()
+        await engine.stop()
         await store.close()
 
 
@@ -270,7 +270,7 @@ def pages(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
             wanted: list[Wanted] = []
             for place, count in zip(places, PASTS, strict=True):
                 say(f"{kind}: {count:,} runs are written")
-                middle = loops.run(_past(place, count))
+                middle = event_loop.run(_past(place, count))
                 server = stack.enter_context(served(yard, place))
                 token = server.token()
                 for query in (*QUERIES.values(), f"?cursor={cursor(middle)}"):

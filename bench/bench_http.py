@@ -23,7 +23,7 @@ from bench.load import Work, Worked
 from bench.places import POSTGRES, SQLITE, Place, Yard, say
 from bench.processes import Process, address, started
 from bench.serving import births
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
 from deltaci.server.credentials import server_key
 from deltaci.server.service import KEY_FILE
@@ -143,12 +143,12 @@ async def _fill(place: Place, jobs: int) -> None:
     """What is to be done is there before the server starts."""
     store = place.store()
     await store.open()
-    applier = Applier(store)
-    await applier.start()
+    engine = Engine(store)
+    await engine.start()
     try:
-        all_heard(await applier.do_all(births("job", jobs)))
+        all_heard(await engine.do_all(births("job", jobs)))
     finally:
-        await applier.stop()
+        await engine.stop()
         await store.close()
 
 

@@ -29,7 +29,7 @@ from deltaci.controllers.merge_queue.landing import Pushing
 from deltaci.controllers.merge_queue.records import Entry, Outcome
 from deltaci.controllers.merge_queue.state import Batch, Limits
 from deltaci.controllers.projects import Project
-from deltaci.engine import feed, loops
+from deltaci.engine import event_loop, feed
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirror
 from deltaci.server.service import Listener, Service, registration_token
@@ -52,7 +52,7 @@ def run() -> list[Figure]:
     """Batches of each size, then git alone."""
     with tempfile.TemporaryDirectory() as folder:
         upstream = Large(Path(folder), sum(MERGES.values()) + sum(MERGES) * BUILT + 2 * BARE)
-        found = [loops.run(_measure(Path(folder, f"of-{size}"), upstream, size)) for size in MERGES]
+        found = [event_loop.run(_measure(Path(folder, f"of-{size}"), upstream, size)) for size in MERGES]
         say("the same merges by git alone")
         loop, tree = _loop(Path(folder), upstream), _work_tree(Path(folder), upstream)
     return [figure for each in found for figure in each.figures(loop, tree)] + [
@@ -199,7 +199,7 @@ async def _merged(service: Service, landing: Timed, size: int, entries: Sequence
     parts = service.repositories
     queue = MergeQueue(
         service.store,
-        service.applier,
+        service.engine,
         parts.projects,
         parts.mirrors,
         ensure=_nothing,

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.figures import Figure
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
-from deltaci.engine import feed, loops
+from deltaci.engine import event_loop, feed
 from deltaci.protocol.bus import BusAddress
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
@@ -28,8 +28,8 @@ SETTLE_SECONDS = 0.5  # The runner tidies up before it asks again; that is not m
 def run() -> list[Figure]:
     """The same jobs, one after the other, over each transport."""
     with tempfile.TemporaryDirectory() as folder, NatsServer() as server:
-        http = loops.run(_measure(Path(folder) / "http", None))
-        nats = loops.run(_measure(Path(folder) / "nats", server.url))
+        http = event_loop.run(_measure(Path(folder) / "http", None))
+        nats = event_loop.run(_measure(Path(folder) / "nats", server.url))
     p50 = statistics.median(http)
     return [
         Figure("enqueued to leased, HTTP long poll, p50", p50, "ms"),
@@ -65,7 +65,7 @@ async def _measure(folder: Path, url: str | None) -> list[float]:
 async def _claimed(service: Service, id: str) -> float:
     """Milliseconds until it was leased; returns when it is over and the runner waits again."""
     job = Attempt(id=id, tenant="default", spec={"steps": ["true"], "executor": "process"})
-    await service.applier.do(Birth(id=id, record=job))
+    await service.engine.do(Birth(id=id, record=job))
     at: dict[str, int] = {}
     async for event in feed.follow(service.store, 0, entity_id=id):
         assert event.trigger != "failed", event.metadata

@@ -31,8 +31,8 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.engine import loops
-from deltaci.engine.applier import Applier, Claim
+from deltaci.engine import event_loop
+from deltaci.engine.engine import Claim, Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
 from deltaci.engine.worker import Worker
 from tests.servers import PostgresServer
@@ -77,7 +77,7 @@ def at_new_place(
     """Run it on an empty database and drop that."""
     place = yard.new(kind)
     try:
-        return loops.run(measure(place, *arguments, **options))
+        return event_loop.run(measure(place, *arguments, **options))
     finally:
         yard.drop(place)
 
@@ -339,7 +339,7 @@ def claims(yard: Yard) -> list[Figure]:
     figures = []
     for kind in KINDS:
         places = {queued: yard.new(kind) for queued in QUEUES}
-        costs = loops.run(claim_costs(places))
+        costs = event_loop.run(claim_costs(places))
         for limit in CLAIMS:
             few, many = (costs[queued, limit] for queued in QUEUES)
             say(f"claim of {limit}, {kind}: {few * 1e3:.2f} ms of {QUEUES[0]:,}, {many * 1e3:.2f} ms of {QUEUES[1]:,}")
@@ -399,22 +399,22 @@ async def run_cost(place: Place, yard: Yard, size: int, jobs: int) -> Spent:
     names = [f"r{n}" for n in range(jobs // size)]
     store = place.store()
     await store.open()
-    applier = Applier(store)
-    await applier.start()
+    engine = Engine(store)
+    await engine.start()
     with yard.meter() as spent:
         for step in (
             [Birth(id=id, record=Run(id=id, run_id=id, tenant="bench")) for id in names],
             [runs.BeginPlanning(id=id) for id in names],
             [Plan(id=id, jobs=specs, plan_hash="bench") for id in names],
         ):
-            all_heard(await applier.do_all(step))
-        await work_through(applier, jobs)
-    await applier.stop()
+            all_heard(await engine.do_all(step))
+        await work_through(engine, jobs)
+    await engine.stop()
     await store.close()
     return spent
 
 
-async def work_through(applier: Applier, jobs: int) -> None:
+async def work_through(engine: Engine, jobs: int) -> None:
     """Claim and complete everything."""
     ttl = TTL_SECONDS
     claim = Claim(tenant="bench", worker_id=WORKER, labels=(), limit=BEAT_BATCH, ttl_seconds=ttl, accept_seconds=ttl)
@@ -427,10 +427,10 @@ async def work_through(applier: Applier, jobs: int) -> None:
                 is_success=True,
                 exit_code=0,
             )
-            for each in await applier.claim(claim)
+            for each in await engine.claim(claim)
         ]
         assert ends, f"nothing can be claimed, but {jobs} jobs are left"
-        all_heard(await applier.do_all(ends))
+        all_heard(await engine.do_all(ends))
         jobs -= len(ends)
 
 
@@ -476,12 +476,12 @@ async def keep_and_lose(place: Place, yard: Yard) -> tuple[Spent, float]:
 
 async def requeue_all(store: Any) -> None:
     """What the timers do, as soon as the leases have ended."""
-    applier = Applier(store)
-    await applier.start()
+    engine = Engine(store)
+    await engine.start()
     found = 0
-    while count := await applier.tick():
+    while count := await engine.tick():
         found += count
-    await applier.stop()
+    await engine.stop()
     assert found == LEASES, f"{found} of {LEASES} leases were found"
 
 

@@ -19,7 +19,7 @@ from bench.figures import Figure
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.reactions import Birth
-from deltaci.engine import feed, loops
+from deltaci.engine import event_loop, feed
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 
@@ -34,7 +34,7 @@ BUILDBOT_RATE: Final = 4.5
 def run() -> list[Figure]:
     """One after the other on an idle runner, then many at once through one runner with two slots."""
     with tempfile.TemporaryDirectory() as folder:
-        singles, rate = loops.run(_measure(Path(folder)))
+        singles, rate = event_loop.run(_measure(Path(folder)))
     bare = min(_bare() for _ in range(20))
     p50 = statistics.median(singles) * 1e3
     return [
@@ -94,7 +94,7 @@ async def _finished(service: Service, count: int, name: str) -> float:
         Attempt(id=f"{name}-{n}", tenant="default", spec={"steps": [STEP], "executor": "process"}) for n in range(count)
     ]
     started = time.perf_counter()
-    await service.applier.do_all([Birth(id=job.id, record=job) for job in jobs])
+    await service.engine.do_all([Birth(id=job.id, record=job) for job in jobs])
     ended: set[str] = set()
     async for event in feed.follow(service.store, after):
         if _is_end(event):

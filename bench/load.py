@@ -19,7 +19,7 @@ from typing import Final, cast
 import msgspec
 
 from bench.serving import TENANT, more_files
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.protocol.routes import ROOT
 from deltaci.server.credentials import Signer
 
@@ -353,11 +353,11 @@ def main() -> int:
     with open(0, "rb", buffering=0, closefd=False) as told:  # What follows is for the loop to read.
         order: Work | Wait | Beat = msgspec.json.decode(told.readline(), type=Work | Wait | Beat)
     if isinstance(order, Work):
-        say(loops.run(work(order)))
+        say(event_loop.run(work(order)))
     elif isinstance(order, Beat):
-        loops.run(beat(order))
+        event_loop.run(beat(order))
     else:
-        loops.run(wait(order))
+        event_loop.run(wait(order))
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from bench.serving import listen
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 
 Headers = list[tuple[str, str]]
 
@@ -48,7 +48,7 @@ def main() -> int:
     async def serve() -> None:
         await listen(Recorded(answers))
 
-    loops.run(serve())
+    event_loop.run(serve())
     return 0
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import ROOT
 from deltaci.server.service import Listener, Service, collect_seldom
@@ -123,7 +123,7 @@ async def _enqueue(service: Service) -> None:
     while line := await reader.readline():
         commands = births(*msgspec.json.decode(line))
         began = time.perf_counter()
-        await service.applier.do_all(commands)
+        await service.engine.do_all(commands)
         print(msgspec.json.encode([began, time.perf_counter()]).decode(), flush=True)
 
 
@@ -138,15 +138,15 @@ def main() -> int:
     what, *rest = sys.argv[1:]
     more_files()
     if what == "server":
-        loops.run(_serve(rest[0], Path(rest[1])))
+        event_loop.run(_serve(rest[0], Path(rest[1])))
     elif what == "constant":
-        loops.run(listen(Constant(int(rest[0]))))
+        event_loop.run(listen(Constant(int(rest[0]))))
     else:
 
         async def wait() -> None:
             await listen(Waiting())
 
-        loops.run(wait())
+        event_loop.run(wait())
     return 0
 
 

@@ -17,8 +17,8 @@ from deltaci.api.schemas.inputs import RunInput
 from deltaci.core.decide import StartRun
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
-from deltaci.engine import loops
-from deltaci.engine.applier import Applier
+from deltaci.engine import event_loop
+from deltaci.engine.engine import Engine
 from deltaci.server.api import plans
 
 TENANT: Final = "default"
@@ -49,19 +49,19 @@ async def start(place: Place, callers: int, jobs: int, runs: int) -> float:
     asked = msgspec.json.decode(body(jobs), type=RunInput)
     store = place.store()
     await store.open()
-    applier = Applier(store)
-    await applier.start()
+    engine = Engine(store)
+    await engine.start()
 
     async def calls() -> None:
         for _ in range(runs // callers):
-            all_heard(await applier.do_all([order(asked)]))
+            all_heard(await engine.do_all([order(asked)]))
 
     try:
         began = time.perf_counter()
         await asyncio.gather(*(calls() for _ in range(callers)))
         return time.perf_counter() - began
     finally:
-        await applier.stop()
+        await engine.stop()
         await store.close()
 
 
@@ -71,7 +71,7 @@ def limit(yard: Yard, kind: str, callers: int, jobs: int, runs: int) -> float:
     try:
         if kind == SQLITE:
             with limits.recorded_sqlite() as tapes:
-                loops.run(start(recorded, callers, jobs, runs))
+                event_loop.run(start(recorded, callers, jobs, runs))
             spent = limits.replay_sqlite(Path(again.url), tapes[0])  # The writer opens first.
         else:
             tape = asyncio.run(_taped(recorded, yard.folder, callers, jobs, runs))

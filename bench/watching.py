@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from bench.serving import more_files
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 
 CONNECTS_AT_ONCE: Final = 50
 MARK: Final = b"\nid: "  # Of a line of its own: a header may end like it.
@@ -151,7 +151,7 @@ async def _bare() -> None:
 def main() -> int:
     """Until the input ends."""
     more_files()
-    loops.run(_watch() if sys.argv[1] == "watch" else _bare())
+    event_loop.run(_watch() if sys.argv[1] == "watch" else _bare())
     return 0
 
 

@@ -16,7 +16,7 @@ from chaos.stage import Stage, until
 from deltaci.core.attempt import SUCCEEDED
 from deltaci.engine.queue import NewJob
 from deltaci.runner.logstream import CHUNK_BYTES
-from deltaci.storage.blobs.room import RESERVE_SHARE, free_bytes
+from deltaci.storage.blobs.disk_reserve import RESERVE_SHARE, free_bytes
 
 FAULT: Final = "disk full"
 DISK_MEGABYTES: Final = 64

@@ -18,7 +18,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob
 from deltaci.storage import open_store
 from deltaci.storage.port import Store, Unavailable
@@ -42,7 +42,7 @@ class Workload:
         self.longest_seconds = 0.0
         self._store: Store | None = None
         self._queue: AsyncQueue | None = None
-        self._applier: Applier | None = None
+        self._engine: Engine | None = None
         self._count = 0
 
     @property
@@ -56,15 +56,15 @@ class Workload:
         self._store = open_store(self._url)
         self._queue = AsyncQueue(self._store, tenant=TENANT, has_timers=False)
         await self._queue.__aenter__()
-        self._applier = Applier(self._store)
-        await self._applier.start()
+        self._engine = Engine(self._store)
+        await self._engine.start()
 
     async def close(self) -> None:
         """Let go of the store."""
-        if self._queue is not None and self._applier is not None:
-            await self._applier.stop()
+        if self._queue is not None and self._engine is not None:
+            await self._engine.stop()
             await self._queue.__aexit__()
-        self._store = self._queue = self._applier = None
+        self._store = self._queue = self._engine = None
 
     async def give(self, count: int, seconds: float = 0.2, **fields: Any) -> list[str]:
         """Ask for so many jobs of so many seconds at once, until the answer is yes; their ids."""
@@ -118,23 +118,23 @@ class Workload:
             )
             for n, name in enumerate(names)
         )
-        applier = self._applier
-        assert applier is not None
+        engine = self._engine
+        assert engine is not None
         for command in (
             Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT), request_id=f"{id}-birth"),
             run.BeginPlanning(id=id, request_id=f"{id}-plan"),
             Plan(id=id, jobs=specs, plan_hash="chaos", request_id=f"{id}-planned"),
         ):
-            await self._insist_once(applier, command)
+            await self._insist_once(engine, command)
         self.runs.append(id)
         self.acknowledged |= {f"{id}/job{n}.1": name for n, name in enumerate(names)}
         return id
 
-    async def _insist_once(self, applier: Applier, command: Command) -> None:
+    async def _insist_once(self, engine: Engine, command: Command) -> None:
         """What is refused after an answer that got lost was done the first time."""
         before = len(self.failures)
         try:
-            await self.insist(lambda: applier.do(command))
+            await self.insist(lambda: engine.do(command))
         except Refused:
             if len(self.failures) == before:
                 raise

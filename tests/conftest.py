@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from deltaci.engine import applier
+from deltaci.engine import engine
 from deltaci.engine.clock import ForwardClock
 from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
@@ -70,4 +70,4 @@ def nats_server() -> Iterator[NatsServer]:
 @pytest.fixture(autouse=True)
 def moved_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test lets time pass by moving the store's clock: that is no jump, however little real time it takes."""
-    monkeypatch.setattr(applier, "ForwardClock", partial(ForwardClock, jump_seconds=math.inf))
+    monkeypatch.setattr(engine, "ForwardClock", partial(ForwardClock, jump_seconds=math.inf))

@@ -75,7 +75,7 @@ class StandIn:
             origin=origin,
         )
         hashed = plan_hash(specs, is_fail_fast=stream.fail_fast)
-        await self._service.applier.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
+        await self._service.engine.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
         return made
 
     async def queues(self, tenant: str) -> Sequence[QueueView]:

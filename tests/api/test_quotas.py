@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.server.api.tenants import Bucket, TooOften, Turns
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop

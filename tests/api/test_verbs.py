@@ -54,14 +54,14 @@ class Stage:
     async def created(self) -> str:
         self._count += 1
         id = f"made-{self._count}"
-        await self.here.service.applier.do(
+        await self.here.service.engine.do(
             Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, has_validation=True))
         )
         return id
 
     async def planning(self) -> str:
         id = await self.created()
-        await self.here.service.applier.do(run.BeginPlanning(id=id))
+        await self.here.service.engine.do(run.BeginPlanning(id=id))
         return id
 
     async def running(self, *more: dict[str, object]) -> str:
@@ -71,7 +71,7 @@ class Stage:
 
     async def validating(self) -> str:
         id = await self.planning()
-        do = self.here.service.applier.do
+        do = self.here.service.engine.do
         await do(Plan(id=id, jobs=(JobSpec(name="g", kind=APPROVAL),), plan_hash="x"))
         await do(job.Approve(id=f"{id}/g", actor="user:somebody"))
         return id
@@ -115,7 +115,7 @@ class Stage:
 
     async def reported(self, made: Callable[[], Awaitable[str]]) -> str:
         id = await made()
-        await self.here.service.applier.do(run.Report(id=id, actor="reporter"))
+        await self.here.service.engine.do(run.Report(id=id, actor="reporter"))
         return id
 
 

@@ -140,7 +140,7 @@ async def test_a_silent_worker_is_removed_when_its_leases_ended(site: Opened) ->
         run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
         lease = await player.take()
         await ops.post(f"/runs/{run}/cancel")
-        await here.service.applier.do(worker.MissHealthChecks(id=player.name))
+        await here.service.engine.do(worker.MissHealthChecks(id=player.name))
 
         assert await refused(ops, f"/workers/{player.name}/remove") == (409, "wrong_state")
         await player.say(lease, "CancelAck", final_status="CANCELED", ts="2026-01-04T08:00:00Z")

@@ -24,7 +24,7 @@ async def executed(here: ApiSite, player: Player, *, is_good: bool = True) -> st
     rules = lease["job_spec"].get("rules", [])
     await player.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
     id = str(lease["job_id"])
-    await here.service.applier.do(job.Validate(id=id, is_passed=is_good))
+    await here.service.engine.do(job.Validate(id=id, is_passed=is_good))
     return id
 
 

@@ -63,7 +63,7 @@ class Streams:
 
     def validate(self, command: job.Validate) -> None:
         """What the server would find."""
-        self.do(self._service.applier.do(command))
+        self.do(self._service.engine.do(command))
 
     def create(self, *words: str) -> str:
         """Its id."""

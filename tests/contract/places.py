@@ -26,10 +26,10 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
-from deltaci.engine.applier import Applier, Claim, Claimed, Mint
+from deltaci.engine.engine import Claim, Claimed, Engine, Mint
 from deltaci.engine.queue import AsyncQueue
+from deltaci.storage.commit_hints import Wakers
 from deltaci.storage.port import Document, Look, Page, Put, Ready, Request, Search, Store, Transaction, Write
-from deltaci.storage.wake import Wakers
 from tests.lab import START, TENANT, Lease
 
 P = ParamSpec("P")
@@ -112,11 +112,11 @@ class Place:
         """One of the servers that share this data."""
         async with self.opened() as store:
             server = Server(wrap(store), mint)
-            await server.applier.start()
+            await server.engine.start()
             try:
                 yield server
             finally:
-                await server.applier.stop()
+                await server.engine.stop()
 
     def queue(self, wrap: Callable[[Store], Store] = lambda store: store, **options: Any) -> AsyncQueue:
         """The queue library over this data; its timers stand still unless a case wants them."""
@@ -125,20 +125,20 @@ class Place:
 
 
 class Server:
-    """An applier over its own store, and what cases often do with it."""
+    """An engine over its own store, and what cases often do with it."""
 
     def __init__(self, store: Store, mint: Mint | None = None) -> None:
         self.store = store
-        self.applier = Applier(store, mint)
+        self.engine = Engine(store, mint)
 
     async def do(self, command: Command) -> Decision:
         """Apply one command."""
-        return await self.applier.do(command)
+        return await self.engine.do(command)
 
     async def refused(self, command: Command) -> Refused:
         """Apply one command that must be refused, and show that the log has not grown."""
         before = await self.store.last_seq()
-        refusal = await refused(self.applier.do(command))
+        refusal = await refused(self.engine.do(command))
         assert await self.store.last_seq() == before
         return refusal
 
@@ -154,7 +154,7 @@ class Server:
     async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[Claimed]:
         """Ask for work."""
         given = {"tenant": TENANT, "labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
-        return await self.applier.claim(Claim(worker_id=by, limit=limit, **given))
+        return await self.engine.claim(Claim(worker_id=by, limit=limit, **given))
 
     async def take(self, by: str = "w1", **fields: Any) -> Lease:
         """Ask for one attempt, which must be there."""
@@ -177,7 +177,7 @@ class Server:
         """Carry out everything that is due; how much that was."""
         total = 0
         for _ in range(MAX_TICKS):
-            count = await self.applier.tick()
+            count = await self.engine.tick()
             total += count
             if not count:
                 return total

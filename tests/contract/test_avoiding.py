@@ -8,10 +8,10 @@ import pytest
 
 from deltaci.core import attempt, worker
 from deltaci.core.failures import Facts
-from deltaci.engine.applier import Claim, Found
+from deltaci.engine.engine import Claim, Found
 from tests.contract.places import Place, Server, on_loop
 from tests.contract.test_groups import start
-from tests.contract.test_line import Hall, ids
+from tests.contract.test_waiters import Hall, ids
 from tests.lab import TENANT, task
 
 WIDE = ("gpu", "linux")
@@ -33,7 +33,7 @@ def asked(by: str, limit: int = 1, *, only: tuple[str, ...] = (), **rivals: tupl
 
 
 async def look(server: Server, claim: Claim) -> Found:
-    return await server.applier.look(claim)
+    return await server.engine.look(claim)
 
 
 async def lost(place: Place, server: Server, *names: str, **fields: object) -> None:

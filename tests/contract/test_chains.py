@@ -6,7 +6,7 @@ from deltaci.core import attempt, run
 from deltaci.core.events import Event
 from deltaci.core.job import BLOCKED, CANCELED, Job
 from deltaci.core.run import Run
-from deltaci.engine.lane import MAX_LINKS
+from deltaci.engine.shard import MAX_LINKS
 from deltaci.storage.codec import MANY
 from deltaci.storage.port import Load, LoadJobs
 from tests.contract.places import Place, on_loop

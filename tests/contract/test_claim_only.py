@@ -52,7 +52,7 @@ async def test_only_what_is_named_ready_and_fitting_is_found(place: Place) -> No
 async def test_of_many_who_were_told_of_one_attempt_one_gets_it(place: Place) -> None:
     """A dispatch may come twice, and to several runners: the store decides."""
     async with place.server() as one, place.server() as two:
-        await one.applier.do_all([birth(f"a{n}") for n in range(5)])
+        await one.engine.do_all([birth(f"a{n}") for n in range(5)])
 
         claims = [server.claim(f"w{n}", 5, only=("a1", "a3")) for n in range(4) for server in (one, two)]
         granted = [each.attempt.id for claimed in await asyncio.gather(*claims) for each in claimed]

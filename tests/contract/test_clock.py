@@ -9,7 +9,7 @@ import pytest
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.instants import SECOND
-from deltaci.engine import applier
+from deltaci.engine import engine
 from deltaci.engine.clock import ForwardClock
 from tests.contract.places import Place, in_memory, on_loop, saying
 from tests.lab import START
@@ -32,9 +32,9 @@ class Elapsed:
 
 @pytest.fixture
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
-    """Every applier that is made from now on measures with this."""
+    """Every engine that is made from now on measures with this."""
     found = Elapsed()
-    monkeypatch.setattr(applier, "ForwardClock", lambda: ForwardClock(found, math.inf))
+    monkeypatch.setattr(engine, "ForwardClock", lambda: ForwardClock(found, math.inf))
     return found
 
 
@@ -42,7 +42,7 @@ def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
 def strict(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """The same, and what the store's clock is ahead of it by is a jump: as outside of tests."""
     found = Elapsed()
-    monkeypatch.setattr(applier, "ForwardClock", lambda: ForwardClock(found))
+    monkeypatch.setattr(engine, "ForwardClock", lambda: ForwardClock(found))
     return found
 
 

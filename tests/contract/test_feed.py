@@ -69,7 +69,7 @@ async def test_a_reader_gets_what_is_there_and_then_what_comes(place: Place) -> 
 async def test_a_reader_goes_on_from_the_middle(place: Place) -> None:
     """A reader that comes back says what it has seen and gets the rest, exactly."""
     async with place.server() as server:
-        await server.applier.do_all([birth(f"x/{n}") for n in range(10)])
+        await server.engine.do_all([birth(f"x/{n}") for n in range(10)])
         log = await server.log()
 
         assert await taken(server.store, 10) == log
@@ -82,7 +82,7 @@ async def test_long_logs_are_read_page_by_page(place: Place, monkeypatch: pytest
     monkeypatch.setattr(feed, "PAGE", 3)
     async with place.server() as server:
         for size in (1, 4, 2, 5):
-            await server.applier.do_all([birth(f"x{size}/{n}") for n in range(size)])
+            await server.engine.do_all([birth(f"x{size}/{n}") for n in range(size)])
 
         for after in range(12):
             log = await server.log()
@@ -128,7 +128,7 @@ async def test_many_writers_and_many_readers_agree_on_one_order(place: Place) ->
         async def writing(name: str) -> None:
             server = one if name == "one" else two
             for n in range(0, EACH, 4):
-                await server.applier.do_all([birth(f"{name}/{n + k}") for k in range(4)])
+                await server.engine.do_all([birth(f"{name}/{n + k}") for k in range(4)])
 
         readers = [
             asyncio.ensure_future(taken(store, count, after))

@@ -16,8 +16,8 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
 from deltaci.storage.port import CountHeld, FindReady, Held, Store, TakeGroup
 from tests.contract.places import Place, Server, ask, on_loop, put, write
-from tests.contract.test_line import Hall, ids
 from tests.contract.test_quota import end
+from tests.contract.test_waiters import Hall, ids
 from tests.lab import START, TENANT, task
 
 RUNS: Final = 40

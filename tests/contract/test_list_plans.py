@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
-from deltaci.storage import documents, lists, sqlite
+from deltaci.storage import document_backends, list_index, sqlite
 from deltaci.storage.port import Document, Entry, Store, Write
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import ask, on_loop, put
@@ -41,23 +41,27 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
 
     for sql, values, way in (
-        (lists.walk("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
-        (lists.COUNT.format(m="?"), [TENANT, "some", 5], "PRIMARY KEY (tenant=? AND list=?)"),
+        (list_index.walk("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
+        (list_index.COUNT.format(m="?"), [TENANT, "some", 5], "PRIMARY KEY (tenant=? AND list=?)"),
         (f"{sqlite._SELECT} {sqlite._OF_RUN}", ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT_OVER} {sqlite._OF_RUN}", ["r1", 1], "INDEX history_run (run_id=? AND kind=?)"),
         (sqlite._these(2), ["r1", "r2"], "SEARCH records USING PRIMARY KEY (id=?)"),
         (sqlite._these(2), ["r1", "r2"], "SEARCH history USING PRIMARY KEY (id=?)"),
         (sqlite._COUNT_HELD, [TENANT, 5], "INDEX records_held (tenant=?"),
-        (documents.FIND.format(m="?"), ["k", TENANT, "t1"], "PRIMARY KEY (kind=? AND tenant=? AND name=?)"),
-        (documents.FIND_KEY.format(m="?"), ["k1"], "INDEX documents_key (name=?"),
-        (documents.LIST.format(m="?"), ["k", TENANT, "", "", 5], "PRIMARY KEY (kind=? AND tenant=? AND name>?)"),
+        (document_backends.FIND.format(m="?"), ["k", TENANT, "t1"], "PRIMARY KEY (kind=? AND tenant=? AND name=?)"),
+        (document_backends.FIND_KEY.format(m="?"), ["k1"], "INDEX documents_key (name=?"),
+        (
+            document_backends.LIST.format(m="?"),
+            ["k", TENANT, "", "", 5],
+            "PRIMARY KEY (kind=? AND tenant=? AND name>?)",
+        ),
     ):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
         assert any(way in step for step in plan), plan
         tables = ("listed", "records", "history", "documents")
         assert not [step for step in plan if step.startswith(tuple(f"SCAN {table}" for table in tables))], plan
-    walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {lists.walk('?', 2)}", WALK)]
+    walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {list_index.walk('?', 2)}", WALK)]
     assert sum("SEARCH o USING PRIMARY KEY (tenant=? AND list=? AND at=? AND id=?)" in step for step in walked) == 2
     assert not [step for step in walked if "B-TREE" in step], walked
     connection.close()
@@ -84,17 +88,17 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> 
             await connection.execute("ANALYZE")
         found = []
         for sql, values, way in (
-            (lists.walk("$", 2), "('acme', 'some', 1, 'r1', 0, 50, 'other', 'third')", "listed_pkey"),
-            (lists.COUNT.format(m="$"), "('acme', 'some', 5)", "listed_pkey"),
+            (list_index.walk("$", 2), "('acme', 'some', 1, 'r1', 0, 50, 'other', 'third')", "listed_pkey"),
+            (list_index.COUNT.format(m="$"), "('acme', 'some', 5)", "listed_pkey"),
             (postgres._LOAD_JOBS, "('r1', 1)", "records_run"),
             (postgres._LOAD_JOBS, "('r1', 1)", "history_run"),
             (postgres._LOAD, "('{r1, r2}')", "records_pkey"),
             (postgres._LOAD, "('{r1, r2}')", "history_pkey"),
             (postgres._OPEN, "('{r1, r2}')", "records_pkey"),
             (postgres._COUNT_HELD, "('acme', 5)", "records_held"),
-            (documents.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
-            (documents.FIND_KEY.format(m="$"), "('k1')", "documents_key"),
-            (documents.LIST.format(m="$"), "('template', 'acme', '', '', 5)", "documents_pkey"),
+            (document_backends.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
+            (document_backends.FIND_KEY.format(m="$"), "('k1')", "documents_key"),
+            (document_backends.LIST.format(m="$"), "('template', 'acme', '', '', 5)", "documents_pkey"),
         ):
             # Only a prepared statement is planned as ours are: for any values.
             await connection.execute(f"PREPARE asked AS {sql}")

@@ -126,7 +126,7 @@ async def test_lists_follow_the_machines(place: Somewhere, seed: int) -> None:
             size = draw.randint(1, 30)
             batch, done = done[:size], done[size:]
             place.shift = batch[-1][0] - START
-            await server.applier.do_all([command for _, command in batch])
+            await server.engine.do_all([command for _, command in batch])
             if draw.random() < 0.2 or not done:
                 ids = {event.entity_id for event in await server.log() if event.entity in (RUN, WORKER)}
                 checked = await check_lists(server.store, ids)

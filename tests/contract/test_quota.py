@@ -13,12 +13,12 @@ from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.reactions import Birth
-from deltaci.engine.applier import Claimed
+from deltaci.engine.engine import Claimed
 from deltaci.storage.port import CountHeld, Request, Store, Transaction
 from tests.contract.conftest import make_place
 from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
-from tests.contract.test_line import Hall, all_ids, ids
-from tests.contract.test_notify import LISTENERS, until
+from tests.contract.test_postgres_notify import LISTENERS, until
+from tests.contract.test_waiters import Hall, all_ids, ids
 from tests.lab import START, TENANT, Lease
 
 JOBS: Final = 60
@@ -27,7 +27,7 @@ LIMIT: Final = 4
 
 async def enqueue(server: Server, count: int) -> None:
     """So many attempts that wait."""
-    await server.applier.do_all([birth(f"a{n:02}") for n in range(count)])
+    await server.engine.do_all([birth(f"a{n:02}") for n in range(count)])
 
 
 async def end(server: Server, claimed: Claimed, by: str = "w1") -> None:

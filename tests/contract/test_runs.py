@@ -1,4 +1,4 @@
-"""Whole runs through the applier: from the first wish to the published outcome, on every store."""
+"""Whole runs through the engine: from the first wish to the published outcome, on every store."""
 
 from __future__ import annotations
 

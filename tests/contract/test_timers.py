@@ -288,11 +288,11 @@ async def test_a_run_times_out_with_everything_in_it(place: Place) -> None:
 async def test_a_thousand_that_are_due_at_once_take_a_few_ticks(place: Place) -> None:
     """When a rack loses its power, all of its leases end in the same second."""
     async with place.server() as server:
-        await server.applier.do_all([birth(f"a{n}") for n in range(MANY)])
+        await server.engine.do_all([birth(f"a{n}") for n in range(MANY)])
         assert len(await server.claim(limit=MANY)) == MANY
         place.after(35)
 
-        counts = [await server.applier.tick() for _ in range(3)]
+        counts = [await server.engine.tick() for _ in range(3)]
 
         assert sum(counts) == MANY
         assert counts[-1] == 0
@@ -310,7 +310,7 @@ async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(place: Place
             await server.take(accept_seconds=30 + n)
         place.after(60)
 
-        assert await server.applier.tick(2) == 2
+        assert await server.engine.tick(2) == 2
         queued = [n for n in range(5) if await server.state(f"a{n}") == attempt.QUEUED]
 
         assert queued == [0, 1]
@@ -321,12 +321,12 @@ async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(place: Place
 async def test_the_timers_of_two_servers_do_everything_once(place: Place) -> None:
     """Any number of servers may look: each takes what the others have not."""
     async with place.server() as one, place.server() as two:
-        await one.applier.do_all([birth(f"a{n}") for n in range(100)])
+        await one.engine.do_all([birth(f"a{n}") for n in range(100)])
         await one.claim(limit=100)
         place.after(35)
 
         for _ in range(4):
-            await asyncio.gather(one.applier.tick(30), two.applier.tick(30), one.applier.tick(30), two.applier.tick(30))
+            await asyncio.gather(one.engine.tick(30), two.engine.tick(30), one.engine.tick(30), two.engine.tick(30))
 
         events = await two.verified()
         assert sum(event.trigger == "stalled" for event in events) == 100

@@ -14,7 +14,7 @@ from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.engine.applier import Claimed
+from deltaci.engine.engine import Claimed
 from tests.contract.places import Place, Server, birth, on_loop, saying
 from tests.lab import TENANT, Lease, gate, task
 
@@ -34,7 +34,7 @@ async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, 
 async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) -> None:
     """Two runners on one attempt is the one thing that a queue must never do."""
     async with place.server() as one, place.server() as two:
-        await one.applier.do_all([birth(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
+        await one.engine.do_all([birth(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
         enough, found = asyncio.Event(), list[Claimed]()
 
         await asyncio.gather(
@@ -55,7 +55,7 @@ async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) 
 async def test_claims_of_one_batch_share_what_is_there(place: Place) -> None:
     """Claims that are decided together see each other, like everything else in a batch."""
     async with place.server() as server:
-        await server.applier.do_all([birth(f"a{n}") for n in range(10)])
+        await server.engine.do_all([birth(f"a{n}") for n in range(10)])
 
         found = await asyncio.gather(*(server.claim(f"w{n}", 2) for n in range(8)))
 
@@ -69,7 +69,7 @@ async def test_claims_of_one_batch_share_what_is_there(place: Place) -> None:
 async def test_of_two_that_expect_one_revision_exactly_one_wins(place: Place) -> None:
     """Compare and set is what people build on: it must hold across servers too."""
     async with place.server() as one, place.server() as two:
-        await one.applier.do_all([birth(f"a{n}") for n in range(20)])
+        await one.engine.do_all([birth(f"a{n}") for n in range(20)])
 
         for n in range(20):
             found = await asyncio.gather(

@@ -124,7 +124,7 @@ async def test_timers_go_on_beside_what_cannot_be_read(place: Place, caplog: pyt
         await write(server.store, *(put(broken(f"bad{n}"), due_at=START) for n in range(3)))
         place.after(200)
 
-        assert await server.applier.tick(limit=2) == 1
+        assert await server.engine.tick(limit=2) == 1
 
         assert await server.state("a") == QUEUED
         for _ in range(3):
@@ -169,7 +169,7 @@ async def test_whoever_asks_for_what_cannot_be_read_is_told_so(place: Place, cap
             for command in (attempt.Stall(id="bad"), birth("bad"), _or_existing("bad")):
                 refusal = await server.refused(command)
                 assert (refusal.code, "restore it" in refusal.message) == ("unreadable", True)
-            answers = await server.applier.do_all([birth(f"good{round}"), attempt.Stall(id="bad")])
+            answers = await server.engine.do_all([birth(f"good{round}"), attempt.Stall(id="bad")])
             assert [type(answer).__name__ for answer in answers] == ["Decision", "Refused"]
         assert len(complaints(caplog)) == 1
 

@@ -23,7 +23,7 @@ from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue
 from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
@@ -60,7 +60,7 @@ class Deployment:
         self.store_url = store or f"sqlite:{folder / 'deltaci.db'}"
         self.store = open_store(self.store_url)
         self.queue = AsyncQueue(self.store, has_timers=False)
-        self.applier = Applier(self.store)
+        self.engine = Engine(self.store)
         self.logs = Logs(folder / "logs")
         self.servers: list[subprocess.Popen[bytes]] = []
         self.ports: list[int] = []
@@ -167,9 +167,9 @@ class Deployment:
     async def enqueue_in_run(self, run_id: str, *steps: str) -> str:
         """Ask for a run with one job of these steps; the id of its first attempt."""
         spec = JobSpec(name="job", work={"steps": list(steps), "executor": "process"})
-        await self.applier.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
-        await self.applier.do(run.BeginPlanning(id=run_id))
-        await self.applier.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))
+        await self.engine.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+        await self.engine.do(run.BeginPlanning(id=run_id))
+        await self.engine.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))
         return f"{run_id}/job.1"
 
     async def worker(self, id: str) -> Worker:
@@ -180,7 +180,7 @@ class Deployment:
 
     async def cancel(self, id: str, deadline_seconds: int) -> None:
         """Ask for a stop, with less patience than people have."""
-        await self.applier.do(attempt.Cancel(id=id, reason="CANCELED", deadline_seconds=deadline_seconds))
+        await self.engine.do(attempt.Cancel(id=id, reason="CANCELED", deadline_seconds=deadline_seconds))
 
     async def until(self, id: str, is_it: Callable[[Event], bool]) -> Event:
         """Wait for the first event of this job that is so."""
@@ -279,11 +279,11 @@ async def deployed(
         for number in range(servers):
             made.start_server(number)
         async with made.queue:
-            await made.applier.start()
+            await made.engine.start()
             try:
                 yield made
             finally:
-                await made.applier.stop()
+                await made.engine.stop()
     finally:
         await made.stop()
 

@@ -93,7 +93,7 @@ async def test_a_runner_that_was_given_up_by_mistake_learns_it_at_once_and_goes_
         runner = place.start_runner("r1", "--labels", "linux")
         await place.outcome(await place.enqueue("true"))
 
-        await place.applier.do(worker.Shutdown(id="r1", reason=worker.PRESUMED_GONE))
+        await place.engine.do(worker.Shutdown(id="r1", reason=worker.PRESUMED_GONE))
         born = await place.until("r1/2", lambda event: event.trigger == "registration_complete")
         record = await place.outcome(await place.enqueue_in_run("run", "true"))
 
@@ -117,7 +117,7 @@ async def test_a_runner_that_is_removed_finishes_its_job_and_ends_with_a_code_of
         id = await place.enqueue_in_run("run", f"echo begun > {pipe}; read word < {go}; echo $word")
         assert await told(pipe) == "begun"
 
-        await place.applier.do(worker.Shutdown(id="r1", reason=worker.REMOVED, actor="user:ada"))
+        await place.engine.do(worker.Shutdown(id="r1", reason=worker.REMOVED, actor="user:ada"))
         go.write_text("finished\n")
         record = await place.outcome(id)
 

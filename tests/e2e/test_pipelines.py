@@ -23,9 +23,9 @@ from tests.runner.repositories import Repository
 
 async def started(place: Deployment, run_id: str, *specs: JobSpec) -> None:
     """A run of these jobs."""
-    await place.applier.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
-    await place.applier.do(run.BeginPlanning(id=run_id))
-    await place.applier.do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
+    await place.engine.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+    await place.engine.do(run.BeginPlanning(id=run_id))
+    await place.engine.do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
 
 
 def job(

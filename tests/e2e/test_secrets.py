@@ -37,7 +37,7 @@ async def pushed(place: Deployment, work: dict[str, Any]) -> str:
     """A run of one job, as the planner makes it for a push to a branch; its id."""
     origin = Origin(project="shop", branch="release/1", event="push", is_on_branch=True)
     record = Run(id="pushed", run_id="pushed", tenant="default", origin=origin)
-    await place.applier.do(StartRun(id="pushed", record=record, jobs=(JobSpec(name="a", work=work),), plan_hash="hash"))
+    await place.engine.do(StartRun(id="pushed", record=record, jobs=(JobSpec(name="a", work=work),), plan_hash="hash"))
     return "pushed"
 
 

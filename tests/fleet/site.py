@@ -28,7 +28,7 @@ class FleetSite(Site):
     """One of the servers of a deployment, with the fleet as it sees it."""
 
     def __init__(self, place: Place, server: Server, folder: Path) -> None:
-        self.fleet = Fleet(server.store, server.applier)
+        self.fleet = Fleet(server.store, server.engine)
         super().__init__(place, server, folder, self.fleet)
         self._heard = 0
 

@@ -168,7 +168,7 @@ async def desk(
         )
         if clock is not None:
             forges = msgspec.structs.replace(forges, clock=clock.read, sleep=clock.wait, dice=lambda: 1.0)
-        reporter = Reporter(store, server.applier, forges)
+        reporter = Reporter(store, server.engine, forges)
         follower = Follower(store)
         follower.tell(reporter.hear)
         await follower.start()

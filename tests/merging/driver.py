@@ -2,7 +2,7 @@
 
 `python -m tests.merging.driver FOLDER STORY FIRST EVERY` plays it for k = FIRST, FIRST + EVERY, … until no step is
 left, and prints one line for each. A step is what leaves a trace outside of the process: a git command, a write of a
-document, a command to the applier, a word to who waits; the kill comes right behind it, and so before the next one. Git
+document, a command to the engine, a word to who waits; the kill comes right behind it, and so before the next one. Git
 commands that only read are no steps, unless `--reads` is said: who dies behind one leaves behind what it would have
 before it.
 
@@ -28,8 +28,8 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.engine.applier import Applier, Claim, Claimed
 from deltaci.engine.clock import ForwardClock
+from deltaci.engine.engine import Claim, Claimed, Engine
 from deltaci.git.command import Git
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
@@ -99,8 +99,8 @@ class KilledStore(Wrapped):
         return is_dropped
 
 
-class KilledApplier(Applier):
-    """An applier whose every command is a step."""
+class KilledEngine(Engine):
+    """An engine whose every command is a step."""
 
     def __init__(self, store: Store, killer: Killer) -> None:
         super().__init__(store, clock=ForwardClock(jump_seconds=float("inf")))
@@ -141,10 +141,10 @@ class MovingBase:
 class Life(Site):
     """One server, until it is killed or done. Whoever was told is in a file."""
 
-    def __init__(self, folder: Path, killer: Killer, store: Store, applier: Applier, streams: Streams) -> None:
+    def __init__(self, folder: Path, killer: Killer, store: Store, engine: Engine, streams: Streams) -> None:
         mirrors = Mirrors(folder, LOCAL, lambda *_: "", KilledGit(killer))
         landing = MovingBase(folder, streams.upstream)
-        super().__init__(store, applier, mirrors, streams, owner="machine/1", landing=landing)
+        super().__init__(store, engine, mirrors, streams, owner="machine/1", landing=landing)
         self._killer = killer
         self._file = folder / "told.jsonl"
 
@@ -198,13 +198,13 @@ async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> 
     streams = opened(folder)
     store: Store = KilledStore(SqliteStore(str(folder / "ci.db"), clock=lambda: clock[0]), killer)
     await store.open()
-    applier = KilledApplier(store, killer)
-    await applier.start()
+    engine = KilledEngine(store, killer)
+    await engine.start()
     try:
-        here = Life(folder, killer, store, applier, streams)
+        here = Life(folder, killer, store, engine, streams)
         if await here.projects.find(TENANT, PROJECT) is None:
             await here.projects.put(here.project)
-        while await applier.tick():
+        while await engine.tick():
             pass
         for each in entries:  # Whoever was not told comes again.
             if each.id not in here.heard():
@@ -220,7 +220,7 @@ async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> 
             await here.queue.stop()
         assert set(here.heard()) == {each.id for each in entries}, here.heard()
     finally:
-        await applier.stop()
+        await engine.stop()
         await store.close()
     return killer.steps
 

@@ -17,7 +17,7 @@ from deltaci.core import attempt
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import lease_ref
-from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.engine.engine import Claim, Claimed, Engine
 from deltaci.git.command import Git
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirror, Mirrors
@@ -73,8 +73,8 @@ Bring = Callable[[str, str, str], Awaitable[bool]]
 class Tester:
     """Does what runners would: takes what waits, looks at the commit, and says what it found."""
 
-    def __init__(self, applier: Applier, folder: Path, bring: Bring, name: str = "runner") -> None:
-        self.applier = applier
+    def __init__(self, engine: Engine, folder: Path, bring: Bring, name: str = "runner") -> None:
+        self.engine = engine
         self.folder = folder  # the mirror
         self.bring = bring
         self.name = name
@@ -93,7 +93,7 @@ class Tester:
             accept_seconds=30,
             starts=True,
         )
-        return await self.applier.claim(asked)
+        return await self.engine.claim(asked)
 
     async def work(self) -> int:
         """Test all that waits; how much that was."""
@@ -135,7 +135,7 @@ class Tester:
 
     async def end(self, claimed: Claimed, facts: Facts | None) -> None:
         """Say how it went."""
-        await self.applier.do(
+        await self.engine.do(
             attempt.Complete(
                 id=claimed.attempt.id,
                 actor=worker_actor(self.name),
@@ -153,7 +153,7 @@ class Site:
     def __init__(
         self,
         store: Store,
-        applier: Applier,
+        engine: Engine,
         mirrors: Mirrors,
         streams: Streams,
         *,
@@ -162,7 +162,7 @@ class Site:
         landing: Any = None,
     ) -> None:
         self.store = store
-        self.applier = applier
+        self.engine = engine
         self.streams = streams
         self.upstream = streams.upstream
         self.projects = Projects(store)
@@ -172,10 +172,10 @@ class Site:
         self.unwanted: set[str] = set()
         self.told: dict[str, Outcome] = {}
         self.queue = MergeQueue(
-            store, applier, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
+            store, engine, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
         )
         self.queue.tell(self.hear)
-        self.tester = Tester(applier, self.mirror.folder, self.queue.bring)
+        self.tester = Tester(engine, self.mirror.folder, self.queue.bring)
 
     async def ensure(self, entry: Entry) -> None:
         """Have a head in the mirror."""
@@ -247,7 +247,7 @@ async def opened(
     """A server at work."""
     async with place.server(wrap) as server:
         mirrors = Mirrors(folder, LOCAL, lambda *_: "", git)
-        site = Site(server.store, server.applier, mirrors, streams, **options)
+        site = Site(server.store, server.engine, mirrors, streams, **options)
         if await site.projects.find(TENANT, PROJECT) is None:
             await site.projects.put(site.project)
         if starts:

@@ -14,7 +14,7 @@ from deltaci.controllers.merge_queue.records import NONE, Entry
 from deltaci.controllers.merge_queue.serializers import shown
 from deltaci.controllers.merge_queue.state import Built, Found, Limits, Line
 from deltaci.core.instants import SECOND
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from tests.merging.played import WHERE, World, content
 
 NOW = 10**9 * SECOND

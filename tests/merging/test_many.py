@@ -55,7 +55,7 @@ async def test_the_base_ends_with_exactly_the_good_ones(
             if len(here.told) == COUNT:
                 break
             place.after(700)
-            while await here.applier.tick():
+            while await here.engine.tick():
                 pass
 
         merged = here.merged()

@@ -87,7 +87,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
         await parts.projects.put(project)
         mirror = parts.mirrors.of(project)
-        queue = MergeQueue(service.store, service.applier, parts.projects, parts.mirrors, ensure, is_wanted)
+        queue = MergeQueue(service.store, service.engine, parts.projects, parts.mirrors, ensure, is_wanted)
         queue.tell(hear)
 
         async def follow(after: int) -> None:

@@ -36,7 +36,7 @@ def pushed(upstream: Upstream, files: dict[str, str | None]) -> str:
 async def later(here: Site, place: Place, seconds: float) -> None:
     """Let time pass, and what is due happen."""
     place.after(seconds)
-    while await here.applier.tick():
+    while await here.engine.tick():
         pass
 
 
@@ -69,7 +69,7 @@ async def test_a_test_run_that_somebody_cancels_is_made_again(site: Opened, stre
         await here.enter(streams.made("w", {"a": "1\n"}))
         await here.calm()
         [batch] = (await here.view()).batches
-        await here.applier.do(run.Cancel(id=batch.run_id, actor="user:eve"))
+        await here.engine.do(run.Cancel(id=batch.run_id, actor="user:eve"))
         await here.calm()
         [again] = (await here.view()).batches
         assert again.run_id != batch.run_id

@@ -15,7 +15,7 @@ from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.server.follower import Follower
 from deltaci.storage import open_store
 from deltaci.storage.port import Store
@@ -23,28 +23,28 @@ from deltaci.storage.port import Store
 PLAN = (JobSpec(name="a"), JobSpec(name="b", needs=("a",)))
 
 
-async def commit_runs(applier: Applier, count: int = 0) -> None:
+async def commit_runs(engine: Engine, count: int = 0) -> None:
     """So many runs that are planned and cancelled, or runs for ever."""
     for _ in range(count) if count else itertools.count():
         id = f"r{secrets.token_hex(8)}"
         record = Run(id=id, run_id=id, tenant="acme")
-        await applier.do(StartRun(id=id, record=record, jobs=PLAN, plan_hash=plan_hash(PLAN)))
-        await applier.do(run.Cancel(id=id, actor="user:ada"))
+        await engine.do(StartRun(id=id, record=record, jobs=PLAN, plan_hash=plan_hash(PLAN)))
+        await engine.do(run.Cancel(id=id, actor="user:ada"))
 
 
 async def write(store: Store, folder: Path, count: int = 0) -> None:
     """Commit and write, as a server does."""
-    applier, follower, live = Applier(store), Follower(store), LiveTransitions(store, folder)
+    engine, follower, live = Engine(store), Follower(store), LiveTransitions(store, folder)
     follower.tell(live.hear)
     await store.open()
-    await applier.start()
+    await engine.start()
     await follower.start()
     live.start()
     try:
-        await commit_runs(applier, count)
+        await commit_runs(engine, count)
     finally:
         await follower.stop()
-        await applier.stop()
+        await engine.stop()
         await live.stop()
         await store.close()
 

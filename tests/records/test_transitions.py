@@ -307,7 +307,7 @@ async def test_every_server_writes_it_unless_it_is_told_not_to(tmp_path: Path, *
     store = MemoryStore()
 
     async with Service(store, tmp_path, has_transitions=has_transitions) as service:
-        await busy.commit_runs(service.applier, 3)
+        await busy.commit_runs(service.engine, 3)
 
     assert (tmp_path / FILE).exists() == has_transitions
     if has_transitions:

@@ -45,13 +45,13 @@ async def test_a_server_that_dies_while_it_handles_a_change(
             if after == "claim":
                 broken.setattr(handling, "pipelines_at", die)
             elif after == "birth":
-                born = here.service.applier.do
+                born = here.service.engine.do
 
                 async def bear_and_die(command: Command) -> None:
                     await born(command)
                     await die()
 
-                broken.setattr(here.service.applier, "do", bear_and_die)
+                broken.setattr(here.service.engine, "do", bear_and_die)
             else:
                 broken.setattr(repositories.handling._superseding, "settled", die)
             told = push("refs/heads/main", upstream.first, second)
@@ -80,7 +80,7 @@ async def test_a_server_that_dies_while_it_plans(
         await here.project(upstream.url)
         with monkeypatch.context() as broken:
             reached = asyncio.Event()
-            do_all = here.service.applier.do_all
+            do_all = here.service.engine.do_all
 
             async def begin_and_die(commands: list[Command]) -> object:
                 if not any(isinstance(each, BeginPlanning) for each in commands):
@@ -89,7 +89,7 @@ async def test_a_server_that_dies_while_it_plans(
                 reached.set()
                 return await asyncio.Event().wait()
 
-            broken.setattr(here.service.repositories.planner._applier, "do_all", begin_and_die)
+            broken.setattr(here.service.repositories.planner._engine, "do_all", begin_and_die)
             told = push("refs/heads/main", "", upstream.first)
             await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")
             await reached.wait()
@@ -132,7 +132,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_try(
     monkeypatch.setattr("deltaci.controllers.work_queue.RETRY_SECONDS", 0.01)
     async with site() as here:
         await here.project(upstream.url)
-        born, left = here.service.applier.do, [20]
+        born, left = here.service.engine.do, [20]
 
         async def away(command: Command) -> object:
             left[0] -= 1
@@ -140,7 +140,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_try(
                 raise Unavailable("the store is away")
             return await born(command)
 
-        monkeypatch.setattr(here.service.applier, "do", away)
+        monkeypatch.setattr(here.service.engine, "do", away)
         change = await here.change((await here.pushed(upstream.first)).id)
 
         assert (change["status"], change["tries"]) == ("handled", 1)

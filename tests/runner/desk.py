@@ -66,7 +66,7 @@ class Office:
     async def desk(self, **spec: Any) -> Desk:
         """A job of this kind, taken."""
         id = f"q{len(self._desks)}"
-        await self.service.applier.do(Birth(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
+        await self.service.engine.do(Birth(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(self.client.lease, wire.Lease(runner_id="w1", wait_seconds=10))
         taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
         await asyncio.to_thread(self.client.say, taken)

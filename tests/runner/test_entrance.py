@@ -88,7 +88,7 @@ async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Pat
         (folder / CREDENTIAL_FILE).write_text("{")
         broken = await why(live, folder)
         keep(live, folder, 900)
-        await live.service.applier.do(worker.Shutdown(id="w1"))
+        await live.service.engine.do(worker.Shutdown(id="w1"))
         gone = await why(live, folder)
 
         assert "has expired, because this runner was away for too long" in expired

@@ -32,7 +32,7 @@ def credential(live: Live, seconds: float, lasts: int) -> Registered:
 async def enqueue(live: Live, *steps: str) -> None:
     """A job for it."""
     spec = {"steps": list(steps), "executor": "process"}
-    await live.service.applier.do(Birth(id="q1", record=Attempt(id="q1", tenant="default", spec=spec)))
+    await live.service.engine.do(Birth(id="q1", record=Attempt(id="q1", tenant="default", spec=spec)))
 
 
 async def register(live: Live) -> None:

@@ -164,7 +164,7 @@ async def test_a_store_that_is_away_is_told_apart_from_a_mistake(site: OpenSite,
             raise Unavailable("the store is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(here.server.applier, "do_all", away)
+            patch.setattr(here.server.engine, "do_all", away)
             reply = await held.refused("Heartbeat")
 
         assert (reply.status, reply.code) == (503, "unavailable")

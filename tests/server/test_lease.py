@@ -12,9 +12,9 @@ import pytest
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.worker import Worker
-from deltaci.engine import line
+from deltaci.engine import waiters
 from deltaci.protocol.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
-from deltaci.storage import wake
+from deltaci.storage import commit_hints
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
@@ -202,14 +202,14 @@ class Waits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
-        original = line._Place.turn
+        original = waiters._Place.turn
 
-        async def turn(place: line._Place, *, is_first: bool = False) -> line.Turn | None:
+        async def turn(place: waiters._Place, *, is_first: bool = False) -> waiters.Turn | None:
             self.begun.set()
             return await original(place, is_first=is_first)
 
-        monkeypatch.setattr(line._Place, "turn", turn)
-        monkeypatch.setattr(wake, "POLL_SECONDS", math.inf)
+        monkeypatch.setattr(waiters._Place, "turn", turn)
+        monkeypatch.setattr(commit_hints, "POLL_SECONDS", math.inf)
 
 
 @on_loop

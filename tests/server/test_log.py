@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core import ids
-from deltaci.storage.blobs import room
+from deltaci.storage.blobs import disk_reserve
 from tests.contract.places import on_loop
 from tests.server.site import Held, OpenSite, Site, stale_reason
 
@@ -183,8 +183,8 @@ async def test_a_log_that_finds_no_room_is_refused_until_there_is_some(
     async with site() as here:
         held = await held_lease(here)
         with monkeypatch.context() as patch:
-            patch.setattr(room, "MAX_RESERVE_BYTES", 2**62)
-            patch.setattr(room, "RESERVE_SHARE", 1)
+            patch.setattr(disk_reserve, "MAX_RESERVE_BYTES", 2**62)
+            patch.setattr(disk_reserve, "RESERVE_SHARE", 1)
 
             reply = await here.refused(lambda: held.log(0, b"hello"))
 

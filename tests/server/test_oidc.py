@@ -312,7 +312,7 @@ async def test_a_runner_comes_in_with_an_oidc_token_as_often_as_the_issuer_vouch
         for token in (tiny.token(aud="x"), "eyJ.x.y", first.credential):
             with pytest.raises(Refused, match="bad_credential"):
                 await caller.do(caller.client.register, token, [], 1)
-        await live.service.applier.do(worker.Shutdown(id="build-1"))
+        await live.service.engine.do(worker.Shutdown(id="build-1"))
         with pytest.raises(Refused, match="was shut down"):
             await caller.do(caller.client.register, tiny.token(), [], 1)
         assert len(await live.log()) == len(before) + 1

@@ -113,7 +113,7 @@ class Bench:
                 if id == "w1":
                     self.credential = entered.credential
             record = Attempt(id="q1", tenant="default", spec={"steps": ["true"]})
-            await self.live.service.applier.do(Birth(id="q1", record=record))
+            await self.live.service.engine.do(Birth(id="q1", record=record))
             caller.client.token = self.credential
             [granted] = await caller.do(caller.client.lease, wire.Lease(runner_id="w1"))
             self.lease_id = granted.lease_id

@@ -115,7 +115,7 @@ async def test_who_must_come_again_is_told_when(site: OpenSite, monkeypatch: pyt
             raise Unavailable("the store is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(here.server.applier, "claim", away)
+            patch.setattr(here.server.engine, "claim", away)
             patch.setattr(here.server.store, "transact", away)
             status, headers = await headers_of(here, runner, "lease")
 

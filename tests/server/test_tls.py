@@ -261,7 +261,7 @@ async def test_a_certificate_does_not_bring_back_who_is_gone_nor_open_another_te
     async with served(tmp_path / "server", town.context()) as live:
         async with live.client(town.tls(RUNNER)) as caller:
             await caller.do(caller.client.renew)
-            await live.service.applier.do(worker.Shutdown(id="build-1"))
+            await live.service.engine.do(worker.Shutdown(id="build-1"))
             with pytest.raises(Refused, match="was shut down"):
                 await caller.do(caller.client.renew)
         assert (await refusal(live, town.tls("deltaci:another/build-1"))).code == "bad_credential"

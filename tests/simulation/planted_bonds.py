@@ -10,7 +10,7 @@ from deltaci.core.events import JOB, Event
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.world import World
-from deltaci.engine.groups import Groups
+from deltaci.engine.concurrency_groups import Groups
 from deltaci.sim.store import Disk
 from tests.simulation.planting import fault, instead, reaction, set_field
 

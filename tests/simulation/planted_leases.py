@@ -12,7 +12,7 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.lease import Lease
 from deltaci.core.machine import Command
 from deltaci.core.world import World
-from deltaci.engine import lane
+from deltaci.engine import shard
 from tests.simulation.planting import fault, instead, reaction, rule, set_field
 
 SECOND = 1_000_000
@@ -122,7 +122,7 @@ def _due(change: Any) -> Any:
 
 def deadlines(change: Any, *more: tuple[Any, str, Any]) -> Any:
     """Let the write path find other deadlines."""
-    return instead((lane, "next_due", _due(change)), *more)
+    return instead((shard, "next_due", _due(change)), *more)
 
 
 def without(*orders: type[Command]) -> Any:

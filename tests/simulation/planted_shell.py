@@ -10,11 +10,11 @@ from typing import Any
 from deltaci.core import attempt, worker
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
-from deltaci.engine import line
+from deltaci.engine import waiters
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.lane import Lane
-from deltaci.engine.line import Line
+from deltaci.engine.shard import Shard
 from deltaci.engine.timers import Timers
+from deltaci.engine.waiters import Line
 from deltaci.protocol.messages import Complete, CompleteAck
 from deltaci.server import protocol
 from deltaci.sim.store import Connection, Counted
@@ -162,17 +162,17 @@ class _Any:
 @fault
 def memory_is_believed_after_a_conflict() -> Iterator[None]:
     """What is remembered is not loaded again when another server was faster."""
-    with instead((Lane, "_forget", lambda self: None), (Lane, "_doubt", lambda self, id, changed: False)):
+    with instead((Shard, "_forget", lambda self: None), (Shard, "_doubt", lambda self, id, changed: False)):
         yield
 
 
 @fault
 def a_lost_answer_is_a_failure() -> Iterator[None]:
     """Whoever loses the answer to a commit gives the same order under a new name."""
-    real = Lane.apply
+    real = Shard.apply
     count = 0
 
-    async def apply(self: Lane, items: Any) -> Any:
+    async def apply(self: Shard, items: Any) -> Any:
         nonlocal count
         try:
             return await real(self, items)
@@ -186,7 +186,7 @@ def a_lost_answer_is_a_failure() -> Iterator[None]:
             ]
             return await real(self, renamed)
 
-    with instead((Lane, "apply", apply)):
+    with instead((Shard, "apply", apply)):
         yield
 
 
@@ -223,14 +223,14 @@ def timers_of_the_first_server_only() -> Iterator[None]:
 @fault
 def timers_are_not_armed_again() -> Iterator[None]:
     """A lease that was renewed is not looked at any more."""
-    real = Lane._tick
+    real = Shard._tick
 
-    def tick(self: Lane, tick: Any, now: int, changed: Any, events: Any, rearmed: Any) -> Any:
+    def tick(self: Shard, tick: Any, now: int, changed: Any, events: Any, rearmed: Any) -> Any:
         answer = yield from real(self, tick, now, changed, events, rearmed)
         rearmed.update(dict.fromkeys(rearmed))
         return answer
 
-    with instead((Lane, "_tick", tick)):
+    with instead((Shard, "_tick", tick)):
         yield
 
 
@@ -274,7 +274,7 @@ def labels_are_ignored() -> Iterator[None]:
         (memory, "fitting", lambda keys, labels: list(keys)),
         (attempt, "required_labels", lambda key: nothing),
         (worker, "required_labels", lambda key: nothing),
-        (line, "required_labels", lambda key: nothing),
+        (waiters, "required_labels", lambda key: nothing),
     ):
         yield
 

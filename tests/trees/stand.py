@@ -66,7 +66,7 @@ class Stand:
 
     async def start(self, *jobs: JobSpec, project: str = PROJECT, is_known: bool = True) -> None:
         """The run and its document."""
-        do = self.site.service.applier.do
+        do = self.site.service.engine.do
         origin = Origin(project=project, workstream="login", branch="main")
         await do(Birth(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT, origin=origin)))
         if is_known:

@@ -51,7 +51,7 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
     assert await Workstreams(place.store).kept.add(TENANT, "ws1", document)
     origin = Origin(project=PROJECT, workstream="login", branch="main")
     spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": tree("ws1", upstream)})
-    do = place.applier.do
+    do = place.engine.do
     await do(Birth(id="ws1", record=Run(id="ws1", run_id="ws1", tenant=TENANT, origin=origin)))
     await do(run.BeginPlanning(id="ws1"))
     await do(Plan(id="ws1", jobs=(spec,), plan_hash="hash"))

@@ -120,7 +120,7 @@ async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstr
         await workshop.mirror.need(upstream.first)
         head = upstream.commit({"a": "2\n"})
         await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
-        do = here.service.applier.do
+        do = here.service.engine.do
         await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         jobs = [
@@ -167,7 +167,7 @@ async def test_the_trees_of_what_failed_are_kept(site: Open, upstream: Upstream)
             await getattr(player, end)(await player.take())
         for id in ("canceled", "open"):
             await Stand(here, upstream, id).start(Stand(here, upstream, id).task("one"))
-        await here.service.applier.do(run.Cancel(id="canceled", reason="USER"))
+        await here.service.engine.do(run.Cancel(id="canceled", reason="USER"))
         stranger = await here.player(tenant="other")
 
         asked = ("good", "bad", "canceled", "open", "nothing", "good")

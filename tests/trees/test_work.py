@@ -334,7 +334,7 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
         await workshop.mirror.need(upstream.first)
         heads = [upstream.commit({"a": f"{number}\n"}) for number in (2, 3)]
         await workshop.take(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
-        do = here.service.applier.do
+        do = here.service.engine.do
         await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         meet = "touch ../{0}; until test -e ../{1}; do sleep 0.05; done; test $(cat a) = {0}; echo x > a; echo x > new"
@@ -379,7 +379,7 @@ async def test_a_candidate_may_join_what_began_at_another_commit(
         source = {"url": upstream.url, "commit": base}
         work: dict[str, Any] = {"steps": ["test -e moved && test $(cat a) = 2"]}
         work["tree"] = {**tree("line", upstream, commit=candidate, keeps=False), "source": source}
-        do = here.service.applier.do
+        do = here.service.engine.do
         await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         await do(Plan(id="m", jobs=(JobSpec(name="one", work=work),), plan_hash="hash"))

@@ -38,7 +38,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.status.steps import run_status, step_status
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.local.engine import engine
 from deltaci.local.plans import Seen
 from deltaci.local.session import Outcome, Session, labels, network_env, runnable
@@ -116,7 +116,7 @@ def run_command(
             is_chatty=log,
             is_json=json,
         )
-        outcomes, is_stopped = loops.run(_run(asked))
+        outcomes, is_stopped = event_loop.run(_run(asked))
     if json:
         print(msgspec.json.encode([each.told() for each in outcomes]).decode())
     else:

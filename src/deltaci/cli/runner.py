@@ -14,7 +14,7 @@ import typer
 
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.runner.agent import Agent, KeeperGone, Removed
 from deltaci.runner.client import Unreachable
 from deltaci.runner.entrance import Entrance, NoWayIn, token_in
@@ -99,7 +99,7 @@ def runner_command(
             drain_seconds=drain_seconds,
             nats=bus,
         )
-        loops.run(_run(agent))
+        event_loop.run(_run(agent))
     except NoWayIn as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(2) from None

@@ -14,7 +14,7 @@ import typer
 from deltaci.cli.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
-from deltaci.engine import loops
+from deltaci.engine import event_loop
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
 from deltaci.git.url_policy import ALLOWABLE, Rules
 from deltaci.server.credentials import is_runner_name, is_tenant_name
@@ -136,7 +136,7 @@ def server_command(
             health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
             sign_in=OidcSignIn.of(web_oidc, public_url) if web_oidc is not None else None,
         )
-        loops.run(_serve(service, data, host, port, tls))
+        event_loop.run(_serve(service, data, host, port, tls))
     except (Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci server: {error}", err=True)
         raise typer.Exit(1) from None

@@ -25,7 +25,7 @@ from deltaci.core.job import APPROVAL, Approve, JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
-from deltaci.engine import feed, loops
+from deltaci.engine import event_loop, feed
 from deltaci.git.url_policy import ALLOWABLE, Rules
 from deltaci.runner.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
@@ -68,7 +68,7 @@ class FirstRun:
             number += 1
         self.id = f"run-{number}"
         record = Run(id=self.id, run_id=self.id, tenant=TENANT)
-        await self._service.applier.do(StartRun(id=self.id, record=record, jobs=PLAN, plan_hash=plan_hash(PLAN)))
+        await self._service.engine.do(StartRun(id=self.id, record=record, jobs=PLAN, plan_hash=plan_hash(PLAN)))
 
     async def watch(self) -> Run:
         """Show what happens until it is reported. Approves what waits for a person: here that is you."""
@@ -76,7 +76,7 @@ class FirstRun:
         async for event in events:
             self._show(event)
             if event.entity == "job" and job.MACHINE.changes(event.to, Approve):
-                await self._service.applier.do(
+                await self._service.engine.do(
                     Approve(id=event.entity_id, actor="user:you", comment="the first run approves itself")
                 )
             if event.entity == "run" and event.to in run.TERMINAL:
@@ -186,7 +186,7 @@ def up_command(
     folder = Path(".state")
     try:
         folder.mkdir(exist_ok=True)
-        code = loops.run(_up(folder, port, once=once))
+        code = event_loop.run(_up(folder, port, once=once))
     except (Refused, Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci up: {error}", err=True)
         code = 1

@@ -25,8 +25,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
-from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
+from deltaci.engine.engine import Engine
+from deltaci.engine.requests import Overloaded
 from deltaci.forges.credentials import repository_of
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit
@@ -62,15 +62,15 @@ class Handling:
     """Takes changes that wait. Hints come from `accept`; the list of what waits is the truth."""
 
     def __init__(
-        self, store: Store, applier: Applier, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+        self, store: Store, engine: Engine, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
     ) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._projects = projects
         self._changes = changes
         self._mirrors = mirrors
         self._owner = owner
-        self._superseding = Superseding(store, applier, changes)
+        self._superseding = Superseding(store, engine, changes)
         self.hands = Hands("changes", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
         self._listeners: list[Listener] = []
         self._pruned_at = 0.0
@@ -202,7 +202,7 @@ class Handling:
     async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
         id = run_id(kept.id, file.found.file)
         record = run_of(id, kept, project, file.found.file)
-        await self._applier.do(Birth(id=id, record=record, or_existing=True))
+        await self._engine.do(Birth(id=id, record=record, or_existing=True))
         return id
 
 

@@ -18,7 +18,7 @@ from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.pipeline.plan import Plan
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
@@ -42,9 +42,9 @@ _decode = msgspec.json.Decoder(Group).decode
 class Groups:
     """All groups of all tenants."""
 
-    def __init__(self, store: Store, applier: Applier) -> None:
+    def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
 
     async def enter(self, record: Run, plan: Plan) -> bool:
         """Whether the run may go on now. If not it waits, and should ask again when another run is over."""
@@ -89,7 +89,7 @@ class Groups:
 
     async def _cancel(self, record: Run, reason: str) -> None:
         with suppress(Refused):  # It ended meanwhile.
-            await self._applier.do(run.Cancel(id=record.id, reason=reason))
+            await self._engine.do(run.Cancel(id=record.id, reason=reason))
 
     async def _read(self, name: str) -> tuple[int, Group]:
         document = await self._store.find_document(KIND, name, EVERYBODY)

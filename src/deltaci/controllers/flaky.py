@@ -19,7 +19,7 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.flaky import History, Sighting
 from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
 from deltaci.storage.blobs.keys import safe_name
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 

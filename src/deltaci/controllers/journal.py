@@ -21,7 +21,7 @@ import msgspec
 
 from deltaci.audit.projections.transitions import ExporterState, TransitionsExporter
 from deltaci.core.events import Event
-from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.disk_reserve import check_room
 
 FILE: Final = "transitions.jsonl"
 SNAPSHOT: Final = "transitions.snapshot.json"

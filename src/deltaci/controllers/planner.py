@@ -29,8 +29,8 @@ from deltaci.core.listing import EVERYBODY, UNPLANNED
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
-from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
+from deltaci.engine.engine import Engine
+from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.pipeline.files import PipelineFile
@@ -86,12 +86,12 @@ async def reasons_of(store: Store, record: Run) -> Reasons | None:
     return _decode(document.body) if document is not None else None
 
 
-async def say_plan(applier: Applier, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
+async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
     """Give a run its plan, or say that there is none. What is refused is answered, unless somebody was faster."""
     orders: list[Command] = [order]
     if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
         orders.insert(0, run.BeginPlanning(id=record.id))
-    *_, answer = await applier.do_all(orders)
+    *_, answer = await engine.do_all(orders)
     if not isinstance(answer, Refused) or answer.code == "wrong_state":
         return None
     if isinstance(order, run.PlanFailed):
@@ -104,15 +104,15 @@ class Planner:
     """Plans whatever has no plan. Servers side by side may both try; the second one changes nothing."""
 
     def __init__(
-        self, store: Store, applier: Applier, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+        self, store: Store, engine: Engine, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
     ) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._projects = projects
         self._changes = changes
         self._mirrors = mirrors
         self._claims = Claims(store, CLAIM, owner)
-        self.groups = Groups(store, applier)
+        self.groups = Groups(store, engine)
         self.hands = Hands("planner", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
         self._tries: dict[str, int] = {}
         self._in_line: set[str] = set()  # Runs whose group is taken.
@@ -239,7 +239,7 @@ class Planner:
                 await self._store.put_documents([Document(KIND, record.tenant, name, 0, 0, _encode(reasons))])
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
-        refused = await say_plan(self._applier, record, order)
+        refused = await say_plan(self._engine, record, order)
         self._tries.pop(record.id, None)
         if refused is not None:
             raise refused

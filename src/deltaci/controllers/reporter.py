@@ -19,9 +19,9 @@ from deltaci.core.events import REPORTER, RUN, Event
 from deltaci.core.listing import EVERYBODY, UNREPORTED
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import RUN_VIEW
-from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
+from deltaci.engine.engine import Engine
+from deltaci.engine.event_loop import ended
+from deltaci.engine.requests import Overloaded
 from deltaci.forges import delivery_dedupe
 from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
 
@@ -38,9 +38,9 @@ LOGGER: Final = logging.getLogger(__name__)
 class Reporter:
     """Takes runs from their outcome to REPORTED. Servers side by side may both try; the second one changes nothing."""
 
-    def __init__(self, store: Store, applier: Applier, forges: Forges | None = None) -> None:
+    def __init__(self, store: Store, engine: Engine, forges: Forges | None = None) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._teller = Teller(store, forges, self._finish) if forges is not None else None
         self._hints: dict[str, None] = {}
         self._is_told = asyncio.Event()
@@ -150,6 +150,6 @@ class Reporter:
         await self._publish([run.Report(id=record.id, actor=REPORTER, told=told)])
 
     async def _publish(self, orders: Sequence[Command]) -> None:
-        for answer in await self._applier.do_all(orders):
+        for answer in await self._engine.do_all(orders):
             if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
                 LOGGER.warning("a run cannot be reported: %s", answer.message)

@@ -18,7 +18,7 @@ from deltaci.controllers.schedules import Schedules
 from deltaci.controllers.work_queue import Hands
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import FOLDER, Mirrors, SecretOf
 from deltaci.git.url_policy import Rules
@@ -32,18 +32,18 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Repositories:
-    """Start it after the applier, stop it before."""
+    """Start it after the engine, stop it before."""
 
     def __init__(
-        self, store: Store, applier: Applier, folder: Path, secret_of: SecretOf, rules: Rules | None = None
+        self, store: Store, engine: Engine, folder: Path, secret_of: SecretOf, rules: Rules | None = None
     ) -> None:
         self.projects = Projects(store)
         self.changes = Changes(store)
         self.rules = rules or Rules()
         self.mirrors = Mirrors(folder, self.rules, secret_of)
         self.owner = owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
-        self.handling = Handling(store, applier, self.projects, self.changes, self.mirrors, owner)
-        self.planner = Planner(store, applier, self.projects, self.changes, self.mirrors, owner)
+        self.handling = Handling(store, engine, self.projects, self.changes, self.mirrors, owner)
+        self.planner = Planner(store, engine, self.projects, self.changes, self.mirrors, owner)
         self.polling = Polling(store, self.changes, self.mirrors)
         self.schedules = Schedules(store, self.changes, self.mirrors)
         self.handling.tell(self._pushed)

@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from deltaci.core import run
-from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
+from deltaci.engine.requests import Overloaded
 from deltaci.forges import SPEAKERS, delivery_dedupe
 from deltaci.forges.github_app import Apps
 from deltaci.forges.http import NotAllowed, Outlet, Unreachable

@@ -18,7 +18,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.listing import project_is, status_is
 from deltaci.core.run import Run
 from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Search, Store
 
@@ -30,9 +30,9 @@ STATUSES: Final = {"none": NEVER, "queued": (PENDING,), "all": (PENDING, RUNNING
 class Superseding:
     """Knows what is older than what."""
 
-    def __init__(self, store: Store, applier: Applier, changes: Changes) -> None:
+    def __init__(self, store: Store, engine: Engine, changes: Changes) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._changes = changes
 
     async def settled(self, kept: Kept, project: Project) -> list[str]:
@@ -82,7 +82,7 @@ class Superseding:
 
     async def _cancelled(self, record: Run, reason: str) -> bool:
         with suppress(Refused):  # It ended meanwhile.
-            await self._applier.do(run.Cancel(id=record.id, reason=reason))
+            await self._engine.do(run.Cancel(id=record.id, reason=reason))
             return True
         return False
 

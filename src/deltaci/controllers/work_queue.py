@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from deltaci.engine.items import Overloaded
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
+from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Conflict, Unavailable
 
 COUNT: Final = 4

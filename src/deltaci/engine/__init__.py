@@ -1,1 +1,1 @@
-"""The one write path and what hangs on it: the applier, the timers, the feed, the queue."""
+"""The one write path and what hangs on it: the engine, the timers, the feed, the queue."""

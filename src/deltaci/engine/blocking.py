@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from deltaci.engine.loops import new_loop
+from deltaci.engine.event_loop import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, NewJob, QueueJob
 from deltaci.engine.worker import Handler, Worker
 

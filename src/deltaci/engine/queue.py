@@ -29,8 +29,11 @@ from deltaci.core.reactions import BearAll, Birth
 from deltaci.core.status.queue import job_status
 from deltaci.core.worker import queue_key
 from deltaci.engine import feed
-from deltaci.engine.applier import Applier, Claim
-from deltaci.engine.checks import (
+from deltaci.engine.engine import Claim, Engine
+from deltaci.engine.event_loop import ended
+from deltaci.engine.timers import Timers
+from deltaci.engine.unreadable_records import refusal
+from deltaci.engine.validation import (
     MAX_CLAIM,
     MAX_SECONDS,
     as_json,
@@ -46,10 +49,7 @@ from deltaci.engine.checks import (
     known_lease,
     shown,
 )
-from deltaci.engine.line import Line
-from deltaci.engine.loops import ended
-from deltaci.engine.timers import Timers
-from deltaci.engine.unreadable import refusal
+from deltaci.engine.waiters import Line
 from deltaci.storage.port import Store
 
 MAX_INT: Final = 2**31 - 1
@@ -186,21 +186,21 @@ class AsyncQueue:
         self._store = store
         self._tenant = tenant
         self._has_timers = has_timers
-        self._applier = Applier(store)
-        self._line = Line(self._applier, store.wakers)
+        self._engine = Engine(store)
+        self._line = Line(self._engine, store.wakers)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncQueue:
         await self._store.open()
-        await self._applier.start()
+        await self._engine.start()
         if self._has_timers:
-            self._timers = asyncio.create_task(Timers(self._applier).run(), name="timers")
+            self._timers = asyncio.create_task(Timers(self._engine).run(), name="timers")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._timers is not None:
             await ended(self._timers)
-        await self._applier.stop()
+        await self._engine.stop()
         await self._store.close()
 
     # -- putting work in
@@ -227,7 +227,7 @@ class AsyncQueue:
         return [QueueJob(each) for each in await self._all(births)]
 
     async def _bear_all(self, births: Sequence[Birth]) -> list[QueueJob]:
-        decision = await self._applier.do(BearAll(id=births[0].id, births=tuple(births)))
+        decision = await self._engine.do(BearAll(id=births[0].id, births=tuple(births)))
         found: list[QueueJob] = []
         for birth in births:
             record = decision.changed.get(birth.id)
@@ -345,7 +345,7 @@ class AsyncQueue:
 
     async def _say_all(self, messages: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
         """Say what makes sense; what does not has its refusal already."""
-        answers = iter(await self._applier.do_all(each for each in messages if not isinstance(each, Refused)))
+        answers = iter(await self._engine.do_all(each for each in messages if not isinstance(each, Refused)))
         found: list[QueueJob | Refused] = []
         for each in messages:
             answer = each if isinstance(each, Refused) else next(answers)
@@ -419,13 +419,13 @@ class AsyncQueue:
         return worker_actor(held.worker_id if held else "unknown")
 
     async def _order(self, command: Command) -> QueueJob:
-        decision = await self._applier.do(command)
+        decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
         return QueueJob(decision.record)
 
     async def _all(self, commands: Sequence[Command]) -> list[Attempt]:
         found: list[Attempt] = []
-        for answer in await self._applier.do_all(commands):
+        for answer in await self._engine.do_all(commands):
             if isinstance(answer, Refused):
                 raise answer
             assert isinstance(answer, Decision)

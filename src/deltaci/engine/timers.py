@@ -7,7 +7,7 @@ import logging
 import random
 from typing import Final
 
-from deltaci.engine.applier import MAX_BATCH, Applier
+from deltaci.engine.engine import MAX_BATCH, Engine
 from deltaci.storage.port import Conflict, Unavailable
 
 POLL_SECONDS: Final = 0.25
@@ -18,8 +18,8 @@ LOGGER: Final = logging.getLogger(__name__)
 class Timers:
     """Leases, windows, timeouts, backoffs and deadlines, in batches, by the store's clock."""
 
-    def __init__(self, applier: Applier, poll_seconds: float = POLL_SECONDS) -> None:
-        self._applier = applier
+    def __init__(self, engine: Engine, poll_seconds: float = POLL_SECONDS) -> None:
+        self._engine = engine
         self._poll_seconds = poll_seconds
 
     async def run(self) -> None:
@@ -28,7 +28,7 @@ class Timers:
         while True:
             count, found = 0, ""
             try:
-                count = await self._applier.tick()
+                count = await self._engine.tick()
             except (Unavailable, Conflict) as error:
                 found = str(error)
                 if found != trouble:

@@ -25,9 +25,9 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.engine.checks import MAX_CLAIM, as_json
-from deltaci.engine.loops import new_loop
+from deltaci.engine.event_loop import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
+from deltaci.engine.validation import MAX_CLAIM, as_json
 from deltaci.storage.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30

@@ -12,9 +12,9 @@ import msgspec
 
 from deltaci.core.ids import life_id
 from deltaci.core.worker import Worker, is_over, went_by_itself
-from deltaci.engine.unreadable import refusal
+from deltaci.engine.unreadable_records import refusal
+from deltaci.storage.documents import Documents
 from deltaci.storage.port import Store
-from deltaci.storage.typed_documents import Documents
 
 KIND: Final = "life"
 MAX_BEHIND: Final = 100  # Lives that began and were not counted, because somebody was killed in between.

@@ -23,10 +23,10 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY, THERE
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
-from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
-from deltaci.engine.line import Gone, Rivals
-from deltaci.engine.loops import ended
+from deltaci.engine.engine import Engine
+from deltaci.engine.event_loop import ended
+from deltaci.engine.requests import Overloaded
+from deltaci.engine.waiters import Gone, Rivals
 from deltaci.fleet import health
 from deltaci.fleet.health import Limits
 from deltaci.fleet.heartbeats import Hearing, Key
@@ -45,9 +45,9 @@ LOGGER: Final = logging.getLogger(__name__)
 class Fleet:
     """One server's view of all workers, and its part in looking after them."""
 
-    def __init__(self, store: Store, applier: Applier, limits: Limits | None = None) -> None:
+    def __init__(self, store: Store, engine: Engine, limits: Limits | None = None) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._limits = limits or Limits()
         self.hearing = Hearing(store, self._limits)
         self._known: dict[Key, Worker] = {}
@@ -292,7 +292,7 @@ class Fleet:
 
     async def _order(self, orders: Sequence[Command]) -> None:
         """Give orders. One that is refused was given by somebody else, or is not due any more, or not yet."""
-        for order, answer in zip(orders, await self._applier.do_all(orders), strict=True):
+        for order, answer in zip(orders, await self._engine.do_all(orders), strict=True):
             if isinstance(answer, Refused):
                 LOGGER.debug("worker %s: %s is refused: %s", order.id, type(order).__name__, answer.message)
                 self._stale[order.id] = None  # It is not as we thought.

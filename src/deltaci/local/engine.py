@@ -19,7 +19,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.listing import RUNS
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
 from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
@@ -80,13 +80,13 @@ class Engine:
             timeout_seconds=plan.timeout_seconds,
         )
         specs: tuple[JobSpec, ...] = tuple(each.spec for each in plan.kept)
-        await self.service.applier.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=PERSON))
+        await self.service.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=PERSON))
         return id
 
     async def cancel(self, run_id: str, reason: str) -> None:
         """Stop a run and everything of it."""
         with suppress(Refused):  # It is over by now.
-            await self.service.applier.do(run.Cancel(id=run_id, reason=reason, actor=PERSON))
+            await self.service.engine.do(run.Cancel(id=run_id, reason=reason, actor=PERSON))
 
     async def jobs(self, run_id: str, names: Sequence[str]) -> list[Job]:
         """The jobs of a run."""
@@ -128,7 +128,7 @@ async def _trust(service: Service, since: int) -> None:
     async for event in feed.follow(service.store, since):
         if event.entity == WORKER and event.trigger == "quarantined":
             with suppress(Refused):
-                await service.applier.do(worker.Resume(id=event.entity_id))
+                await service.engine.do(worker.Resume(id=event.entity_id))
 
 
 @asynccontextmanager

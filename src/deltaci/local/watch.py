@@ -109,7 +109,7 @@ class Watch:
         for number in range(waiting.spec.gate.approvers):
             actor = PERSON if not number else f"{PERSON}-{number + 1}"
             roles = (waiting.spec.gate.role,) if waiting.spec.gate.role else ()
-            await self._engine.service.applier.do(order(id=waiting.id, actor=actor, roles=roles))
+            await self._engine.service.engine.do(order(id=waiting.id, actor=actor, roles=roles))
             if not answer:
                 return
 

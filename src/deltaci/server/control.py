@@ -19,7 +19,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
 from deltaci.protocol.messages import CancelRequested, Control
 from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds

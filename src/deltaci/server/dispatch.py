@@ -21,7 +21,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.timers import ready_at
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
 from deltaci.protocol import messages as wire
 from deltaci.protocol import subjects
 from deltaci.protocol.bus import BusAddress, Link

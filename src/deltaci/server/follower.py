@@ -14,7 +14,7 @@ from typing import Final
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
-from deltaci.engine.loops import ended
+from deltaci.engine.event_loop import ended
 from deltaci.storage.port import Open, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0

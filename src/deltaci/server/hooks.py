@@ -21,7 +21,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.forges import LISTENERS, delivery_dedupe
 from deltaci.forges.projects import ForgeProject, Intake, Projects
 from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint

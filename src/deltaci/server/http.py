@@ -16,7 +16,7 @@ import msgspec
 
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.fleet.heartbeats import Hearing
 from deltaci.protocol import messages as wire
 from deltaci.protocol.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted

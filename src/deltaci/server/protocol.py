@@ -27,10 +27,10 @@ from deltaci.core.run import Origin, Run
 from deltaci.core.text import plain
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
-from deltaci.engine.applier import Applier, Claim, Claimed
-from deltaci.engine.checks import as_json, shown
-from deltaci.engine.line import Gone, Limit, Line
-from deltaci.engine.unreadable import refusal
+from deltaci.engine.engine import Claim, Claimed, Engine
+from deltaci.engine.unreadable_records import refusal
+from deltaci.engine.validation import as_json, shown
+from deltaci.engine.waiters import Gone, Limit, Line
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
@@ -82,7 +82,7 @@ class Protocol:
     def __init__(
         self,
         store: Store,
-        applier: Applier,
+        engine: Engine,
         ttl_seconds: int = lease.TTL_SECONDS,
         limit: Limit | None = None,
         rules: RulesOf | None = None,
@@ -90,12 +90,12 @@ class Protocol:
         fleet: Fleet | None = None,
     ) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._ttl_seconds = ttl_seconds
         self._rules = rules
         self._flaky = flaky
         self._fleet = fleet
-        self._line = Line(applier, store.wakers, limit, fleet.rivals if fleet is not None else None)
+        self._line = Line(engine, store.wakers, limit, fleet.rivals if fleet is not None else None)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
@@ -147,7 +147,7 @@ class Protocol:
             await self._fleet.greet(who.tenant, [record.id])
         try:
             order = Shutdown(id=record.id, actor=worker_actor(record.id), reason=LEFT)
-            record = (await self._applier.do(order)).record
+            record = (await self._engine.do(order)).record
         except Refused as refused:
             if refused.code != "wrong_state":
                 raise
@@ -175,7 +175,7 @@ class Protocol:
                 facts = Facts(error_code="BAD_SPEC", message=bad.message)
                 unfit.append(attempt.Complete(**_under(who, each), is_success=False, facts=facts))
         if unfit:
-            await self._applier.do_all(unfit)
+            await self._engine.do_all(unfit)
         return granted
 
     def _granted(self, claimed: Claimed) -> LeaseGranted:
@@ -227,7 +227,7 @@ class Protocol:
         while True:
             record = await self.held(who, lease_id)
             try:
-                await self._applier.do(attempt.Stall(id=record.id, reason=attempt.HANDED_BACK, expected_rev=record.rev))
+                await self._engine.do(attempt.Stall(id=record.id, reason=attempt.HANDED_BACK, expected_rev=record.rev))
                 return
             except Refused as refused:
                 if refused.code != "stale_rev":  # A heartbeat came between: the lease is looked at again.
@@ -250,7 +250,7 @@ class Protocol:
             except Refused as refused:
                 answers[place] = _refusal(message, refused)
         commands = await self._judged(commands, [said[place] for place in places])
-        for place, found in zip(places, await self._applier.do_all(commands), strict=True):
+        for place, found in zip(places, await self._engine.do_all(commands), strict=True):
             message = said[place]
             answers[place] = (
                 _refusal(message, found) if isinstance(found, Refused) else await self._heard(message, found)
@@ -310,7 +310,7 @@ class Protocol:
     def _look(self, id: str) -> Transaction[tuple[int, Record | None]]:
         """What time it is, and the record; nothing is written."""
         now, held = yield Open((id,))
-        return self._applier.clock.read(now), held[0].record if held else None
+        return self._engine.clock.read(now), held[0].record if held else None
 
 
 def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.fleet.incarnations import Life, Lives
 from deltaci.protocol.messages import Registered, Registration, Renewal
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Claims, Signer
@@ -36,13 +36,13 @@ class Registry:
 
     def __init__(
         self,
-        applier: Applier,
+        engine: Engine,
         signer: Signer,
         seconds: int = CREDENTIAL_SECONDS,
         issuer: Issuer | None = None,
         lives: Lives | None = None,
     ) -> None:
-        self._applier = applier
+        self._engine = engine
         self._signer = signer
         self._seconds = seconds
         self._issuer = issuer
@@ -189,7 +189,7 @@ class Registry:
         orders: list[Command] = [birth]
         if before is not None and (held := held_again(before, id)) is not None:
             orders.append(held)
-        born = (await self._applier.do_all(orders))[0]  # One batch, and so one transaction.
+        born = (await self._engine.do_all(orders))[0]  # One batch, and so one transaction.
         if isinstance(born, Refused):
             raise born
         return bool(born.events)
@@ -208,7 +208,7 @@ class Registry:
             request_id=request_id,
         )
         try:
-            await self._applier.do(offer)
+            await self._engine.do(offer)
         except Refused as refused:
             if refused.code not in ("not_found", "wrong_state"):
                 raise

@@ -26,9 +26,9 @@ from deltaci.controllers.workstreams.controller import Streams
 from deltaci.controllers.workstreams.records import Workstreams
 from deltaci.core import lease
 from deltaci.core.failures import FailureRule
-from deltaci.engine.applier import Applier
 from deltaci.engine.clock import steady_clock
-from deltaci.engine.loops import ended
+from deltaci.engine.engine import Engine
+from deltaci.engine.event_loop import ended
 from deltaci.engine.timers import Timers
 from deltaci.fleet.health import Limits
 from deltaci.fleet.incarnations import Lives
@@ -132,17 +132,17 @@ class Service:
         self.store = store
         key = server_key(folder / KEY_FILE)
         lease_ids = LeaseIds(key)
-        self.applier = Applier(store, lease_ids.mint)
+        self.engine = Engine(store, lease_ids.mint)
         self.logs = Logs(folder / "logs")
         self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
         rules_of = FailureRules(store, time.monotonic, failure_rules)
         self.flaky = FlakyTests(store)
-        self.fleet = Fleet(store, self.applier, health)
+        self.fleet = Fleet(store, self.engine, health)
         self.lives = Lives(store)
         self.protocol = Protocol(
-            store, self.applier, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt, self.fleet
+            store, self.engine, ttl_seconds, tenants.running_limit, rules_of.of, self.flaky.of_attempt, self.fleet
         )
         self.control = ControlHub(store, lease_ids)
         self._follower = Follower(store)
@@ -151,15 +151,15 @@ class Service:
             self.control.add_outlet(self._dispatcher.tell)
         secrets = Secrets(self.blobs, key)
         self._uploads = Uploads(self.protocol, self.blobs, secrets, folder / "incoming", storage=tenants)
-        registry = Registry(self.applier, signer, issuer=issuer, lives=self.lives)
+        registry = Registry(self.engine, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
         self.streams = EventStreams(store)
-        self.repositories = Repositories(store, self.applier, folder, _secret_of(secrets), rules)
+        self.repositories = Repositories(store, self.engine, folder, _secret_of(secrets), rules)
         projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
         outlet = Outlet(allowed_forges)
         forges = Forges(projects, outlet, Reports(store, self.logs, public_url))
-        self.reporter = Reporter(store, self.applier, forges)
+        self.reporter = Reporter(store, self.engine, forges)
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
         self.workstreams = self._lines_of_work(folder, ForgeLanding(projects, outlet, Pushing()))
         bring = self.workstreams.merging.bring
@@ -184,7 +184,7 @@ class Service:
         """Workstreams, and the queue in which they are merged."""
         desk = Desk(
             store=self.store,
-            applier=self.applier,
+            engine=self.engine,
             projects=self.repositories.projects,
             mirrors=self.repositories.mirrors,
             blobs=self.blobs,
@@ -205,7 +205,7 @@ class Service:
         """What people and programs talk to."""
         return Parts(
             store=self.store,
-            applier=self.applier,
+            engine=self.engine,
             logs=self.logs,
             blobs=self.blobs,
             disk=self._disk,
@@ -227,7 +227,7 @@ class Service:
         await self.store.open()
         if isinstance(self.blobs, FolderBlobs):  # What servers that were killed left half-written, long ago.
             await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
-        await self.applier.start()
+        await self.engine.start()
         await self._follower.start()
         await self.fleet.start()
         self.control.start()
@@ -239,7 +239,7 @@ class Service:
         self.workstreams.start()
         if self._dispatcher is not None:
             self._dispatcher.start()
-        self._timers = asyncio.create_task(Timers(self.applier).run(), name="timers")
+        self._timers = asyncio.create_task(Timers(self.engine).run(), name="timers")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -256,7 +256,7 @@ class Service:
         await self.control.stop()
         await asyncio.to_thread(self._uploads.close)
         await asyncio.to_thread(self._disk.close)
-        await self.applier.stop()
+        await self.engine.stop()
         if self.transitions is not None:
             await self.transitions.stop()  # All is committed by now.
         await self.store.close()

@@ -29,8 +29,8 @@ from deltaci.protocol.job_spec import Tree
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.uploads import Streamed
+from deltaci.storage.blobs.disk_reserve import check_room
 from deltaci.storage.blobs.keys import PART_BYTES
-from deltaci.storage.blobs.room import check_room
 from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
 from deltaci.storage.port import Store
 

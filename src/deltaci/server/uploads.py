@@ -21,7 +21,7 @@ import msgspec
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
 from deltaci.protocol.answers import KeptArtifact, KeptCache
 from deltaci.protocol.routes import MAX_CACHE_KEY, SHA256_HEADER
@@ -31,7 +31,7 @@ from deltaci.server.secrets import Secrets, is_foreign, where
 from deltaci.server.shared import NAMES as SHARED
 from deltaci.server.shared import Shared, number_of
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.disk_reserve import check_room
 from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.protocol.routes import LEASE_HEADER, ROOT
 from deltaci.server.credentials import Signer
 from deltaci.sim.checker import Violation
@@ -93,10 +93,10 @@ class Orders:
         """
         is_known, count = False, 0
 
-        async def do(applier: Applier) -> Any:
+        async def do(engine: Engine) -> Any:
             nonlocal is_known, count
             is_known, count = self._promises.knows(command.id, command.request_id), count + 1
-            return await applier.do(command)
+            return await engine.do(command)
 
         answer = await self.insist(do, random)
         if count == 1 and is_first:
@@ -104,13 +104,13 @@ class Orders:
         return answer, is_known
 
     async def insist(
-        self, do: Callable[[Applier], Awaitable[T]], random: Random, give_up: float = float("inf")
+        self, do: Callable[[Engine], Awaitable[T]], random: Random, give_up: float = float("inf")
     ) -> T | Refused | None:
         """Ask one server after the other until one of them answers; None: it was time to give up."""
         while self._loop.now < give_up:
             server = random.choice(self._servers)
-            if server.is_up and server.applier is not None:
-                task = self._loop.spawn(server.node, _attempted(do, server.applier))
+            if server.is_up and server.engine is not None:
+                task = self._loop.spawn(server.node, _attempted(do, server.engine))
                 done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
                 if done and (answer := task.result()) is not None:
                     return answer
@@ -165,10 +165,10 @@ class Orders:
             self._blame(violation)
 
 
-async def _attempted(do: Callable[[Applier], Awaitable[T]], applier: Applier) -> T | Refused | None:
+async def _attempted(do: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | Refused | None:
     """The answer; None when nobody knows whether it was done."""
     try:
-        return await do(applier)
+        return await do(engine)
     except Refused as refused:
         return refused
     except (Unavailable, Conflict, asyncio.CancelledError):

@@ -19,7 +19,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
 from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
-from deltaci.engine.applier import Applier, Claim, Claimed
+from deltaci.engine.engine import Claim, Claimed, Engine
 from deltaci.sim.checker import Checker
 from deltaci.sim.facts import AttemptFacts
 from deltaci.sim.loop import VirtualLoop
@@ -132,7 +132,7 @@ class Programs:
             ttl_seconds=self._mix.ttl_seconds,
         )
         said_at = self._loop.now
-        answer = await self._orders.insist(lambda applier: applier.do(grant), random, said_at + 10)
+        answer = await self._orders.insist(lambda engine: engine.do(grant), random, said_at + 10)
         record = answer.record if isinstance(answer, Decision) else None
         if isinstance(record, Attempt) and record.lease is not None and record.lease.number == number:
             await self._work(Claimed(record, token), said_at, random)
@@ -190,8 +190,8 @@ class Programs:
         return attempt.Verdict(is_passed=not any(codes), details="1" if any(codes) else "") if codes else None
 
 
-async def _claimed(applier: Applier, claim: Claim) -> list[Claimed]:
-    return await applier.claim(claim)
+async def _claimed(engine: Engine, claim: Claim) -> list[Claimed]:
+    return await engine.claim(claim)
 
 
 class _Work:
@@ -223,10 +223,10 @@ class _Work:
         said = message(id=self.ref.attempt_id, actor=worker_actor(self.who), lease=self.ref, tenant=TENANT, **fields)
         said_at = self._loop.now
 
-        async def do(applier: Applier) -> Decision:
+        async def do(engine: Engine) -> Decision:
             nonlocal said_at
             said_at = self._loop.now
-            return await applier.do(said)
+            return await engine.do(said)
 
         answer = await self._orders.insist(do, self._random, self._proved_until)
         if not isinstance(answer, Decision) or not isinstance(answer.record, Attempt):

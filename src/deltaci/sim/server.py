@@ -9,8 +9,8 @@ from random import Random
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
-from deltaci.engine.applier import Applier
 from deltaci.engine.clock import ForwardClock
+from deltaci.engine.engine import Engine
 from deltaci.engine.timers import Timers
 from deltaci.server.control import ControlHub
 from deltaci.server.credentials import Signer
@@ -81,7 +81,7 @@ class SimServer:
         self.node = Node(name)
         self.node.is_dead = True
         self.connection: Connection | None = None
-        self.applier: Applier | None = None
+        self.engine: Engine | None = None
         self._app: RunnerApp | None = None
         self.witness: Callable[[str, bytes, int, bytes], None] | None = None
         self.open_calls: dict[Asked, Callable[[], None]] = {}  # Who waits for an answer, and how to hang up.
@@ -114,18 +114,18 @@ class SimServer:
     async def _serve(self, store: Connection) -> None:
         lease_ids = LeaseIds(KEY)
         signer = Signer(KEY, self._wall)
-        self.applier = Applier(store, lease_ids.mint, ForwardClock(lambda: round(self._loop.now * 1e9)))
-        await self.applier.start()
-        protocol = Protocol(store, self.applier, self.ttl_seconds)
+        self.engine = Engine(store, lease_ids.mint, ForwardClock(lambda: round(self._loop.now * 1e9)))
+        await self.engine.start()
+        protocol = Protocol(store, self.engine, self.ttl_seconds)
         control = ControlHub(store, lease_ids)
         follower = Follower(store)
         follower.tell(control.hear)
         await follower.start()
         control.start()
         uploads = Uploads(protocol, self._shelf.blobs, Secrets(self._shelf.blobs, KEY), self._shelf.folder)
-        registry = Registry(self.applier, signer, self.credential_seconds)
+        registry = Registry(self.engine, signer, self.credential_seconds)
         self._app = RunnerApp(protocol, registry, self._shelf.logs, control, uploads)
-        await Timers(self.applier, self.poll_seconds).run()
+        await Timers(self.engine, self.poll_seconds).run()
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Asked:
         """One request arrives."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.storage.commit_hints import Arrived, Wakers
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import (
     Conflict,
@@ -31,7 +32,6 @@ from deltaci.storage.port import (
     Write,
     made_ready,
 )
-from deltaci.storage.wake import Arrived, Wakers
 
 HINT_SECONDS: Final = 0.005
 Counted = list[tuple[CountHeld | TakeGroup, Any]]  # What a transaction was told that must stay true until it commits.

@@ -1,110 +1,83 @@
-"""Documents: the statements that keep them, and how memory does."""
+"""Typed documents: read, written in place of exactly the version that was read, and edited until nobody is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import takewhile
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Generic, TypeVar
 
-from msgspec.structs import replace
+import msgspec
 
-from deltaci.storage.port import KEY, Conflict, Document, storable
+from deltaci.storage.port import Conflict, Document, Store
 
-_COLUMNS: Final = "kind, tenant, name, version, at, body"
-FIND: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name = {{m}}3"
-FIND_KEY: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = '{KEY}' AND name = {{m}}1"
-# What begins with the same letters lies together, so it is enough to know where it begins.
-LIST: Final = (
-    f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name > {{m}}3 AND name >= {{m}}4 "
-    "ORDER BY name LIMIT {m}5"
-)
-DROP: Final = "DELETE FROM documents WHERE kind = {m}1 AND tenant = {m}2 AND name = {m}3 AND version = {m}4"
+MAX_TRIES: Final = 20
+PAGE: Final = 200
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-def conflict(documents: Sequence[Document]) -> Conflict:
-    """Somebody else wrote one of these."""
-    return Conflict(tuple(f"{each.kind} {each.name}" for each in documents))
+class Documents(Generic[T]):
+    """All documents of one kind, each a value of one type."""
 
+    def __init__(self, store: Store, kind: str, type: type[T]) -> None:
+        self._store = store
+        self._kind = kind
+        self._encode = msgspec.json.Encoder().encode
+        self._decode = msgspec.json.Decoder(type).decode
 
-def checked(documents: Sequence[Document]) -> list[Document]:
-    """What can be written, in the order in which everybody writes: then nobody waits for one who waits for him."""
-    for each in documents:
-        if not all(map(storable, _key(each))):
-            raise ValueError(f"{each.name!r} is no name for a document; use one without null characters")
-    return sorted(documents, key=_key)
+    async def find(self, tenant: str, name: str) -> T | None:
+        """The tenant's document of this name."""
+        found = await self._store.find_document(self._kind, name, tenant)
+        return self._decode(found.body) if found is not None else None
 
-
-class SqlDocuments:
-    """Reads documents with a database's own `fetch`; its values are written as `mark` and a number."""
-
-    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], mark: str) -> None:
-        self._fetch = fetch
-        self._find, self._find_key, self._list = (sql.format(m=mark) for sql in (FIND, FIND_KEY, LIST))
-
-    async def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """The document, if there is one."""
-        if not storable(name):
-            return None
-        is_anybodys = kind == KEY and not tenant
-        rows = await (self._fetch(self._find_key, name) if is_anybodys else self._fetch(self._find, kind, tenant, name))
-        return Document(*rows[0]) if rows else None
-
-    async def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
-        """Those whose names begin like this."""
-        if not storable(prefix):
-            return []
-        after = after if storable(after) else ""
-        rows = await self._fetch(self._list, kind, tenant, after, prefix, limit)
-        return list(takewhile(lambda each: each.name.startswith(prefix), (Document(*row) for row in rows)))
-
-
-class MemoryDocuments:
-    """All documents in a dictionary."""
-
-    def __init__(self) -> None:
-        self._all: dict[tuple[str, str, str], Document] = {}
-
-    def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """The document, if there is one."""
-        if kind == KEY and not tenant:
-            return next((each for each in self._all.values() if (each.kind, each.name) == (kind, name)), None)
-        return self._all.get((kind, tenant, name))
-
-    def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
-        """Those whose names begin like this."""
-        after = after if storable(after) else ""
-        own = [each for each in self._all.values() if (each.kind, each.tenant) == (kind, tenant)]
-        found = [each for each in own if each.name > after and each.name.startswith(prefix)]
-        return sorted(found, key=_key)[:limit]
-
-    def put(self, documents: Sequence[Document], now: int) -> None:
-        """All of them or none."""
-        documents = checked(documents)
-        names = {_unique(each) for each in documents}
-        if len(names) < len(documents) or not all(map(self._is_current, documents)):
-            raise conflict(documents)
-        for each in documents:
-            self._all[_key(each)] = replace(each, version=each.version + 1, at=now)
-
-    def _is_current(self, document: Document) -> bool:
-        known = self._all.get(_key(document))
-        if known is not None:
-            return document.version == known.version
-        is_taken = document.kind == KEY and self.find(KEY, document.name, "") is not None
-        return not document.version and not is_taken
-
-    def drop(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it."""
-        known = self._all.get((kind, tenant, name))
-        if known is None or known.version != version:
+    async def add(self, tenant: str, name: str, value: T) -> bool:
+        """Keep a new one; False if there is one of this name already."""
+        try:
+            await self._store.put_documents([Document(self._kind, tenant, name, 0, 0, self._encode(value))])
+        except Conflict:
             return False
-        del self._all[kind, tenant, name]
         return True
 
+    async def edit(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
+        """Change it, from what is stored, as often as somebody else was faster. None stays, or becomes, as it was.
 
-def _key(document: Document) -> tuple[str, str, str]:
-    return document.kind, document.tenant, document.name
+        What `change` returns is what is stored then; it may raise, and then nothing is.
+        """
+        for _ in range(MAX_TRIES):
+            found = await self._store.find_document(self._kind, name, tenant)
+            before = self._decode(found.body) if found is not None else None
+            after = change(before)
+            if after is None or after == before:
+                return before
+            version = found.version if found is not None else 0
+            try:
+                await self._store.put_documents([Document(self._kind, tenant, name, version, 0, self._encode(after))])
+            except Conflict:
+                continue
+            return after
+        raise Conflict((name,))
 
+    async def drop(self, tenant: str, name: str) -> None:
+        """Keep it no longer."""
+        found = await self._store.find_document(self._kind, name, tenant)
+        if found is not None and not await self._store.drop_document(self._kind, tenant, name, found.version):
+            raise Conflict((name,))
 
-def _unique(document: Document) -> tuple[str, str, str]:
-    return (document.kind, "", document.name) if document.kind == KEY else _key(document)
+    async def drop_if(self, tenant: str, name: str, is_over: Callable[[T], bool]) -> bool:
+        """Keep it no longer, if it is like this and nobody changes it meanwhile; whether it is not there any more."""
+        found = await self._store.find_document(self._kind, name, tenant)
+        if found is None:
+            return True
+        return is_over(self._decode(found.body)) and await self._store.drop_document(
+            self._kind, tenant, name, found.version
+        )
+
+    async def each(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
+        """All of them whose names begin like this, by name."""
+        after = ""
+        while True:
+            page = await self._store.documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)
+            for each in page:
+                yield each.name, self._decode(each.body)
+            if len(page) < PAGE:
+                return
+            after = page[-1].name

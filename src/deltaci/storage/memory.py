@@ -17,8 +17,9 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, numbered
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
-from deltaci.storage.documents import MemoryDocuments
-from deltaci.storage.lists import MemoryLists, dropped
+from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.document_backends import MemoryDocuments
+from deltaci.storage.list_index import MemoryLists, dropped
 from deltaci.storage.port import (
     Conflict,
     CountHeld,
@@ -47,7 +48,6 @@ from deltaci.storage.port import (
     made_ready,
 )
 from deltaci.storage.sql import group_name
-from deltaci.storage.wake import Arrived, Wakers
 
 ReadyKey = tuple[int, int, str]
 FOREVER = 2**63 - 1  # For as long as the lease lives.

@@ -18,12 +18,12 @@ from deltaci.core.job import Job
 from deltaci.core.listing import Listed
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
-from deltaci.storage import wake
+from deltaci.storage import commit_hints
 
 T = TypeVar("T")
-Arrived = wake.Arrived
-Wakers = wake.Wakers
-ROOM: Final = wake.ROOM
+Arrived = commit_hints.Arrived
+Wakers = commit_hints.Wakers
+ROOM: Final = commit_hints.ROOM
 
 KEY: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
 DISPUTED: Final = "?"  # Somebody else takes the group right now, or leaves it.

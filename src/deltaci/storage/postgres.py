@@ -19,10 +19,10 @@ from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
-from deltaci.storage.documents import DROP, SqlDocuments, conflict
-from deltaci.storage.lists import SqlPages, dropped
+from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.document_backends import DROP, SqlDocuments, conflict
+from deltaci.storage.list_index import SqlPages, dropped
 from deltaci.storage.migrate import migrations, missing
-from deltaci.storage.notify import Notifier
 from deltaci.storage.port import (
     DISPUTED,
     Conflict,
@@ -50,9 +50,9 @@ from deltaci.storage.port import (
     fitting,
     made_ready,
 )
+from deltaci.storage.postgres_notify import Notifier
 from deltaci.storage.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
 from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
-from deltaci.storage.wake import Arrived, Wakers
 
 LANES: Final = 3
 READERS: Final = 4

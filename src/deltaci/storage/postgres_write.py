@@ -8,8 +8,8 @@ from typing import Any, Final
 import asyncpg
 
 from deltaci.storage.codec import KIND_OF, Chunk, encode, pack
-from deltaci.storage.documents import checked
-from deltaci.storage.lists import joined, left
+from deltaci.storage.document_backends import checked
+from deltaci.storage.list_index import joined, left
 from deltaci.storage.port import Conflict, Document, Entry, Write
 from deltaci.storage.sql import new_row
 

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, one writer thread, every commit on disk before anyone is answered.
 
 Write-ahead log with `synchronous=FULL`: with less, a power loss takes acknowledged work with it. The batch of
-the applier is the group commit.
+the engine is the group commit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, Final
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
-from deltaci.storage.documents import DROP, SqlDocuments, checked, conflict
-from deltaci.storage.lists import SqlPages, dropped, joined, left
+from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.document_backends import DROP, SqlDocuments, checked, conflict
+from deltaci.storage.list_index import SqlPages, dropped, joined, left
 from deltaci.storage.memory import drive, wall_clock
 from deltaci.storage.migrate import migrations, missing
 from deltaci.storage.port import (
@@ -50,7 +51,6 @@ from deltaci.storage.port import (
     fitting,
 )
 from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
-from deltaci.storage.wake import Arrived, Wakers
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0

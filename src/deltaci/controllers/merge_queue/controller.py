@@ -32,13 +32,13 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.listing import EVERYBODY
 from deltaci.core.run import Run
-from deltaci.engine.applier import Applier
-from deltaci.engine.items import Overloaded
+from deltaci.engine.engine import Engine
+from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Moved, Workshop
 from deltaci.git.mirrors import Mirrors
+from deltaci.storage.documents import Documents
 from deltaci.storage.port import Conflict, Store, Unavailable
-from deltaci.storage.typed_documents import Documents
 
 KIND: Final = "merge-queue"
 CLAIM: Final = "merge-claim"
@@ -59,7 +59,7 @@ class MergeQueue:
     def __init__(
         self,
         store: Store,
-        applier: Applier,
+        engine: Engine,
         projects: Projects,
         mirrors: Mirrors,
         ensure: Ensure,
@@ -70,7 +70,7 @@ class MergeQueue:
         limits: Limits | None = None,
     ) -> None:
         self._store = store
-        self._applier = applier
+        self._engine = engine
         self._projects = projects
         self._mirrors = mirrors
         self._ensure = ensure
@@ -203,7 +203,7 @@ class MergeQueue:
         match step:
             case lines.Stop(run_id):
                 with suppress(Refused):  # It never began, or is over.
-                    await self._applier.do(run.Cancel(id=run_id, reason="the merge queue does not need it any more"))
+                    await self._engine.do(run.Cancel(id=run_id, reason="the merge queue does not need it any more"))
                 return await self._edit(name, line, lambda line: lines.stopped(line, run_id))
             case lines.Tell(outcome):
                 return await self._tell(name, line, outcome)
@@ -269,7 +269,7 @@ class MergeQueue:
             order = candidate_runs.order(line, batch, project)
             problem = ""
             try:
-                await self._applier.do(order)
+                await self._engine.do(order)
             except Refused as refused:
                 problem = refused.message
             record = await self._store.find(run_id)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from deltaci.controllers.change_records import digest
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, Split
 from deltaci.core.instants import SECOND
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 
 MAX_BATCH: Final = 8
 SPECULATIVE: Final = 3

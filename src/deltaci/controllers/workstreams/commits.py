@@ -22,7 +22,7 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import HEADS, Signature, Workshop
 from deltaci.git.mirrors import is_commit
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.disk_reserve import check_room
 from deltaci.storage.blobs.store import Blobs
 
 TREE: Final = "tree"  # The type of the artifact in which a runner sends what a tree has.

@@ -10,7 +10,7 @@ import msgspec
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core.job import Job
-from deltaci.engine.applier import Applier
+from deltaci.engine.engine import Engine
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
@@ -24,7 +24,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a server that workstreams need."""
 
     store: Store
-    applier: Applier
+    engine: Engine
     projects: Projects
     mirrors: Mirrors
     blobs: Blobs

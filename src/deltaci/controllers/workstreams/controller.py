@@ -34,7 +34,7 @@ from deltaci.core.listing import EVERYBODY
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.pipeline.rules import wire_rules
@@ -54,13 +54,13 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Streams:
-    """All workstreams of a server. Start it after the applier, stop it before."""
+    """All workstreams of a server. Start it after the engine, stop it before."""
 
     def __init__(self, desk: Desk, owner: str, landing: Landing) -> None:
         self.desk = desk
         self.merging = MergeQueue(
             desk.store,
-            desk.applier,
+            desk.engine,
             desk.projects,
             desk.mirrors,
             ensure=self.ensure,
@@ -98,7 +98,7 @@ class Streams:
         await self.desk.records.kept.add(tenant, id, kept)
         await self.desk.records.opened.add(EVERYBODY, of(tenant, id), Open(tenant, id))
         record = _born(kept, stream, project, asked)
-        await self.desk.applier.do(Birth(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
+        await self.desk.engine.do(Birth(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
         self._give(tenant, id)
         return kept
 
@@ -285,7 +285,7 @@ class Streams:
 
     async def _validate(self, id: str, details: str, *, is_passed: bool) -> None:
         try:
-            await self.desk.applier.do(run.Validate(id=id, is_passed=is_passed, details=details))
+            await self.desk.engine.do(run.Validate(id=id, is_passed=is_passed, details=details))
         except Refused as refused:
             if refused.code != "wrong_state":  # Said before, or cancelled meanwhile.
                 raise

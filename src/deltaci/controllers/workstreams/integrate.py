@@ -53,7 +53,7 @@ class Joining:
             details = f"what it brought cannot be used: {error}"
         order = job.Validate(id=task.id, is_passed=not details, details=details)
         try:
-            await self._desk.applier.do(order)
+            await self._desk.engine.do(order)
         except Refused as refused:
             if refused.code != "wrong_state":  # Another server was faster, or it was cancelled.
                 raise

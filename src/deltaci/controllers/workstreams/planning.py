@@ -64,6 +64,6 @@ class Planning:
         await self._say(record, run.PlanFailed(id=record.id, error=why))
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
-        refused = await say_plan(self._desk.applier, record, order)
+        refused = await say_plan(self._desk.engine, record, order)
         if refused is not None:
             raise refused

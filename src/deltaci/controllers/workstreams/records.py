@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.protocol.messages import Verdict
+from deltaci.storage.documents import Documents
 from deltaci.storage.port import Store
-from deltaci.storage.typed_documents import Documents
 
 KIND: Final = "workstream"
 OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.

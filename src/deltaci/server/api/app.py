@@ -20,7 +20,7 @@ from deltaci.api.routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, RO
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES, Asked
 from deltaci.api.schemas.records import ApiProblem
 from deltaci.core.errors import Refused
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
 from deltaci.server.api import (
     changes,

@@ -15,8 +15,8 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
-from deltaci.engine.applier import Applier
-from deltaci.engine.unreadable import refusal
+from deltaci.engine.engine import Engine
+from deltaci.engine.unreadable_records import refusal
 from deltaci.fleet.incarnations import Lives
 from deltaci.fleet.liveness import Fleet
 from deltaci.pipeline.workstream.model import Workstream as WorkstreamFile
@@ -55,7 +55,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What handlers work with."""
 
     store: Store
-    applier: Applier
+    engine: Engine
     logs: Logs
     blobs: Blobs
     disk: Disk

@@ -44,7 +44,7 @@ async def cancel_job(call: Call) -> api.Job:
     order = CancelJob(id=record.id, actor=call.actor)
     if call.body.reason:
         order = msgspec.structs.replace(order, reason=call.body.reason)
-    await call.parts.applier.do(order)
+    await call.parts.engine.do(order)
     return await _shown(call, await job_of(call))
 
 

@@ -11,7 +11,7 @@ from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.engine.unreadable import refusal
+from deltaci.engine.unreadable_records import refusal
 from deltaci.server.api.calls import Call, missing, own
 from deltaci.storage.port import Load, LoadJobs, Look
 

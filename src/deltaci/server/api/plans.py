@@ -13,7 +13,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Gate, JobSpec
 from deltaci.core.plan import dependents, ordered
 from deltaci.core.worker import queue_key
-from deltaci.engine.checks import as_json
+from deltaci.engine.validation import as_json
 
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:

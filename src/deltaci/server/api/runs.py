@@ -107,7 +107,7 @@ async def _born(call: Call, repeat: Repeat, record: Run) -> Made:
 
 async def _made_by(call: Call, repeat: Repeat, order: Command) -> Made:
     try:
-        decision = await call.parts.applier.do(order)
+        decision = await call.parts.engine.do(order)
     except Refused:
         # Of many repeats at once the first one made it; the others are answered with what it made.
         if (known := await repeat.known()) is not None:
@@ -223,7 +223,7 @@ async def cancel_run(call: Call) -> api.Run:
     order = run.Cancel(id=record.id, actor=call.actor)
     if call.body.reason:
         order = msgspec.structs.replace(order, reason=call.body.reason)
-    changed = (await call.parts.applier.do(order)).record
+    changed = (await call.parts.engine.do(order)).record
     assert isinstance(changed, Run)
     return shown.run(changed)
 
@@ -254,7 +254,7 @@ async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> ap
     ]
     decided: list[Job] = []
     refused: list[Refused] = []
-    for answer in await call.parts.applier.do_all(orders):
+    for answer in await call.parts.engine.do_all(orders):
         if isinstance(answer, Refused):
             refused.append(answer)
         elif isinstance(answer.record, Job):

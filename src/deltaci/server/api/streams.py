@@ -18,7 +18,7 @@ from typing import Final
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event, to_line
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Store
 
 PAGE: Final = 500  # Of the store, for one who is behind.

@@ -19,7 +19,7 @@ from deltaci.api.schemas.records import Usage
 from deltaci.core.errors import Refused
 from deltaci.core.listing import status_is
 from deltaci.core.status.steps import PENDING
-from deltaci.engine.items import Overloaded
+from deltaci.engine.requests import Overloaded
 from deltaci.server.api.remembered import Remembered
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import Blobs

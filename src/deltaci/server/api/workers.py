@@ -76,7 +76,7 @@ async def _life(call: Call) -> tuple[Life, Worker]:
 
 async def _done(call: Call, order: Command) -> api.Worker:
     try:
-        record = (await call.parts.applier.do(order)).record
+        record = (await call.parts.engine.do(order)).record
     except Refused as refused:
         if refused.code != "not_eligible":
             raise

@@ -107,7 +107,7 @@ async def cancel_workstream(call: Call) -> wire.Workstream:
     order = run.Cancel(id=record.id, actor=call.actor)
     if call.body.reason:
         order = replace(order, reason=call.body.reason)
-    await call.parts.applier.do(order)
+    await call.parts.engine.do(order)
     return await _workstream(call, record.id)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import quote
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.disk_reserve import check_room
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
 SMALL_LOG_BYTES: Final = 64 * 1024  # So much is kept while there is little room.

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final, Protocol
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.room import check_room
+from deltaci.storage.blobs.disk_reserve import check_room
 
 MAX_KEY_BYTES: Final = 900
 MAX_NAME_BYTES: Final = 200

@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from deltaci.storage import notify, wake
+from deltaci.storage import commit_hints, postgres_notify
 from tests.contract.conftest import make_place
 from tests.contract.places import Place, on_loop
 
@@ -18,7 +18,7 @@ LONG = 3600.0
 @pytest.fixture
 def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A database on which a poll would come too late for any test."""
-    monkeypatch.setattr(wake, "POLL_SECONDS", LONG)
+    monkeypatch.setattr(commit_hints, "POLL_SECONDS", LONG)
     return make_place("postgres", tmp_path, request)
 
 
@@ -54,7 +54,7 @@ async def test_a_connection_that_is_cut_is_made_again(
     shared: Place, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hint may be lost, the wire for hints may not: after a cut they go on."""
-    monkeypatch.setattr(notify, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(postgres_notify, "RETRY_SECONDS", 0.0)
     asking = await asyncpg.connect(contract_dsn)
     async with shared.queue() as here, shared.queue() as there:
         await until(asking, LISTENERS, 2)

@@ -1,4 +1,4 @@
-"""The last room on a disk is for records: what is large is refused before it is taken."""
+"""The last part of a disk is reserved for records: large data is refused before it is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.storage.blobs import room
+from deltaci.storage.blobs import disk_reserve
 from deltaci.storage.blobs.logs import SMALL_LOG_BYTES, Logs
 from deltaci.storage.blobs.store import FolderBlobs
 
@@ -18,8 +18,8 @@ EVERYTHING = 2**62
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of which nothing but the reserve is left."""
-    monkeypatch.setattr(room, "MAX_RESERVE_BYTES", EVERYTHING)
-    monkeypatch.setattr(room, "RESERVE_SHARE", 1)
+    monkeypatch.setattr(disk_reserve, "MAX_RESERVE_BYTES", EVERYTHING)
+    monkeypatch.setattr(disk_reserve, "RESERVE_SHARE", 1)
 
 
 @pytest.mark.usefixtures("full")
@@ -49,9 +49,9 @@ def test_a_blob_does_not_take_the_reserve(tmp_path: Path) -> None:
 def test_a_small_log_may_have_half_of_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loud job does not hold up those that say little: their results wait for their logs."""
     disk = os.statvfs(tmp_path)
-    left = disk.f_blocks * disk.f_frsize // room.RESERVE_SHARE * 3 // 4  # Three quarters of the reserve.
-    monkeypatch.setattr(room, "MAX_RESERVE_BYTES", EVERYTHING)
-    monkeypatch.setattr(room, "free_bytes", lambda _: left)
+    left = disk.f_blocks * disk.f_frsize // disk_reserve.RESERVE_SHARE * 3 // 4  # Three quarters of the reserve.
+    monkeypatch.setattr(disk_reserve, "MAX_RESERVE_BYTES", EVERYTHING)
+    monkeypatch.setattr(disk_reserve, "free_bytes", lambda _: left)
     logs = Logs(tmp_path)
 
     logs.append("quiet", 1, 0, b"line\n")
@@ -62,8 +62,8 @@ def test_a_small_log_may_have_half_of_the_reserve(tmp_path: Path, monkeypatch: p
 
 
 def test_what_leaves_the_reserve_alone_is_kept(tmp_path: Path) -> None:
-    """On a disk with room nobody notices."""
-    room.check_room(tmp_path, 0)
+    """On a disk with enough free space the check changes nothing."""
+    disk_reserve.check_room(tmp_path, 0)
 
     with pytest.raises(OSError, match="the disk is full"):
-        room.check_room(tmp_path, EVERYTHING)
+        disk_reserve.check_room(tmp_path, EVERYTHING)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.worker import required_labels
-from deltaci.engine.applier import Applier, Claim, Claimed, Found
+from deltaci.engine.engine import Claim, Claimed, Engine, Found
 from deltaci.storage.port import ROOM, Arrived, Wakers
 
 MAX_POLLED: Final = 100  # So many lines at once; where there are more, they take turns.
@@ -132,9 +132,9 @@ class Line:
     """All the lines of one process."""
 
     def __init__(
-        self, applier: Applier, wakers: Wakers, limit: Limit | None = None, rivals: RivalsOf | None = None
+        self, engine: Engine, wakers: Wakers, limit: Limit | None = None, rivals: RivalsOf | None = None
     ) -> None:
-        self._applier = applier
+        self._engine = engine
         self._wakers = wakers
         self._limit = limit
         self._rivals = rivals
@@ -224,7 +224,7 @@ class Line:
         if self._rivals is not None:
             labels, ids = self._rivals(claim.tenant)
             claim = msgspec.structs.replace(claim, rivals=labels, rival_ids=ids)
-        return await self._applier.look(claim)
+        return await self._engine.look(claim)
 
     def _enter(self, name: tuple[str, tuple[str, ...]]) -> _Line:
         line = self._lines.get(name)

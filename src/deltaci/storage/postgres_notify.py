@@ -16,7 +16,7 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from deltaci.storage.wake import Arrived, Wakers
+from deltaci.storage.commit_hints import Arrived, Wakers
 
 CHANNEL: Final = "deltaci"
 QUIET_SECONDS: Final = 0.005  # What is committed meanwhile is told together.

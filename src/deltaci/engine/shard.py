@@ -26,12 +26,24 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.reactions import Birth
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.world import World
+from deltaci.engine.batch_effects import entries, freed, passed_keys
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.follow_up import entries, freed, passed_keys
-from deltaci.engine.groups import Groups
-from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Name, Overloaded, Tick, Waiting
+from deltaci.engine.concurrency_groups import Groups
 from deltaci.engine.related import is_kept, is_lone, related
-from deltaci.engine.unreadable import Reports, refusal
+from deltaci.engine.requests import (
+    MAX_BATCH,
+    Answer,
+    Claim,
+    Claimed,
+    Found,
+    Item,
+    Mint,
+    Name,
+    Overloaded,
+    Tick,
+    Waiting,
+)
+from deltaci.engine.unreadable_records import Reports, refusal
 from deltaci.storage.port import (
     Conflict,
     CountHeld,
@@ -62,7 +74,7 @@ STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Lane:
+class Shard:
     """One sequence of batches, with the records that it keeps in memory."""
 
     def __init__(

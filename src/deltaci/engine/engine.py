@@ -10,15 +10,15 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
 from deltaci.engine.clock import ForwardClock
-from deltaci.engine.items import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Overloaded, Tick, Waiting
-from deltaci.engine.lane import Lane
-from deltaci.engine.unreadable import Reports
+from deltaci.engine.requests import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Overloaded, Tick, Waiting
+from deltaci.engine.shard import Shard
+from deltaci.engine.unreadable_records import Reports
 from deltaci.storage.port import Store, Unavailable
 
-__all__ = ["MAX_BATCH", "Applier", "Claim", "Claimed", "Found", "Mint", "Overloaded", "Tick"]
+__all__ = ["MAX_BATCH", "Claim", "Claimed", "Engine", "Found", "Mint", "Overloaded", "Tick"]
 
 
-class Applier:
+class Engine:
     """Commands in, decisions out, everything durable. Start it before use, stop it after.
 
     Lease ids are drawn, unless there is somebody who mints them so that they can be made again.
@@ -27,13 +27,13 @@ class Applier:
     def __init__(self, store: Store, mint: Mint | None = None, clock: ForwardClock | None = None) -> None:
         self.clock = clock or ForwardClock()  # One for all lanes: none may lag behind what another has seen.
         reports, limited = Reports(), set[str]()
-        self._lanes = [Lane(store, self.clock, reports, mint, limited) for _ in range(store.lanes)]
+        self._lanes = [Shard(store, self.clock, reports, mint, limited) for _ in range(store.lanes)]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 
     async def start(self) -> None:
         """Begin to take commands."""
-        self._tasks = [asyncio.create_task(lane.run(), name="applier") for lane in self._lanes]
+        self._tasks = [asyncio.create_task(lane.run(), name="engine") for lane in self._lanes]
 
     async def stop(self) -> None:
         """Stop; whoever still waits is told so."""
@@ -58,7 +58,7 @@ class Applier:
         """Apply many commands; each succeeds or is refused on its own. Answered in the order given."""
         wanted = list(commands)
         found: list[Any] = [None] * len(wanted)
-        parts: dict[Lane, list[int]] = {}
+        parts: dict[Shard, list[int]] = {}
         for place, command in enumerate(wanted):
             parts.setdefault(self._lane_of(command.id), []).append(place)
         waiting = []
@@ -87,20 +87,20 @@ class Applier:
         assert isinstance(answer, int)
         return answer
 
-    def _submit(self, items: Sequence[Item], lane: Lane) -> asyncio.Future[list[Answer]]:
+    def _submit(self, items: Sequence[Item], lane: Shard) -> asyncio.Future[list[Answer]]:
         if not self._tasks:
-            raise Unavailable("the applier does not run; start it first")
+            raise Unavailable("the engine does not run; start it first")
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         lane.put(Waiting(items, answer))
         return answer
 
-    def _lane_of(self, id: str) -> Lane:
+    def _lane_of(self, id: str) -> Shard:
         """Whoever keeps it; else everything about one run goes one way, so that lanes seldom meet."""
         for lane in self._lanes:
             if lane.keeps(id):
                 return lane
         return self._lanes[hash(id.partition("/")[0]) % len(self._lanes)]
 
-    def _any_lane(self) -> Lane:
+    def _any_lane(self) -> Shard:
         self._next += 1
         return self._lanes[self._next % len(self._lanes)]

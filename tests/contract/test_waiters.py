@@ -8,11 +8,11 @@ import math
 import pytest
 
 from deltaci.core import attempt
-from deltaci.engine import line
-from deltaci.engine.applier import Applier, Claim, Claimed, Found
-from deltaci.engine.line import Line
-from deltaci.storage import wake
-from deltaci.storage.wake import Arrived
+from deltaci.engine import waiters
+from deltaci.engine.engine import Claim, Claimed, Engine, Found
+from deltaci.engine.waiters import Line
+from deltaci.storage import commit_hints
+from deltaci.storage.commit_hints import Arrived
 from tests.contract.places import Place, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
@@ -24,19 +24,19 @@ class Hall:
     """A line at a server, with those who came to wait; counts how often anybody looked."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, poll: float = math.inf) -> None:
-        monkeypatch.setattr(wake, "POLL_SECONDS", poll)
+        monkeypatch.setattr(commit_hints, "POLL_SECONDS", poll)
         wakers = server.store.wakers
         hint = wakers.hint
         # One that comes because the wire to other servers was just laid is no part of a case.
         monkeypatch.setattr(wakers, "hint", lambda ready=None: hint(ready) if ready is not None else None)
         self.looks = 0
-        self.line = Line(self._counting(server.applier), server.store.wakers)
+        self.line = Line(self._counting(server.engine), server.store.wakers)
         self._changed = asyncio.Condition()
         self._waiting = 0
-        self.places: list[line._Place] = []
-        original = line._Place.turn
+        self.places: list[waiters._Place] = []
+        original = waiters._Place.turn
 
-        async def turn(place: line._Place, *, is_first: bool = False) -> line.Turn | None:
+        async def turn(place: waiters._Place, *, is_first: bool = False) -> waiters.Turn | None:
             self.places.append(place)
             async with self._changed:
                 self._waiting += 1
@@ -45,17 +45,17 @@ class Hall:
             self._waiting -= 1
             return found
 
-        monkeypatch.setattr(line._Place, "turn", turn)
+        monkeypatch.setattr(waiters._Place, "turn", turn)
 
-    def _counting(self, applier: Applier) -> Applier:
+    def _counting(self, engine: Engine) -> Engine:
         hall = self
 
-        class Counting(Applier):
+        class Counting(Engine):
             def __init__(self) -> None: ...
 
             async def look(self, claim: Claim) -> Found:
                 hall.looks += 1
-                return await applier.look(claim)
+                return await engine.look(claim)
 
         return Counting()
 
@@ -248,7 +248,7 @@ async def test_what_comes_while_one_looks_is_not_missed(
         hall = Hall(server, monkeypatch)
         if not is_named:
             monkeypatch.setattr(wakers, "hint", lambda ready=None: hint() if ready else None)
-        look = server.applier.look
+        look = server.engine.look
         enqueued = False
 
         async def late(claim: Claim) -> Found:
@@ -259,7 +259,7 @@ async def test_what_comes_while_one_looks_is_not_missed(
                 await server.enqueue("q1")
             return found
 
-        monkeypatch.setattr(server.applier, "look", late)
+        monkeypatch.setattr(server.engine, "look", late)
         claim = Claim(tenant=TENANT, worker_id="w1", labels=(), limit=1, ttl_seconds=120, accept_seconds=30)
 
         assert ids(await hall.line.claim(claim, 60.0)) == ["q1"]

@@ -15,7 +15,7 @@ from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.machine import Command
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
-from deltaci.engine import applier, lane
+from deltaci.engine import engine, shard
 from deltaci.storage.port import Conflict, Store, Transaction, Unavailable, Write
 from tests.contract.places import Place, T, Wrapped, birth, in_memory, legal, on_loop, refused, saying
 from tests.lab import TENANT, task
@@ -168,7 +168,7 @@ async def test_nobody_is_answered_before_the_commit(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_whoever_waits_when_the_applier_stops_is_told(place: Place) -> None:
+async def test_whoever_waits_when_the_engine_stops_is_told(place: Place) -> None:
     """A caller that nobody will answer must not wait for ever."""
     async with place.server(Slow) as server:
         store = server.store
@@ -177,7 +177,7 @@ async def test_whoever_waits_when_the_applier_stops_is_told(place: Place) -> Non
         await store.is_reached.wait()
         late = asyncio.ensure_future(server.do(birth("x/3")))
 
-        await server.applier.stop()
+        await server.engine.stop()
         found = await answers(*waiting, late)
 
         assert all(isinstance(each, asyncio.CancelledError) for each in found), found
@@ -207,7 +207,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
 @on_loop
 async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every queue has a limit: what cannot be handled is better refused than kept."""
-    monkeypatch.setattr(lane, "MAX_WAITING", 3)
+    monkeypatch.setattr(shard, "MAX_WAITING", 3)
     async with place.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
@@ -215,7 +215,7 @@ async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.Mo
         await store.is_reached.wait()
 
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        assert {type(each.exception()) for each in done} == {applier.Overloaded}
+        assert {type(each.exception()) for each in done} == {engine.Overloaded}
 
         store.may_go.set()
         found = await answers(*waiting)
@@ -231,7 +231,7 @@ async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
     async with place.server() as server:
         new = Run(id="r1", run_id="r1", tenant=TENANT)
 
-        found = await server.applier.do_all(
+        found = await server.engine.do_all(
             [
                 Birth(id="r1", record=new),
                 run.BeginPlanning(id="r1"),
@@ -268,7 +268,7 @@ async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -
     async with place.server() as server:
         await server.enqueue("x/0")
 
-        found = await server.applier.do_all(
+        found = await server.engine.do_all(
             [
                 birth("x/1"),
                 birth("x/0"),
@@ -302,10 +302,10 @@ async def test_a_poisonous_command_fails_alone(place: Place) -> None:
 @on_loop
 async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a batch bounds a transaction, not what a caller may ask for."""
-    monkeypatch.setattr(applier, "MAX_BATCH", 10)
-    monkeypatch.setattr(lane, "MAX_BATCH", 10)
+    monkeypatch.setattr(engine, "MAX_BATCH", 10)
+    monkeypatch.setattr(shard, "MAX_BATCH", 10)
     async with place.server() as server:
-        found = await server.applier.do_all([birth(f"x/{n}") for n in range(57)])
+        found = await server.engine.do_all([birth(f"x/{n}") for n in range(57)])
         singles = await answers(*(server.do(birth(f"y/{n}")) for n in range(57)))
 
         assert [each.record.id for each in found if isinstance(each, Decision)] == [f"x/{n}" for n in range(57)]
@@ -317,7 +317,7 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, mo
 @on_loop
 async def test_more_records_than_are_remembered_are_still_right(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in memory is only for speed."""
-    monkeypatch.setattr(lane, "MAX_CACHED", 5)
+    monkeypatch.setattr(shard, "MAX_CACHED", 5)
     async with place.server() as server:
         for n in range(12):
             await server.enqueue(f"x/{n}")
@@ -351,7 +351,7 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> N
 @on_loop
 async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
-    monkeypatch.setattr(lane, "MAX_TRIES", 3)
+    monkeypatch.setattr(shard, "MAX_TRIES", 3)
     async with place.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)
