@@ -16,7 +16,7 @@ from bench.figures import Figure
 from deltaci.core.attempt import Attempt
 from deltaci.core.reactions import Birth
 from deltaci.engine import event_loop, feed
-from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 from tests.nats_server import NatsServer
@@ -41,7 +41,7 @@ def run() -> list[Figure]:
 
 async def _measure(folder: Path, url: str | None) -> list[float]:
     folder.mkdir()
-    nats = BusAddress(url) if url else None
+    nats = NatsAddress(url) if url else None
     async with Service(SqliteStore(str(folder / "bench.db")), folder, nats=nats) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.conformance.caller import Caller, Reply
-from deltaci.conformance.visitor import Held, Visitor, read
+from deltaci.conformance.http_client import HttpClient, Reply
+from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner, decode
 from deltaci.protocol.messages import LeaseGranted, Registered
 from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
@@ -22,22 +22,22 @@ ROUTES: Final = (
 )  # fmt: skip
 
 
-def registered(caller: Caller, data: Path, name: str, tenant: str = "default") -> Visitor:
+def registered(caller: HttpClient, data: Path, name: str, tenant: str = "default") -> ScriptedRunner:
     """A runner that came in properly."""
     reply = caller.ask("POST", "register", {"token": registration_token(data, name, tenant)})
-    return Visitor(caller, read(reply.body, Registered))
+    return ScriptedRunner(caller, decode(reply.body, Registered))
 
 
-def leased(visitor: Visitor, wait_seconds: float = 10.0) -> Held:
+def leased(visitor: ScriptedRunner, wait_seconds: float = 10.0) -> HeldLease:
     """The first piece of work that it is given, acknowledged."""
     reply = visitor.lease(wait_seconds)
-    held = Held(read(reply.body["leases"][0], LeaseGranted), visitor)
+    held = HeldLease(decode(reply.body["leases"][0], LeaseGranted), visitor)
     told = held.say("AckLease")
     assert told.status == 200, f"the acknowledgement of a fresh lease was answered with {told}"
     return held
 
 
-def under(held: Held, by: Visitor) -> Iterator[tuple[str, Reply]]:
+def under(held: HeldLease, by: ScriptedRunner) -> Iterator[tuple[str, Reply]]:
     """Everything that can be said or asked for under a lease, said by this one in its own name."""
     mine = {"runner_id": by.runner_id}
     lease = {"Delta_Lease": held.granted.lease_id}
@@ -69,7 +69,7 @@ def is_accepted(what: str, reply: Reply) -> bool:
     return True
 
 
-def forged(data: Path, honest: Visitor) -> dict[str, str]:
+def forged(data: Path, honest: ScriptedRunner) -> dict[str, str]:
     """Credentials that are none, each made from what a thief could know; and two that only the server itself makes."""
     body, seal = honest.credential.removeprefix(PREFIX).split(".")
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=="))

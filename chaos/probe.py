@@ -12,8 +12,8 @@ from typing import Final
 from chaos import liar
 from chaos.deployment import Deployment
 from chaos.rows import p99
-from deltaci.conformance.caller import Caller
-from deltaci.conformance.visitor import Held
+from deltaci.conformance.http_client import HttpClient
+from deltaci.conformance.scripted_runner import HeldLease
 from deltaci.protocol.messages import Heartbeat, HeartbeatAck
 from deltaci.runner.client import Client, Unreachable
 
@@ -23,7 +23,7 @@ EACH_SECONDS: Final = 0.1
 class Probe:
     """`seconds` are what its heartbeats took; `troubles` are those that were not answered as they should be."""
 
-    def __init__(self, place: Deployment, held: Held) -> None:
+    def __init__(self, place: Deployment, held: HeldLease) -> None:
         self.held = held
         self.seconds: list[float] = []
         self.troubles: list[str] = []
@@ -61,7 +61,7 @@ class Probe:
 async def probing(place: Deployment) -> AsyncIterator[Probe]:
     """A runner by hand, with a lease of its own, that beats as long as this lasts. Use it before there are others."""
     id = await place.work.ask({"steps": ["true"]})
-    caller = Caller(f"http://127.0.0.1:{place.ports()[0]}")
+    caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
     visitor = await asyncio.to_thread(liar.registered, caller, place.data, "probe")
     probe = Probe(place, await asyncio.to_thread(liar.leased, visitor))
     assert probe.held.granted.job_id == id

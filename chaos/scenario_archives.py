@@ -18,8 +18,8 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import MEGABYTE, log_of, no_small_disk, over, peak_bytes, small_disk
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from deltaci.conformance.caller import Caller
-from deltaci.conformance.visitor import Held
+from deltaci.conformance.http_client import HttpClient
+from deltaci.conformance.scripted_runner import HeldLease
 from deltaci.core.attempt import SUCCEEDED
 
 FAULT: Final = "zip slip, symlink, hardlink, device, bomb"
@@ -64,7 +64,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     (outside / "secret.d").mkdir()
     (outside / "secret.d" / "inner").write_text(told)
     async with deployed(stage, "archives", ttl_seconds=TTL_SECONDS) as place:
-        caller = Caller(f"http://127.0.0.1:{place.ports()[0]}")
+        caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
         visitor = await asyncio.to_thread(liar.registered, caller, place.data, "liar")
         await place.work.ask({"steps": ["true"]})
         held = await asyncio.to_thread(liar.leased, visitor)
@@ -80,7 +80,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         yield (await place.verdict()).row(FAULT, "all of these")
 
 
-async def _caches(stage: Stage, place: Deployment, held: Held, outside: Path) -> Row:
+async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Path) -> Row:
     corpus = dict(list(archives.corpus("cached", outside).items())[: stage.size(100, 5)])
     lease = {"Delta_Lease": held.granted.lease_id}
     keys = {}
@@ -157,7 +157,7 @@ async def _reports(stage: Stage, place: Deployment, outside: Path, told: str) ->
     )
 
 
-async def _paths(stage: Stage, place: Deployment, held: Held) -> Row:
+async def _paths(stage: Stage, place: Deployment, held: HeldLease) -> Row:
     stage.say(f"{len(PATHS)} forged paths")
     lease = {"Delta_Lease": held.granted.lease_id}
     answers: list[str] = []

@@ -11,8 +11,8 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from deltaci.conformance.caller import Caller, Reply
-from deltaci.conformance.visitor import Held, Visitor
+from deltaci.conformance.http_client import HttpClient, Reply
+from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.server.credentials import server_key
@@ -35,7 +35,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     async with deployed(stage, "liars", ttl_seconds=TTL_SECONDS) as place:
         secrets = Secrets(open_blobs(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
         secrets.set("default", "CHAOS_TOKEN", "a secret for the rightful one")
-        caller = Caller(f"http://127.0.0.1:{place.ports()[0]}")
+        caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
         names = {"honest": "default", "zombie": "default", "thief": "default", "stranger": "other"}
         who = {name: liar.registered(caller, place.data, name, tenant) for name, tenant in names.items()}
         yield await rightful(place, who["honest"])
@@ -51,7 +51,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
             yield row
 
 
-async def rightful(place: Deployment, honest: Visitor) -> Row:
+async def rightful(place: Deployment, honest: ScriptedRunner) -> Row:
     """The same requests in the name of the one who may: otherwise all refusals would show nothing."""
     await place.work.ask(SPEC)
     held = await asyncio.to_thread(liar.leased, honest)
@@ -69,7 +69,9 @@ async def rightful(place: Deployment, honest: Visitor) -> Row:
     return measured(FAULT, "none: the holder of a live lease", "who may, can", len(refused), "refused", 0, note)
 
 
-async def zombie(stage: Stage, place: Deployment, dead: Visitor, successor: Visitor) -> AsyncIterator[Row]:
+async def zombie(
+    stage: Stage, place: Deployment, dead: ScriptedRunner, successor: ScriptedRunner
+) -> AsyncIterator[Row]:
     """It slept past its lease: before anybody else has the job, while somebody has, and when that one is done."""
     id = await place.work.ask(SPEC)
     held = await asyncio.to_thread(liar.leased, dead)
@@ -98,7 +100,7 @@ def _harmed(place: Deployment, record: Attempt, replies: Iterable[Reply]) -> lis
     return wrong
 
 
-async def stolen(place: Deployment, owner: Visitor, thief: Visitor) -> AsyncIterator[Row]:
+async def stolen(place: Deployment, owner: ScriptedRunner, thief: ScriptedRunner) -> AsyncIterator[Row]:
     """A live lease's id in the hands of another runner, and of another tenant's."""
     whose = "another tenant's runner" if thief.runner_id == "stranger" else "another runner"
     id = await place.work.ask(SPEC)
@@ -114,7 +116,7 @@ async def stolen(place: Deployment, owner: Visitor, thief: Visitor) -> AsyncIter
     yield measured(STOLEN, f"by {whose}", "the owner is unharmed", len(wrong), "violations", 0, "; ".join(wrong))
 
 
-async def forgeries(place: Deployment, caller: Caller, honest: Visitor) -> Row:
+async def forgeries(place: Deployment, caller: HttpClient, honest: ScriptedRunner) -> Row:
     """Every credential that is none, on every route."""
     answers: list[tuple[str, Reply]] = []
     for name, credential in liar.forged(place.data, honest).items():
@@ -167,7 +169,7 @@ async def twice(stage: Stage, place: Deployment) -> AsyncIterator[Row]:
     yield found.row(TWICE, injected)
 
 
-def _all(held: Held, by: Visitor) -> list[tuple[str, Reply]]:
+def _all(held: HeldLease, by: ScriptedRunner) -> list[tuple[str, Reply]]:
     return list(liar.under(held, by))
 
 

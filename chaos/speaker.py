@@ -112,7 +112,9 @@ class Speakers:
             if told is None:
                 return
             client.token = told.credential
-            asked = wire.Lease(runner_id=name, capabilities=[LABEL], slots=self._slots, wait_seconds=WAIT_SECONDS)
+            asked = wire.LeaseRequest(
+                runner_id=name, capabilities=[LABEL], slots=self._slots, wait_seconds=WAIT_SECONDS
+            )
             while not self._is_over.is_set():
                 for granted in self._insist(lambda: client.lease(asked)) or []:
                     self._note(name, granted.lease_id, "Lease")

@@ -33,7 +33,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/failures.md": failures.page,
     "docs/protocol.md": lambda _: protocol.page(),
     "docs/formats.txt": lambda _: formats.page(),
-    "docs/openapi.json": lambda _: openapi.page(),
+    "docs/openapi.json": lambda _: openapi.openapi_text(),
     "docs/api-reference.md": lambda _: api_reference.page(),
     "docs/cli.md": cli.page,
     "docs/pipelines.md": pipelines.page,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deltaci.api.routes import EVERYWHERE, REFUSALS, ROOT, ROUTES, SERVED, Route, codes_of
+from deltaci.api.routes import EVERY_REQUEST, EVERY_ROUTE, REFUSALS, ROOT, ROUTES, Route, error_codes
 
 
 def page() -> str:
@@ -22,7 +22,7 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     yield from map(_line, ROUTES)
     yield ""
-    yield "The usual: " + ", ".join(f"`{code}`" for code in (*EVERYWHERE, *SERVED)) + "."
+    yield "The usual: " + ", ".join(f"`{code}`" for code in (*EVERY_REQUEST, *EVERY_ROUTE)) + "."
     yield ""
     yield "## Codes"
     yield ""
@@ -33,8 +33,8 @@ def _lines() -> Iterator[str]:
 
 
 def _line(route: Route) -> str:
-    usual = {*EVERYWHERE, *SERVED}
-    codes = ", ".join(f"`{code}`" for code in codes_of(route) if code not in usual)
+    usual = {*EVERY_REQUEST, *EVERY_ROUTE}
+    codes = ", ".join(f"`{code}`" for code in error_codes(route) if code not in usual)
     address = route.path.replace("*}", "}")
     again = "; takes an `Idempotency-Key`" if route.is_repeatable else ""
     return f"| {route.method} | `{address}` | {route.needs} | {route.does}{again} | {codes} |"

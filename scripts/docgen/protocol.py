@@ -9,14 +9,14 @@ import msgspec
 from msgspec import inspect
 
 from deltaci.protocol import messages as wire
-from deltaci.protocol.examples import GIVEN, OURS
-from deltaci.protocol.routes import ADDRESSES, REFUSALS, ROOT
+from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
+from deltaci.protocol.routes import PROTOCOL_ROUTES, REFUSALS, ROOT
 from deltaci.protocol.schema_names import schema, schema_name
 from scripts.docgen.pages import table
 
 Kinds = tuple[type[msgspec.Struct], ...]
 
-FROM_RUNNER: Final[Kinds] = (wire.Lease, wire.AckLease, wire.Heartbeat, wire.Complete, wire.CancelAck)
+FROM_RUNNER: Final[Kinds] = (wire.LeaseRequest, wire.AckLease, wire.Heartbeat, wire.Complete, wire.CancelAck)
 FROM_SERVER: Final[Kinds] = (
     wire.LeaseGranted,
     wire.HeartbeatAck,
@@ -28,11 +28,11 @@ FROM_SERVER: Final[Kinds] = (
 AROUND: Final[Kinds] = (
     wire.Registration,
     wire.Renewal,
-    wire.Leave,
+    wire.LeaveRequest,
     wire.Registered,
     wire.Dispatch,
-    wire.Control,
-    wire.Streams,
+    wire.ControlRequest,
+    wire.EndedStreamsRequest,
     wire.Problem,
 )
 PARTS: Final[Kinds] = (
@@ -47,12 +47,12 @@ PARTS: Final[Kinds] = (
     wire.Timings,
     wire.Source,
     wire.Service,
-    wire.Rule,
+    wire.ValidationRule,
     wire.NumberRule,
-    wire.Verdict,
-    wire.Tree,
+    wire.RuleResult,
+    wire.Worktree,
     wire.StepResult,
-    wire.Tests,
+    wire.TestTotals,
     wire.FailedTest,
 )
 
@@ -60,7 +60,7 @@ _HEAD: Final = f"""# The runner protocol
 
 Generated from the types that are sent by `make fix`; do not edit.
 The rules behind it are on [`docs/spec/runner-protocol.md`](spec/runner-protocol.md).
-This is version {wire.VERSION}; the version is part of every address.
+This is version {wire.PROTOCOL_VERSION}; the version is part of every address.
 
 Everything is JSON in UTF-8 over HTTP, except the bytes of logs, artifacts and caches. Everything is strict: a field
 that is not listed, a word that is not in its list or a number out of its range is refused with 422 and the place where
@@ -174,7 +174,7 @@ def _addresses() -> str:
     head = ("method and path", "does", "headers", "body", "200", "may be refused with")
     rows = (
         (f"`{each.method} {each.path}`", each.does, each.headers, each.body, each.answer, ", ".join(each.codes))
-        for each in ADDRESSES
+        for each in PROTOCOL_ROUTES
     )
     return "\n".join(table(head, rows))
 
@@ -187,7 +187,7 @@ def _refusals() -> str:
 def _message(kind: type[msgspec.Struct]) -> str:
     name = schema_name(kind)
     shown = json.dumps(schema(kind), indent=2, ensure_ascii=False)
-    origin = "Example, from document 001:" if name in GIVEN else "Example:"
+    origin = "Example, from document 001:" if name in DOCUMENT_EXAMPLES else "Example:"
     return "\n".join(
         (
             _part(kind),
@@ -200,7 +200,7 @@ def _message(kind: type[msgspec.Struct]) -> str:
 def _example(kind: type[msgspec.Struct]) -> str:
     """The example as our types read and write it."""
     name = schema_name(kind)
-    text = GIVEN[name] if name in GIVEN else OURS[name]
+    text = DOCUMENT_EXAMPLES[name] if name in DOCUMENT_EXAMPLES else OWN_EXAMPLES[name]
     return msgspec.json.format(wire.encode(msgspec.json.decode(text, type=kind)), indent=2).decode()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaci.api.routes import ANYBODY, OPERATOR, ROUTES
+from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.server.api.callers import INCLUDED, REMEMBERED_SECONDS, Keys
@@ -36,7 +36,7 @@ async def test_a_key_does_what_its_scopes_allow_and_nothing_else(site: Opened) -
             for scope, caller in callers.items():
                 reply = await caller.ask(route.method, address(route, NAMES), {} if route.body else None)
 
-                may = route.needs == ANYBODY or (route.needs != OPERATOR and route.needs in INCLUDED[scope])
+                may = route.needs == ANY_KEY or (route.needs != OPERATOR and route.needs in INCLUDED[scope])
                 assert (reply.status == 403) == (not may), (route.id, scope, reply)
                 if not may:
                     assert reply.code == "missing_scope"

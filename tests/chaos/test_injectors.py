@@ -19,8 +19,8 @@ from chaos import archives, clocks, jobs, liar, scenario_secrets
 from chaos.cable import QUEUED_SECONDS, Cable, Way, checksum
 from chaos.clocks import Clock
 from chaos.scenario_secrets import VARIANTS
-from deltaci.conformance.caller import Caller
-from deltaci.conformance.visitor import Visitor
+from deltaci.conformance.http_client import HttpClient
+from deltaci.conformance.scripted_runner import ScriptedRunner
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.archive import Bounds, unpack
@@ -259,8 +259,8 @@ def test_no_forged_credential_is_one(tmp_path: Path) -> None:
     """Each would be accepted only by a server that does not look; an honest one is."""
     signer = Signer(server_key(tmp_path / KEY_FILE), time.time)
     token = signer.sign("run", "honest", "default", 60)
-    honest = Visitor(
-        Caller("http://127.0.0.1:1"), Registered(runner_id="honest", credential=token, expires_in_seconds=60)
+    honest = ScriptedRunner(
+        HttpClient("http://127.0.0.1:1"), Registered(runner_id="honest", credential=token, expires_in_seconds=60)
     )
 
     assert signer.read(token, "run").runner_id == "honest"

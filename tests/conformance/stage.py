@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
-from deltaci.conformance.play import play
+from deltaci.conformance.scenario_execution import run_scenarios
 from deltaci.conformance.transcript import Transcript
 from tests.contract.places import within
 
@@ -36,7 +36,7 @@ def played(
 
         async def one(command: Sequence[str], scenarios: Sequence[str]) -> dict[str, Transcript]:
             async with places:
-                return await play(command, scenarios, patience_seconds, lambda *_: None)
+                return await run_scenarios(command, scenarios, patience_seconds, lambda *_: None)
 
         found = await asyncio.gather(*(one(*each) for each in commands.values()))
         return dict(zip(commands, found, strict=True))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deltaci.conformance.listening import Listening
-from deltaci.conformance.orchestrator import Orchestrator
-from deltaci.conformance.scripted import ScriptedJob
+from deltaci.conformance.http_server import HttpServer
+from deltaci.conformance.orchestrator import ScriptedOrchestrator
+from deltaci.conformance.scripted_job import ScriptedJob
 from deltaci.protocol.routes import ROOT
 from tests.contract.places import on_loop
 
@@ -19,7 +19,7 @@ from tests.contract.places import on_loop
 class Line:
     """One connection to it, on which bytes are sent as they are."""
 
-    def __init__(self, server: Orchestrator, url: str) -> None:
+    def __init__(self, server: ScriptedOrchestrator, url: str) -> None:
         self.server = server
         self.port = int(url.rpartition(":")[2])
         self.credential = ""
@@ -75,8 +75,8 @@ class Open:
     """The orchestrator and a line to it."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = Orchestrator("test", folder)
-        self._listening = Listening(self._server.handle)
+        self._server = ScriptedOrchestrator("test", folder)
+        self._listening = HttpServer(self._server.handle)
 
     async def __aenter__(self) -> Line:
         await self._listening.__aenter__()

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.conformance.items import FAIL, PASS, Item
+from deltaci.conformance.results import FAIL, PASS, CheckResult
+from deltaci.conformance.runner_checks import RUNNER_CHECKS, check_runner
 from deltaci.conformance.transcript import Transcript
-from deltaci.conformance.verdicts import CHECKS, judge
 from deltaci.main import app
 from tests.conformance.stage import OURS, SMALL, played
 from tests.e2e.deployment import is_alive
@@ -50,10 +50,10 @@ def conformance(*words: str) -> list[str]:
     return [sys.executable, "-m", "deltaci.main", "conformance", *words]
 
 
-def verdicts(found: subprocess.CompletedProcess[bytes]) -> dict[str, Item]:
+def verdicts(found: subprocess.CompletedProcess[bytes]) -> dict[str, CheckResult]:
     """The items of a report in JSON."""
     report: dict[str, Any] = json.loads(found.stdout)
-    return {each["id"]: Item(**each) for each in report["items"]}
+    return {each["id"]: CheckResult(**each) for each in report["items"]}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def broken() -> dict[str, dict[str, Transcript]]:
 
 def failed_rules(transcripts: dict[str, Transcript]) -> set[str]:
     """Return the rules that the kit reports as broken."""
-    return {item.id for item in judge(transcripts) if item.verdict == FAIL}
+    return {item.id for item in check_runner(transcripts) if item.verdict == FAIL}
 
 
 def judged(*words: str) -> subprocess.CompletedProcess[bytes]:
@@ -89,7 +89,7 @@ def judged(*words: str) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_rule_is_named_and_no_other(broken: dict[str, dict[str, Transcript]], fault: str) -> None:
     """Whoever reads the report must not look for the error anywhere else."""
-    found = judge(broken[fault])
+    found = check_runner(broken[fault])
 
     assert {each.id: each.evidence for each in found if each.verdict == FAIL}.keys() == {FAULTS[fault][1]}, found
 
@@ -106,7 +106,7 @@ def test_our_runner_complies() -> None:
     assert {each.verdict for each in items.values()} == {PASS}, [
         each for each in items.values() if each.verdict != PASS
     ]
-    assert list(items) == [check.id for check in CHECKS]
+    assert list(items) == [check.id for check in RUNNER_CHECKS]
     assert found.returncode == 0, found.stderr
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.conformance.items import NOT_SHOWN, PASS, Item
-from deltaci.conformance.visit import PROMISES
-from deltaci.conformance.visitor import SPEC
+from deltaci.conformance.results import NOT_SHOWN, PASS, CheckResult
+from deltaci.conformance.scripted_runner import SPEC
+from deltaci.conformance.server_checks import SERVER_CHECKS
 from deltaci.main import app
 from deltaci.server.service import registration_token
 from tests.conformance.stage import patiently
 from tests.e2e.deployment import Deployment, deployed
 
 
-def visited(place: Deployment, *words: str, runners: int = 2) -> dict[str, Item]:
+def visited(place: Deployment, *words: str, runners: int = 2) -> dict[str, CheckResult]:
     """The report about the deployment's server."""
     names = [f"kit-{number}-{len(words)}" for number in range(runners)]
     tokens = [word for name in names for word in ("--token", registration_token(place.folder, name, "default"))]
@@ -28,7 +28,7 @@ def visited(place: Deployment, *words: str, runners: int = 2) -> dict[str, Item]
     found = subprocess.run([*command, *tokens, "--json", *words], capture_output=True, timeout=120, check=False)
     report: dict[str, Any] = json.loads(found.stdout)
     assert found.returncode == (0 if report["compliant"] else 1), found.stderr
-    return {each["id"]: Item(**each) for each in report["items"]}
+    return {each["id"]: CheckResult(**each) for each in report["items"]}
 
 
 @patiently
@@ -37,7 +37,7 @@ async def test_our_server_complies(tmp_path: Path) -> None:
     async with deployed(tmp_path) as place:
         found = visited(place, "--store", f"sqlite:{tmp_path / 'deltaci.db'}")
 
-        assert list(found) == [promise.id for promise in PROMISES]
+        assert list(found) == [promise.id for promise in SERVER_CHECKS]
         others = [each for each in found.values() if each.verdict != PASS]
         assert [(each.id, each.verdict) for each in others] == [("credential-ends", NOT_SHOWN)], others
         assert await place.queue.claim_next("nobody", limit=10) == []  # Nothing is left behind.

@@ -20,8 +20,8 @@ from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.engine import feed
 from deltaci.protocol import messages as wire
-from deltaci.protocol import subjects
-from deltaci.protocol.examples import GIVEN
+from deltaci.protocol import nats_subjects
+from deltaci.protocol.examples import DOCUMENT_EXAMPLES
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.pipes import Pipe, told
@@ -50,7 +50,9 @@ async def connected(server: NatsServer) -> AsyncIterator[Client]:
 
 async def consumer(client: Client, key: str = "") -> ConsumerInfo:
     """What NATS knows of a queue."""
-    found: ConsumerInfo = await client.jetstream().consumer_info(subjects.stream(TENANT), subjects.consumer(key))
+    found: ConsumerInfo = await client.jetstream().consumer_info(
+        nats_subjects.stream(TENANT), nats_subjects.consumer(key)
+    )
     return found
 
 
@@ -79,7 +81,7 @@ async def taken(client: Client) -> bool:
 async def waiting(client: Client) -> int:
     """How many dispatches there are."""
     with suppress(NotFoundError):
-        return (await client.jetstream().stream_info(subjects.stream(TENANT))).state.messages
+        return (await client.jetstream().stream_info(nats_subjects.stream(TENANT))).state.messages
     return 0
 
 
@@ -99,7 +101,7 @@ async def done_with(client: Client, count: int) -> None:
     """Until NATS has told of so many attempts, and each dispatch is acknowledged."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            stream = await client.jetstream().stream_info(subjects.stream(TENANT))
+            stream = await client.jetstream().stream_info(nats_subjects.stream(TENANT))
             if stream.state.last_seq >= count and stream.state.messages == 0:
                 return
             await moment()
@@ -145,7 +147,7 @@ async def test_a_dispatch_that_comes_many_times_to_two_runners_is_one_execution(
 
         # Each under a subject of its own: otherwise one would take the place of the other.
         for n in range(100):
-            subject = subjects.dispatch(TENANT, "", f"copy-{n}")
+            subject = nats_subjects.dispatch(TENANT, "", f"copy-{n}")
             await client.jetstream().publish(subject, wire.encode(Dispatch(attempt_id=made[n % 4])))
         for name in ("r1", "r2"):
             place.start_runner(name, "--nats", nats_server.url, "--slots", "2")
@@ -166,9 +168,9 @@ async def test_what_makes_no_sense_on_nats_stops_nobody(tmp_path: Path, nats_ser
         await place.outcome(first)
 
         for n, data in enumerate((b"", b"nonsense", b"[]", wire.encode(Dispatch(attempt_id="never-was")))):
-            await client.jetstream().publish(subjects.dispatch(TENANT, "", f"bad-{n}"), data)
-        for data in (b"nonsense", GIVEN["CancelRequested"].encode()):
-            await client.publish(subjects.control(TENANT, "r1"), data)
+            await client.jetstream().publish(nats_subjects.dispatch(TENANT, "", f"bad-{n}"), data)
+        for data in (b"nonsense", DOCUMENT_EXAMPLES["CancelRequested"].encode()):
+            await client.publish(nats_subjects.control(TENANT, "r1"), data)
         second = await place.enqueue("echo second")
 
         assert (await place.outcome(second)).state == "SUCCEEDED"
@@ -182,7 +184,7 @@ async def test_a_cancel_comes_over_the_control_subject(tmp_path: Path, nats_serv
     async with with_nats(tmp_path, nats_server) as place, connected(nats_server) as client:
         place.start_runner("r1", "--nats", nats_server.url)
         await linked(place, "r1")
-        overheard = await client.subscribe(subjects.control(TENANT, "r1"))
+        overheard = await client.subscribe(nats_subjects.control(TENANT, "r1"))
         await client.flush()
         pipe = tmp_path / "begun"
         os.mkfifo(pipe)
@@ -232,7 +234,12 @@ async def test_the_permissions_of_the_documentation_are_enough_and_no_more(tmp_p
             denied.put_nowait(str(error))
 
         client = await nats.connect(own, error_cb=note)
-        for subject in (subjects.control(TENANT, "r2"), "deltaci.>", "_INBOX.>", subjects.control("other", "r1")):
+        for subject in (
+            nats_subjects.control(TENANT, "r2"),
+            "deltaci.>",
+            "_INBOX.>",
+            nats_subjects.control("other", "r1"),
+        ):
             await client.subscribe(subject)
             assert f'subscription to "{subject.lower()}"' in (await denied.get()).lower()
         await client.close()

@@ -209,7 +209,7 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
         registered = await ask(client.register, registration_token(tmp_path, "z1", "default"), [], 1)
         client.token = registered.credential
         id = await place.enqueue("true")
-        [granted] = await ask(client.lease, wire.Lease(runner_id="z1", wait_seconds=20))
+        [granted] = await ask(client.lease, wire.LeaseRequest(runner_id="z1", wait_seconds=20))
         lease_id = granted.lease_id
         now = datetime.now(UTC)
         await ask(client.say, wire.AckLease(lease_id=lease_id, runner_id="z1", job_id=granted.job_id, accepted_at=now))

@@ -23,7 +23,7 @@ from schemathesis.transport.serialization import Binary
 from deltaci.api.openapi import PATH
 from deltaci.core.errors import Refused
 from deltaci.core.ids import lease_ref
-from deltaci.protocol.messages import Lease
+from deltaci.protocol.messages import LeaseRequest
 from deltaci.protocol.routes import LEASE_HEADER, MAX_LEASE_CHARS, OFFSET_HEADER, SHA256_HEADER
 from deltaci.runner.client import Client
 from deltaci.storage.blobs.keys import artifact_key
@@ -102,7 +102,7 @@ class Insider:
     def _lease(self) -> str:
         if not self._held or self._random.random() < FRESH:
             with self._client() as client:
-                for granted in client.lease(Lease(runner_id=RUNNER)):
+                for granted in client.lease(LeaseRequest(runner_id=RUNNER)):
                     self._held = granted.lease_id
         return self._held
 

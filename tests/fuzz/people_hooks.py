@@ -19,7 +19,7 @@ from deltaci.api.routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS, PARAMETERS
 from deltaci.api.schemas import inputs as api_input
 from deltaci.api.schemas import projects as api_projects
 from deltaci.api.schemas import workstreams as api_workstreams
-from deltaci.protocol.decoding import whole
+from deltaci.protocol.decoding import with_integers
 from tests.fuzz.people import ARTIFACT, PLAYER, REPOSITORY, TENANT, Directory, Known
 
 Case = schemathesis.Case[Any]
@@ -141,7 +141,7 @@ class Insider:
             found["version"] = 1
         if "template" in found and _fits(found.get("inputs"), _INPUTS):
             found["inputs"] = {}
-        if found.get("plan_hash") and _fits(found["plan_hash"], api_input.Word):
+        if found.get("plan_hash") and _fits(found["plan_hash"], api_input.LineText):
             found["plan_hash"] = plan_hash
         if _fits(found.get("job"), api_input.JobName):
             found["job"] = job
@@ -162,14 +162,14 @@ def _fits(value: object, kind: Any) -> bool:
         return False
     try:
         # Whole numbers may be written as `2.0`.
-        msgspec.convert(whole(value), kind, strict=not isinstance(value, str))
+        msgspec.convert(with_integers(value), kind, strict=not isinstance(value, str))
     except msgspec.ValidationError:
         return False
     return True
 
 
 def _is_scope(asked: Any) -> bool:
-    return all(_fits(asked.get(name, ""), api_input.Word) for name in ("project", "branch"))
+    return all(_fits(asked.get(name, ""), api_input.LineText) for name in ("project", "branch"))
 
 
 def _scope(asked: Any) -> dict[str, str]:
@@ -189,7 +189,7 @@ def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
     for each in jobs:
         name = each["name"] if each["name"] not in names else f"{each['name'][:90]}{len(names)}"
         changed = {**each, "name": name}
-        if each.get("group") and _fits(each["group"], api_input.Word):  # It can be printed; an approval has none.
+        if each.get("group") and _fits(each["group"], api_input.LineText):  # It can be printed; an approval has none.
             changed["group"] = "" if each.get("kind") == "approval" else "group"
         if isinstance(each.get("work"), dict) and isinstance(each["work"].get("contexts"), dict):
             changed["work"] = {**each["work"], "contexts": {}}  # Any JSON, but no number beyond 64 bits.
@@ -199,7 +199,7 @@ def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
             changed["needs"] = names[-len(each["needs"]) :]
         if each.get("after") and _fits(each["after"], list[api_input.JobName]):
             changed["after"] = [] if changed.get("needs") else names[-len(each["after"]) :]
-        if each.get("group") and _fits(each["group"], api_input.Word):
+        if each.get("group") and _fits(each["group"], api_input.LineText):
             changed["group"] = "one"  # No schema can say what can be printed.
         names.append(name)
         made.append(changed)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deltaci.api import openapi
-from deltaci.protocol.routes import ADDRESSES, MAX_PATH_BYTES, REFUSALS
+from deltaci.protocol.routes import MAX_PATH_BYTES, PROTOCOL_ROUTES, REFUSALS
 from deltaci.storage.blobs import keys
 from tests.fuzz.api import Found, fuzz_api
 from tests.fuzz.profile import EXAMPLES, SCALE, SEED, only_in_fuzz, target
@@ -54,9 +54,9 @@ def test_a_stranger_is_told_who_may_come_in(tmp_path: Path, record_property: Cal
 
 def test_every_address_is_described_with_every_refusal() -> None:
     """An address that is missing there is one that nobody tests."""
-    document = json.loads(openapi.page())
+    document = json.loads(openapi.openapi_text())
 
-    for address in ADDRESSES:
+    for address in PROTOCOL_ROUTES:
         operation = document["paths"][address.path.replace("<", "{").replace(">", "}")][address.method.lower()]
         assert {str(REFUSALS[code].status) for code in address.codes} < set(operation["responses"])
     assert keys.MAX_PATH_BYTES == MAX_PATH_BYTES

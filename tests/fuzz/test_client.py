@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
-from deltaci.protocol.examples import GIVEN, OURS
+from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
 from deltaci.runner.client import Client, Unreachable
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
@@ -27,8 +27,8 @@ PATIENCE_SECONDS: Final = 20.0
 CALLS: Final[dict[str, Callable[[Client], object]]] = {
     "register": lambda client: client.register("token", [], 1),
     "renew": lambda client: client.renew(),
-    "ask": lambda client: client.ask(wire.Lease(runner_id="w1")),
-    "control": lambda client: client.control(wire.Control(runner_id="w1")),
+    "ask": lambda client: client.ask(wire.LeaseRequest(runner_id="w1")),
+    "control": lambda client: client.control(wire.ControlRequest(runner_id="w1")),
     "leave": lambda client: client.leave("w1"),
     "say": lambda client: client.say(BEAT),
     "say_all": lambda client: client.say_all([BEAT, BEAT], 5.0),
@@ -41,14 +41,14 @@ CALLS: Final[dict[str, Callable[[Client], object]]] = {
     "download": lambda client: client.download("a.1.b", "caches/x", lambda _: None),
 }
 GOOD: Final[list[Any]] = [
-    *(json.loads(text) for text in (GIVEN | OURS).values()),
-    {"leases": [json.loads(GIVEN["LeaseGranted"])], "gone": ["a"]},
-    {"cancels": [json.loads(GIVEN["CancelRequested"])]},
-    [json.loads(GIVEN["HeartbeatAck"]), json.loads(OURS["Problem"])],
+    *(json.loads(text) for text in (DOCUMENT_EXAMPLES | OWN_EXAMPLES).values()),
+    {"leases": [json.loads(DOCUMENT_EXAMPLES["LeaseGranted"])], "gone": ["a"]},
+    {"cancels": [json.loads(DOCUMENT_EXAMPLES["CancelRequested"])]},
+    [json.loads(DOCUMENT_EXAMPLES["HeartbeatAck"]), json.loads(OWN_EXAMPLES["Problem"])],
     {"size": 5},
     {"uri": "u", "bytes": 2, "sha256": "0" * 64, "stored": False},
     {"A": "secret"},
-    json.loads(GIVEN["LeaseGranted"])["job_spec"],
+    json.loads(DOCUMENT_EXAMPLES["LeaseGranted"])["job_spec"],
 ]
 STATUSES: Final = (200, 200, 200, 204, 100, 199, 301, 400, 401, 404, 409, 409, 422, 500, 503, 999)
 

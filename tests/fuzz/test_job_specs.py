@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.attempt import TERMINAL, Attempt
 from deltaci.core.reactions import Birth
-from deltaci.protocol.messages import Lease
+from deltaci.protocol.messages import LeaseRequest
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job
 from deltaci.runner.keeper import Hold, Order, Proved
@@ -113,7 +113,7 @@ class Shop:
         id = f"q{next(self._numbers)}"
         record = Attempt(id=id, tenant="default", spec=spec, max_lost_leases=0)
         await self._live.service.engine.do(Birth(id=id, record=record))
-        for granted in await asyncio.to_thread(self._client.lease, Lease(runner_id="w1")):
+        for granted in await asyncio.to_thread(self._client.lease, LeaseRequest(runner_id="w1")):
             job = Job(self._client, "w1", granted, self._places, self._machine)
 
             def keep(order: Order, job: Job = job) -> None:

@@ -13,9 +13,9 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.machine import Record
-from deltaci.protocol import subjects
-from deltaci.protocol.bus import BusAddress
-from deltaci.protocol.examples import GIVEN, OURS
+from deltaci.protocol import nats_subjects
+from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
+from deltaci.protocol.nats_client import NatsAddress
 from deltaci.runner import dispatches
 from deltaci.runner.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, Release, decode_news, decode_order
 from deltaci.runner.reaper import Handle
@@ -153,7 +153,10 @@ def test_what_the_keeper_hears_and_says_is_a_line_of_json(said: bytes) -> None:
 
 
 @fuzzed(
-    80, said=st.sampled_from([OURS["Dispatch"], GIVEN["CancelRequested"]]).map(msgspec.json.decode).flatmap(mutated)
+    80,
+    said=st.sampled_from([OWN_EXAMPLES["Dispatch"], DOCUMENT_EXAMPLES["CancelRequested"]])
+    .map(msgspec.json.decode)
+    .flatmap(mutated),
 )
 def test_what_nats_delivers_is_a_hint_or_nothing(said: bytes) -> None:
     """Anybody who may publish there may say anything."""
@@ -166,8 +169,8 @@ def test_what_nats_delivers_is_a_hint_or_nothing(said: bytes) -> None:
 @fuzzed(80, a=st.text(max_size=80), b=st.text(max_size=80))
 def test_no_two_names_are_one_on_nats(a: str, b: str) -> None:
     """A tenant that could be called like another would hear what is not for it."""
-    assert (subjects.token(a) == subjects.token(b)) == (a == b)
-    assert subjects.token(a).isalnum()
+    assert (nats_subjects.token(a) == nats_subjects.token(b)) == (a == b)
+    assert nats_subjects.token(a).isalnum()
 
 
 @fuzzed(
@@ -175,7 +178,7 @@ def test_no_two_names_are_one_on_nats(a: str, b: str) -> None:
 )
 def test_an_address_of_nats_is_good_or_refused(url: str) -> None:
     """It comes from a command line."""
-    address = BusAddress(url)
+    address = NatsAddress(url)
     with suppress(ValueError):
         address.check()
         assert str(address)

@@ -32,11 +32,11 @@ def test_every_kind_is_told_as_it_is_written() -> None:
     """One function for pipelines and workstreams: what is forgotten here is forgotten by nobody else."""
     told = wire_rules([Rule(**written) for written, _ in ONE_OF_EACH])
 
-    assert told == [wire.Rule(**wanted) for _, wanted in ONE_OF_EACH]
+    assert told == [wire.ValidationRule(**wanted) for _, wanted in ONE_OF_EACH]
     assert {kind for kind in KINDS for written, _ in ONE_OF_EACH if kind in written} == set(KINDS)
     assert {each.is_servers for each in told if each.within or each.mergeable} == {True}
     assert not any(each.is_servers for each in told if not each.within and not each.mergeable)
-    assert set(wire.Rule.__struct_fields__) == {"name", "contains", "min_tests", *KINDS}
+    assert set(wire.ValidationRule.__struct_fields__) == {"name", "contains", "min_tests", *KINDS}
 
 
 def test_a_name_is_filled_in_and_what_the_runner_evaluates_is_mentioned() -> None:

@@ -72,7 +72,7 @@ def test_a_runner_is_told_where_to_work_and_what_must_hold() -> None:
         ("make test", "", 0),
         ("", "report.xml", 2),
     ]
-    assert api.tree == wire.Tree(
+    assert api.tree == wire.Worktree(
         stream="r1", source=SOURCE, branch="ws/login-3f9a2c", message="api", author="Ada <ada@example.org>"
     )
 

@@ -67,7 +67,7 @@ class Office:
         """A job of this kind, taken."""
         id = f"q{len(self._desks)}"
         await self.service.engine.do(Birth(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
-        [granted] = await asyncio.to_thread(self.client.lease, wire.Lease(runner_id="w1", wait_seconds=10))
+        [granted] = await asyncio.to_thread(self.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
         await asyncio.to_thread(self.client.say, taken)
         self._desks.append(Desk(self.folder, self.service, self.client, granted))

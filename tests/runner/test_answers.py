@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.messages import JobSpec, Lease
+from deltaci.protocol.messages import JobSpec, LeaseRequest
 from deltaci.runner import archive
 from deltaci.runner.client import PART_BYTES, Client, Unreachable
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
@@ -65,7 +65,7 @@ def answered(answer: bytes, call: Callable[[Client], object]) -> Exception:
 )
 def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
     """A proxy in between says such things; the runner says the same again later."""
-    assert isinstance(answered(answer, lambda client: client.ask(Lease(runner_id="w1"))), Unreachable)
+    assert isinstance(answered(answer, lambda client: client.ask(LeaseRequest(runner_id="w1"))), Unreachable)
 
 
 def test_an_answer_that_is_given_up_leaves_no_connection() -> None:

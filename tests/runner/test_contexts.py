@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.answers import Need
 from deltaci.protocol.messages import JobSpec, Source
+from deltaci.protocol.responses import NeededJob
 from deltaci.runner.contexts import Scene, hash_files
 from deltaci.runner.layout import layout_of
 
@@ -24,7 +24,7 @@ def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -
 
 
 def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:
-    here = scene(tmp_path, secrets={"KEY": "s3cret"}, needs={"build": Need(result="success", outputs={"v": "1"})})
+    here = scene(tmp_path, secrets={"KEY": "s3cret"}, needs={"build": NeededJob(result="success", outputs={"v": "1"})})
     here.env = {"A": "a"}
     here.told("one", "failure", "success", {"out": "put"})
 
@@ -87,14 +87,14 @@ def test_conditions_of_steps(condition: str, after_success: bool, after_failure:
 def test_conditions_of_jobs_are_about_their_needs(
     condition: str, results: dict[str, Any], wanted: bool, tmp_path: Path
 ) -> None:
-    needs = {name: Need(result=result) for name, result in results.items()}
+    needs = {name: NeededJob(result=result) for name, result in results.items()}
 
     assert scene(tmp_path, needs=needs).job_holds(condition) is wanted
 
 
 def test_a_need_that_the_run_does_not_have_is_skipped_and_hinders_nobody(tmp_path: Path) -> None:
     """It was left out because nothing that it is about was changed."""
-    here = scene(tmp_path, needs={"a": Need(result="skipped", is_there=False), "b": Need(result="success")})
+    here = scene(tmp_path, needs={"a": NeededJob(result="skipped", is_there=False), "b": NeededJob(result="success")})
 
     assert here.job_holds("")
     assert here.job_holds("needs.a.result == 'skipped'")
@@ -104,11 +104,11 @@ def test_the_jobs_of_a_matrix_are_one_need(tmp_path: Path) -> None:
     """As bad as the worst of them, with the outputs of all; by whichever way their name is known."""
     contexts = {"needs": {"c": {"jobs": ["c, one"]}, "gone": {"result": "skipped", "outputs": {"x": "y"}}}}
     needs = {
-        "a (1)": Need(result="success", outputs={"one": "1"}, family="a"),
-        "a (2)": Need(result="failure", outputs={"two": "2"}, family="a"),
-        "b (1)": Need(result="success", outputs={"v": "b"}),
-        "c, one": Need(result="success", outputs={"v": "c"}),
-        "gone": Need(result="skipped", is_there=False),
+        "a (1)": NeededJob(result="success", outputs={"one": "1"}, family="a"),
+        "a (2)": NeededJob(result="failure", outputs={"two": "2"}, family="a"),
+        "b (1)": NeededJob(result="success", outputs={"v": "b"}),
+        "c, one": NeededJob(result="success", outputs={"v": "c"}),
+        "gone": NeededJob(result="skipped", is_there=False),
     }
     here = scene(tmp_path, contexts, needs=needs)
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deltaci.protocol import messages as wire
-from deltaci.protocol.messages import CancelRequested, Control
+from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.runner import ear
 from deltaci.runner.client import Client
 from deltaci.runner.ear import Ear
@@ -31,11 +31,11 @@ class Answers:
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.left = list(answers)
-        self.asked: list[Control] = []
+        self.asked: list[ControlRequest] = []
 
     def next(self, body: bytes) -> tuple[int, bytes]:
         """The answer to this."""
-        self.asked.append(wire.decoder(Control)(body))
+        self.asked.append(wire.decoder(ControlRequest)(body))
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 

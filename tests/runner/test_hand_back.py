@@ -26,7 +26,7 @@ async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, Job]]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
         spec = {"steps": [step], "executor": "process"}
         await office.service.engine.do(Birth(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
-        [granted] = await asyncio.to_thread(office.client.lease, wire.Lease(runner_id="w1", wait_seconds=10))
+        [granted] = await asyncio.to_thread(office.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         (folder / "work").mkdir()
         places = Places(folder / "work", Executors(("process",)))
         try:

@@ -249,7 +249,7 @@ def test_a_result_fits_whatever_the_job_did() -> None:
         status="FAILED",
         steps=[step] * 1000,
         log_tail=["\N{GRINNING FACE}" * 2000] * 40,
-        tests=wire.Tests(total=50, failures=[case] * 50),
+        tests=wire.TestTotals(total=50, failures=[case] * 50),
         output="x" * wire.MAX_OUTPUT_BYTES,
     )
 

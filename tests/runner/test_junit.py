@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol import junit
-from deltaci.protocol.junit import Report, read, read_cases
+from deltaci.protocol.junit import ReportTotals, read, read_cases
 
 PYTEST = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4" time="0.5">
@@ -47,7 +47,7 @@ GTEST = """<testsuites><testsuite name="Math">
 <testcase name="Red" status="fail" classname="Math"/></testsuite></testsuites>"""
 
 
-def one(text: str | bytes) -> Report:
+def one(text: str | bytes) -> ReportTotals:
     return read([("report.xml", text.encode() if isinstance(text, str) else text)])
 
 
@@ -108,7 +108,7 @@ def test_too_large_a_report_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pytest() -> None:
     """Errors and failures are told apart; both are failed tests."""
-    assert one(PYTEST) == Report(
+    assert one(PYTEST) == ReportTotals(
         tests=4,
         passed=1,
         failed=1,
@@ -122,7 +122,7 @@ def test_pytest() -> None:
 
 def test_maven_says_itself_what_is_flaky() -> None:
     """A rerun that failed too is a failure, not flaky."""
-    assert one(MAVEN) == Report(
+    assert one(MAVEN) == ReportTotals(
         tests=3,
         passed=2,
         failed=1,
@@ -135,12 +135,12 @@ def test_maven_says_itself_what_is_flaky() -> None:
 
 def test_suites_in_suites() -> None:
     """A test without a class is named after its nearest suite."""
-    assert one(NESTED) == Report(tests=2, passed=1, failed=1, failed_names=("inner.deep",), failed_messages=("",))
+    assert one(NESTED) == ReportTotals(tests=2, passed=1, failed=1, failed_names=("inner.deep",), failed_messages=("",))
 
 
 def test_a_case_that_is_written_again_is_another_try() -> None:
     """Failed and then passed is flaky; passed and then failed is failed; a skipped try changes nothing."""
-    assert one(RETRIED) == Report(
+    assert one(RETRIED) == ReportTotals(
         tests=3,
         passed=1,
         failed=1,
@@ -163,7 +163,7 @@ def test_the_same_name_in_another_file_or_suite_explains_no_failure() -> None:
 
 def test_outcomes_that_are_only_attributes() -> None:
     """GoogleTest and CTest."""
-    report = Report(tests=3, passed=1, failed=1, skipped=1, seconds=0.1, failed_names=("Math.Red",))
+    report = ReportTotals(tests=3, passed=1, failed=1, skipped=1, seconds=0.1, failed_names=("Math.Red",))
     assert one(GTEST) == msgspec.structs.replace(report, failed_messages=("",))
 
 
@@ -179,7 +179,7 @@ def test_names_are_bounded_and_numbers_are_not() -> None:
 
 def test_no_reports_are_an_empty_report() -> None:
     """A pattern that finds nothing is not an error here."""
-    assert read([]) == Report()
+    assert read([]) == ReportTotals()
 
 
 BOMB = (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.runner.masking import Mask
-from deltaci.runner.sections import Section, Writer, new_nonce, nonce_of, sections, sections_from
+from deltaci.runner.sections import LogSection, Writer, log_nonce, new_nonce, sections, sections_from
 
 NONCE = "0123456789abcdef" * 2
 OTHER = "f" * 32
@@ -72,7 +72,7 @@ def test_what_is_not_a_log_of_ours_has_no_sections() -> None:
     """Only the first line is believed, and only if it is whole."""
     assert sections(b"") == []
     assert sections(b"hello\n" + written(Writer(NONCE), [("a", [], 0, 1.0)])) == []
-    assert nonce_of(Writer(NONCE).header()[:-1]) is None
+    assert log_nonce(Writer(NONCE).header()[:-1]) is None
 
 
 @given(STEPS)
@@ -96,7 +96,7 @@ def test_a_log_that_is_still_written_shows_its_open_step() -> None:
     log = writer.header() + writer.begin(3, 'say "hi"\n') + writer.output(b"half a li")
 
     start = len(log) - 9
-    assert sections(log) == [Section(index=3, name='say "hi"\n', start=start, stop=len(log))]
+    assert sections(log) == [LogSection(index=3, name='say "hi"\n', start=start, stop=len(log))]
 
 
 def test_a_step_whose_runner_died_ends_where_the_next_begins() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from deltaci.protocol.messages import Verdict
+from deltaci.protocol.messages import RuleResult
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.executors import Exit
 from deltaci.runner.result import Ended
@@ -162,7 +162,7 @@ async def test_rules_that_hold_change_nothing(tmp_path: Path) -> None:
         ended = await looked_at(stage)
 
         assert (ended.is_valid, ended.summary) == (True, WELL.summary)
-        assert ended.verdicts == [Verdict(rule="true", is_passed=True, found="exit code 0", wanted="exit code 0")]
+        assert ended.verdicts == [RuleResult(rule="true", is_passed=True, found="exit code 0", wanted="exit code 0")]
 
     await on_stage(tmp_path, story, rules=[{"run": "true"}])
 

@@ -15,7 +15,7 @@ from deltaci.core import attempt, ids, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND, instant
-from deltaci.protocol.messages import CancelRequested, Control
+from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server import follower
 from deltaci.server.control import ControlHub
 from deltaci.server.lease_ids import LeaseIds
@@ -36,7 +36,7 @@ class Listeners:
         self.begun = asyncio.Semaphore(0)
         original = ControlHub._wanted
 
-        async def wanted(hub: ControlHub, tenant: str, asked: Control) -> list[CancelRequested]:
+        async def wanted(hub: ControlHub, tenant: str, asked: ControlRequest) -> list[CancelRequested]:
             found = await original(hub, tenant, asked)
             self.begun.release()  # What follows it, up to the wait itself, is not interrupted.
             return found

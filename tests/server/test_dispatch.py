@@ -15,9 +15,9 @@ from nats.js.errors import NotFoundError
 
 from deltaci.core import attempt
 from deltaci.protocol import messages as wire
-from deltaci.protocol import subjects
-from deltaci.protocol.bus import BusAddress
+from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
+from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server import dispatch
 from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
@@ -52,7 +52,7 @@ class Bench:
 
     async def kept(self, tenant: str = TENANT) -> int:
         """How many dispatches the tenant's stream holds."""
-        return (await self.client.jetstream().stream_info(subjects.stream(tenant))).state.messages
+        return (await self.client.jetstream().stream_info(nats_subjects.stream(tenant))).state.messages
 
     async def keeps(self, count: int) -> None:
         """Wait until the stream has so many messages: who overhears one may hear it before it is stored."""
@@ -62,7 +62,7 @@ class Bench:
     @asynccontextmanager
     async def dispatching(self) -> AsyncIterator[Dispatcher]:
         """One server that tells."""
-        follower, made = Follower(self.server.store), Dispatcher(self.server.store, BusAddress(self.url))
+        follower, made = Follower(self.server.store), Dispatcher(self.server.store, NatsAddress(self.url))
         follower.tell(made.hear)
         await follower.start()
         made.start()
@@ -100,7 +100,7 @@ async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_s
             await here.server.enqueue("new", queue_key="arm,x64", spec={"env": {"PASSWORD": "s3cret"}})
             message = await here.heard.get()
 
-        assert message.subject == subjects.dispatch(TENANT, "arm,x64", "new")
+        assert message.subject == nats_subjects.dispatch(TENANT, "arm,x64", "new")
         assert message.data == b'{"type":"Dispatch","attempt_id":"new"}'
         await here.keeps(3)
 
@@ -168,7 +168,7 @@ async def test_a_stream_that_is_lost_is_made_anew_with_all_that_waits(nats_serve
             nats_server.start()
         here.client = await nats.connect(nats_server.url, allow_reconnect=False, connect_timeout=60)
         if not is_killed:
-            await here.client.jetstream().delete_stream(subjects.stream(TENANT))
+            await here.client.jetstream().delete_stream(nats_subjects.stream(TENANT))
         await here.server.enqueue("a3")
         while await _kept_or_none(here) < 4:
             waiting = asyncio.create_task(asyncio.Event().wait())
@@ -186,8 +186,8 @@ async def _kept_or_none(here: Bench) -> int:
 async def test_a_cancel_is_told_on_the_subject_of_its_runner(nats_server: NatsServer) -> None:
     """And on no other."""
     async with bench(nats_server) as here, here.dispatching() as dispatcher:
-        mine = await here.client.subscribe(subjects.control(TENANT, "host/1"))
-        others = await here.client.subscribe(subjects.control(TENANT, "host"))
+        mine = await here.client.subscribe(nats_subjects.control(TENANT, "host/1"))
+        others = await here.client.subscribe(nats_subjects.control(TENANT, "host"))
         await here.client.flush()
         await here.server.enqueue("a")
         await here.told(1)  # It is up.

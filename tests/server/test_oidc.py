@@ -303,7 +303,7 @@ async def test_a_runner_comes_in_with_an_oidc_token_as_often_as_the_issuer_vouch
 
         assert (first.runner_id, again.runner_id) == ("build-1", "build-1")
         caller.client.token = again.credential
-        assert await caller.do(caller.client.lease, wire.Lease(runner_id="build-1")) == []
+        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         known = await live.record("build-1")
         assert isinstance(known, Worker)
         assert (known.labels, known.max_concurrent_tasks) == (("linux", "gpu"), 2)

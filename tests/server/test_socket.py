@@ -115,7 +115,7 @@ class Bench:
             record = Attempt(id="q1", tenant="default", spec={"steps": ["true"]})
             await self.live.service.engine.do(Birth(id="q1", record=record))
             caller.client.token = self.credential
-            [granted] = await caller.do(caller.client.lease, wire.Lease(runner_id="w1"))
+            [granted] = await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="w1"))
             self.lease_id = granted.lease_id
             self.secrets.append(granted.lease_id)
         return self

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.api.openapi import whole
+from deltaci.api.openapi import openapi_document
 from deltaci.protocol import messages as wire
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
@@ -70,8 +70,8 @@ def test_a_float_that_is_too_much_is_not_rounded_to_what_is_allowed() -> None:
     seconds = {"total": 1, "seconds": 10**15 + 1}
 
     with pytest.raises(msgspec.ValidationError):
-        wire.decoder(wire.Tests)(json.dumps(seconds))
-    assert wire.decoder(wire.Tests)(json.dumps({**seconds, "seconds": 10**15})).seconds == 10**15
+        wire.decoder(wire.TestTotals)(json.dumps(seconds))
+    assert wire.decoder(wire.TestTotals)(json.dumps({**seconds, "seconds": 10**15})).seconds == 10**15
 
 
 @on_loop
@@ -129,5 +129,5 @@ async def test_anybody_may_read_what_is_served(site: OpenSite) -> None:
         found = await here.ask("GET", "openapi.json", root="/")
         wrong = await here.refused(lambda: here.ask("POST", "openapi.json", root="/"))
 
-        assert found.body == json.loads(wire.encode(whole()))
+        assert found.body == json.loads(wire.encode(openapi_document()))
         assert (wrong.status, wrong.code) == (405, "wrong_method")

@@ -136,7 +136,7 @@ async def test_over_tls_a_token_is_as_good_as_ever(town: Town, tmp_path: Path, p
         caller.client.token = entered.credential
 
         assert (await caller.do(caller.client.renew)).runner_id == "w1"
-        assert await caller.do(caller.client.lease, wire.Lease(runner_id="w1")) == []
+        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="w1")) == []
         caller.client.token = ""
         with pytest.raises(Refused, match="no credential"):
             await caller.do(caller.client.renew)
@@ -220,7 +220,7 @@ async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None)
     """Whoever the authority signs for is known from the first word on, and needs nothing else."""
     tls = town.tls("https://example.org/", "deltaci:team%20a/build-1")
     async with served(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
-        assert await caller.do(caller.client.lease, wire.Lease(runner_id="build-1")) == []
+        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         known = await live.record("build-1")
         assert isinstance(known, Worker)
         assert (known.tenant, known.labels, known.state) == ("team a", (), worker.IDLE)
@@ -232,9 +232,9 @@ async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None)
         assert isinstance(known, Worker)
         assert (known.labels, known.max_concurrent_tasks) == (("linux",), 3)
         with pytest.raises(Refused, match="wrong_runner"):
-            await caller.do(caller.client.lease, wire.Lease(runner_id="build-2"))
+            await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-2"))
         before = await live.log()
-        assert await caller.do(caller.client.lease, wire.Lease(runner_id="build-1")) == []
+        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         assert await live.log() == before
 
 

@@ -9,8 +9,8 @@ import pytest
 from deltaci.core import attempt, job
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
-from deltaci.protocol.messages import Complete, JobSpec, Rule, Verdict
-from deltaci.protocol.verdicts import MAX_DETAILS_CHARS
+from deltaci.protocol.messages import Complete, JobSpec, RuleResult, ValidationRule
+from deltaci.protocol.rule_results import MAX_DETAILS_CHARS
 from deltaci.server.verdicts import verdict_of
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
@@ -78,11 +78,15 @@ async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite)
     ("spec", "said", "wanted"),
     [
         (JobSpec(), {}, None),
-        (JobSpec(rules=[Rule(within=["src/**"]), Rule(mergeable=True)]), {}, None),
-        (JobSpec(rules=[Rule(run="a")], condition="false"), {"is_skipped": True}, None),
-        (JobSpec(rules=[Rule(run="a"), Rule(mergeable=True)]), {"verdicts": [Verdict(**GOOD)]}, True),  # type: ignore[arg-type]
-        (JobSpec(), {"verdicts": [Verdict(**BAD)]}, False),  # type: ignore[arg-type]
-        (JobSpec(rules=[Rule(run="a")], condition="false"), {}, False),
+        (JobSpec(rules=[ValidationRule(within=["src/**"]), ValidationRule(mergeable=True)]), {}, None),
+        (JobSpec(rules=[ValidationRule(run="a")], condition="false"), {"is_skipped": True}, None),
+        (
+            JobSpec(rules=[ValidationRule(run="a"), ValidationRule(mergeable=True)]),
+            {"verdicts": [RuleResult(**GOOD)]},  # type: ignore[arg-type]
+            True,
+        ),
+        (JobSpec(), {"verdicts": [RuleResult(**BAD)]}, False),  # type: ignore[arg-type]
+        (JobSpec(rules=[ValidationRule(run="a")], condition="false"), {}, False),
     ],
 )
 def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted: bool | None) -> None:
@@ -94,7 +98,7 @@ def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted
 
 def test_what_a_verdict_says_is_one_line_and_not_too_long() -> None:
     """A runner that lies may not write a page, or into a terminal."""
-    each = Verdict(rule="a\x1b[31m\nb" * 100, is_passed=False, found="c" * 2000, wanted="")
+    each = RuleResult(rule="a\x1b[31m\nb" * 100, is_passed=False, found="c" * 2000, wanted="")
     said = Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, verdicts=[each] * 100)
 
     found = verdict_of(said, JobSpec())

@@ -14,7 +14,7 @@ from deltaci.core import attempt, job, reactions
 from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
 from deltaci.core.world import World
-from deltaci.protocol.messages import Complete, JobSpec, Verdict
+from deltaci.protocol.messages import Complete, JobSpec, RuleResult
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
 from deltaci.server import protocol
@@ -84,7 +84,7 @@ def a_runner_tells_of_rules_that_it_did_not_run() -> Iterator[None]:
     """A runner in a hurry says that all of them hold."""
 
     async def check(self: Rules, ended: Ended) -> Ended:
-        good = [Verdict(rule=rule.run, is_passed=True) for rule in self._stage.spec.rules]
+        good = [RuleResult(rule=rule.run, is_passed=True) for rule in self._stage.spec.rules]
         return structs.replace(ended, verdicts=good)
 
     with instead((Rules, "check", check)):

@@ -16,16 +16,17 @@ from msgspec import inspect
 
 from deltaci.core.errors import CODES, STALE_REASONS
 from deltaci.protocol import messages as wire
-from deltaci.protocol.examples import GIVEN, OURS
-from deltaci.protocol.routes import ADDRESSES, REFUSALS
+from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
+from deltaci.protocol.routes import PROTOCOL_ROUTES, REFUSALS
+from deltaci.protocol.schema_names import schema_name
 from scripts.docgen import protocol
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
 KINDS: dict[str, type[msgspec.Struct]] = {
-    kind.__name__: kind for kind in (*protocol.FROM_RUNNER, *protocol.FROM_SERVER, *protocol.AROUND)
+    schema_name(kind): kind for kind in (*protocol.FROM_RUNNER, *protocol.FROM_SERVER, *protocol.AROUND)
 }
-EXAMPLES = {**GIVEN, **OURS}
-REQUEST: Any = wire.Lease | wire.RunnerMessage  # All that a runner sends, wherever it sends it.
+EXAMPLES = {**DOCUMENT_EXAMPLES, **OWN_EXAMPLES}
+REQUEST: Any = wire.LeaseRequest | wire.RunnerMessage  # All that a runner sends, wherever it sends it.
 decode_request = wire.decoder(REQUEST)
 
 
@@ -104,7 +105,7 @@ def test_what_does_not_fit_is_refused_with_its_place(name: str, place: str, valu
     assert told in refusal(name, altered(name, place, value))
 
 
-@pytest.mark.parametrize("name", [*GIVEN, "Lease"])
+@pytest.mark.parametrize("name", [*DOCUMENT_EXAMPLES, "Lease"])
 def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
     """Nothing is guessed."""
     key = "runner_id" if name == "Lease" else "lease_id"
@@ -123,10 +124,10 @@ def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(GIVEN)), st.data())
+@given(st.sampled_from(sorted(DOCUMENT_EXAMPLES)), st.data())
 def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.DataObject) -> None:
     """Damage in the middle of something good reaches deeper than noise does."""
-    text = bytearray(GIVEN[name].encode())
+    text = bytearray(DOCUMENT_EXAMPLES[name].encode())
     for _ in range(data.draw(st.integers(1, 4))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
 
@@ -174,7 +175,7 @@ def test_the_example_is_read_and_written_again_as_it_was(name: str) -> None:
 @pytest.mark.proves("PRO-M11")
 def test_another_encoding_carries_the_same_fields() -> None:
     """The fields are the protocol; JSON is only how they travel here."""
-    for name, text in GIVEN.items():
+    for name, text in DOCUMENT_EXAMPLES.items():
         message = decoded(name, text)
 
         other = msgspec.msgpack.encode(message)
@@ -186,13 +187,13 @@ def test_another_encoding_carries_the_same_fields() -> None:
 def test_every_example_has_all_fields_of_document_001() -> None:
     """Only what is marked as ours may be missing from an example that document 001 gives, and what it left open."""
     left_open = {"job_spec_ref", "stale"}
-    for name in GIVEN:
+    for name in DOCUMENT_EXAMPLES:
         info = inspect.type_info(KINDS[name])
         assert isinstance(info, inspect.StructType)
         for field in info.fields:
             assert isinstance(field.type, inspect.Metadata), field
             is_ours = (field.type.extra_json_schema or {})["description"].startswith("ours: ")
-            is_told = field.name in json.loads(GIVEN[name])
+            is_told = field.name in json.loads(DOCUMENT_EXAMPLES[name])
             assert is_ours != is_told or field.name in {*left_open, "extend_lease"}, (name, field.name)
 
 
@@ -267,7 +268,7 @@ def test_the_reasons_of_a_stale_lease_are_the_cores() -> None:
 
 def test_every_code_that_an_address_refuses_with_is_explained() -> None:
     """A code is worth something only if one can look it up; one that nothing sends is noise."""
-    used = {code for address in ADDRESSES for code in address.codes}
+    used = {code for address in PROTOCOL_ROUTES for code in address.codes}
     of_addresses = {"not_found", "wrong_method"}
 
     assert used | of_addresses == REFUSALS.keys()

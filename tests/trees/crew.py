@@ -49,7 +49,7 @@ class Worker:
 
     async def lease(self) -> wire.LeaseGranted:
         """One job, which must be there."""
-        asked = wire.Lease(runner_id=self.name, wait_seconds=20)
+        asked = wire.LeaseRequest(runner_id=self.name, wait_seconds=20)
         [granted] = await asyncio.to_thread(self.client.lease, asked)
         return granted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.protocol.job_spec import Source, Tree
+from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.runner.checkout import remote_of
 from deltaci.runner.git import GitFailed
 from deltaci.runner.mirrors import path_of
@@ -51,7 +51,7 @@ class Ground:
         """Make the tree this commit, as a job finds it."""
         await make_exact(self.repository, self.spot, commit)
         shutil.rmtree(self.spot.git_dir, ignore_errors=True)
-        tree = Tree(stream="s", source=self.source, branch="ws/x", author="Ada <ada@example.org>")
+        tree = Worktree(stream="s", source=self.source, branch="ws/x", author="Ada <ada@example.org>")
         await asyncio.to_thread(make_git_dir, self.repository, self.spot, tree, self.source.commit, commit)
         return self.spot.path
 

@@ -21,7 +21,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Signature
-from deltaci.protocol.messages import Limits, Tree
+from deltaci.protocol.messages import Limits, Worktree
 from deltaci.runner.executors.container import ContainerCell
 from deltaci.runner.trees import handover, spots
 from deltaci.storage.blobs import keys
@@ -417,8 +417,8 @@ async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
         assert (one.streams / "bad" / "tree" / "a").exists()
 
 
-def _tree_of(stand: Stand) -> Tree:
-    return msgspec.convert(stand.task("x").work["tree"], Tree)
+def _tree_of(stand: Stand) -> Worktree:
+    return msgspec.convert(stand.task("x").work["tree"], Worktree)
 
 
 @on_loop

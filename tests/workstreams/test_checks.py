@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.controllers.workstreams import checks
 from deltaci.pipeline.paths import BadPattern
-from deltaci.protocol.messages import Rule, Verdict
-from deltaci.protocol.verdicts import details
+from deltaci.protocol.messages import RuleResult, ValidationRule
+from deltaci.protocol.rule_results import describe_failed
 
 
 @pytest.mark.parametrize(
@@ -33,30 +33,30 @@ def test_a_pattern_that_is_none_matches_nothing_by_accident() -> None:
     with pytest.raises(BadPattern):
         checks.outside(["a"], ["a["])
 
-    verdict = checks.within(Rule(within=["a["]), ["a"])
+    verdict = checks.within(ValidationRule(within=["a["]), ["a"])
     assert (verdict.is_passed, "a pattern with '['" in verdict.found) == (False, True)
 
 
 def test_a_change_outside_is_named_and_so_is_what_was_wanted() -> None:
-    rule = Rule(name="scope", within=["src/**", "docs/**"])
+    rule = ValidationRule(name="scope", within=["src/**", "docs/**"])
 
     good, bad = checks.within(rule, ["src/a"]), checks.within(rule, [*(f"lib/{n}" for n in range(9)), "src/a"])
 
     assert good.is_passed
-    assert bad == Verdict(
+    assert bad == RuleResult(
         rule="scope",
         is_passed=False,
         found="lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
         wanted="only src/**, docs/**",
     )
-    assert checks.within(Rule(within=["src/**"]), ["a"]).rule == "src/**"
+    assert checks.within(ValidationRule(within=["src/**"]), ["a"]).rule == "src/**"
 
 
 def test_a_conflict_is_named_and_so_is_what_to_do() -> None:
-    rule = Rule(mergeable=True)
+    rule = ValidationRule(mergeable=True)
 
     good, bad = checks.mergeable(rule, "main", []), checks.mergeable(rule, "main", ["a.py", "b" * 100])
 
-    assert (good.is_passed, details([good])) == (True, "")
+    assert (good.is_passed, describe_failed([good])) == (True, "")
     wanted = "wanted none with main, as it is now; merge it, and solve them"
-    assert details([good, bad]) == f"rule mergeable: found conflicts in a.py, {'b' * 80}…, {wanted}"
+    assert describe_failed([good, bad]) == f"rule mergeable: found conflicts in a.py, {'b' * 80}…, {wanted}"

@@ -12,22 +12,22 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.api.operations import JSON, Family, Json, Operation, document
+from deltaci.api.operations import JSON, ErrorFormat, Json, Operation, document
 from deltaci.api.rest_operations import api_operations
-from deltaci.protocol import answers
 from deltaci.protocol import messages as wire
+from deltaci.protocol import responses
 from deltaci.protocol.routes import (
-    ADDRESSES,
-    DESCRIPTION,
     LEASE_HEADER,
     MAX_CACHE_KEY,
     MAX_LEASE_CHARS,
     MAX_OFFSET_DIGITS,
     MAX_PATH_BYTES,
     OFFSET_HEADER,
+    OPENAPI_PATH,
+    PROTOCOL_ROUTES,
     REFUSALS,
     SHA256_HEADER,
-    Address,
+    ProtocolRoute,
 )
 
 # Names of at most 200 bytes each, none of them empty, `.` or `..`.
@@ -36,7 +36,7 @@ PATH: Final = r"^(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200}(/(?!\.{1,2}(/|$))[^/\x
 CREDENTIAL: Final[tuple[Json, ...]] = ({"credential": []}, {"certificate": []})
 _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}
 
-RUNNERS: Final = Family(
+RUNNER_ERRORS: Final = ErrorFormat(
     problem=wire.Problem,
     media=JSON,
     means={code: (each.status, each.means) for code, each in REFUSALS.items()},
@@ -70,9 +70,9 @@ _MANY: Final = {
 _BODIES: Final[dict[tuple[str, str], _Body]] = {
     ("POST", "register"): _Body(id="register", takes=wire.Registration, gives=wire.Registered),
     ("POST", "renew"): _Body(id="renew", takes=wire.Renewal, is_optional=True, gives=wire.Registered),
-    ("POST", "lease"): _Body(id="lease", takes=wire.Lease, gives=answers.Granted),
-    ("POST", "leave"): _Body(id="leave", takes=wire.Leave, gives=answers.Gone),
-    ("POST", "control"): _Body(id="control", takes=wire.Control, gives=answers.Wanted),
+    ("POST", "lease"): _Body(id="lease", takes=wire.LeaseRequest, gives=responses.LeaseResponse),
+    ("POST", "leave"): _Body(id="leave", takes=wire.LeaveRequest, gives=responses.LeaveResponse),
+    ("POST", "control"): _Body(id="control", takes=wire.ControlRequest, gives=responses.ControlResponse),
     ("POST", "messages"): _Body(id="say", takes=_ANY_MESSAGE, gives={"anyOf": [*_HEARD]}),
     ("POST", "batch"): _Body(
         id="sayMany",
@@ -84,22 +84,22 @@ _BODIES: Final[dict[tuple[str, str], _Body]] = {
         },
     ),
     ("GET", "specs"): _Body(id="readSpec", gives=wire.JobSpec),
-    ("POST", "hand-back"): _Body(id="handBack", gives=answers.HandedBack),
-    ("GET", "log"): _Body(id="readLogSize", gives=answers.Size),
-    ("POST", "log"): _Body(id="appendLog", takes=bytes, is_optional=True, gives=answers.Size),
-    ("PUT", "artifacts"): _Body(id="keepArtifact", takes=bytes, is_optional=True, gives=answers.KeptArtifact),
+    ("POST", "hand-back"): _Body(id="handBack", gives=responses.HandBackResponse),
+    ("GET", "log"): _Body(id="readLogSize", gives=responses.LogSize),
+    ("POST", "log"): _Body(id="appendLog", takes=bytes, is_optional=True, gives=responses.LogSize),
+    ("PUT", "artifacts"): _Body(id="keepArtifact", takes=bytes, is_optional=True, gives=responses.StoredArtifact),
     ("GET", "caches"): _Body(id="readCache", gives=bytes),
-    ("PUT", "caches"): _Body(id="keepCache", takes=bytes, is_optional=True, gives=answers.KeptCache),
+    ("PUT", "caches"): _Body(id="keepCache", takes=bytes, is_optional=True, gives=responses.StoredCache),
     ("GET", "secrets"): _Body(id="readSecrets", gives=dict[str, str]),
     ("GET", "optional-secrets"): _Body(id="readOptionalSecrets", gives=dict[str, str]),
-    ("GET", "source-credential"): _Body(id="readSourceCredential", gives=answers.SourceCredential),
-    ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, answers.Need]),
-    ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[answers.SharedArtifact]),
+    ("GET", "source-credential"): _Body(id="readSourceCredential", gives=responses.SourceCredential),
+    ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, responses.NeededJob]),
+    ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[responses.SharedArtifact]),
     ("GET", "run-artifact"): _Body(id="readSharedArtifact", gives=bytes),
-    ("GET", "tree"): _Body(id="readTree", gives=answers.TreeStart),
+    ("GET", "tree"): _Body(id="readTree", gives=responses.WorktreeStart),
     ("GET", "tree-bundle"): _Body(id="readTreeBundle", gives=bytes),
-    ("POST", "streams"): _Body(id="findStreamsOver", takes=wire.Streams, gives=answers.StreamsOver),
-    ("GET", "cache-keys"): _Body(id="findCache", gives=answers.FoundCache),
+    ("POST", "streams"): _Body(id="findStreamsOver", takes=wire.EndedStreamsRequest, gives=responses.EndedStreams),
+    ("GET", "cache-keys"): _Body(id="findCache", gives=responses.CacheMatch),
 }
 _LEASE: Final = {
     "name": LEASE_HEADER,
@@ -138,7 +138,7 @@ _REST: Final[dict[str, Json]] = {
     "run-artifact": {"description": "as `run-artifacts` spells it", "schema": {"type": "string", "minLength": 1}},
 }
 _LEASE_ID: Final = "$response.body#/leases/0/lease_id"
-_UNDER_LEASE: Final = tuple(each for each in ADDRESSES if LEASE_HEADER in each.headers)
+_UNDER_LEASE: Final = tuple(each for each in PROTOCOL_ROUTES if LEASE_HEADER in each.headers)
 
 
 def _links() -> Json:
@@ -155,7 +155,7 @@ def _links() -> Json:
 
 
 def _runner_operations() -> Iterator[Operation]:
-    for each in ADDRESSES:
+    for each in PROTOCOL_ROUTES:
         body = _BODIES[each.method, each.name]
         is_under_lease = each in _UNDER_LEASE
         yield Operation(
@@ -173,11 +173,11 @@ def _runner_operations() -> Iterator[Operation]:
             codes=each.codes,
             is_under_lease=is_under_lease or each.name == "messages",
             security=() if each.name == "register" else CREDENTIAL,
-            family=RUNNERS,
+            family=RUNNER_ERRORS,
         )
 
 
-def _parameters(address: Address) -> Iterator[Json]:
+def _parameters(address: ProtocolRoute) -> Iterator[Json]:
     if address.rest:
         yield {"name": address.rest.strip("<>"), "in": "path", "required": True, **_REST[address.name]}
     for parameter in (_LEASE, _OFFSET, _SHA256):
@@ -191,23 +191,23 @@ def _parameters(address: Address) -> Iterator[Json]:
 def _own_operations() -> Iterator[Operation]:
     yield Operation(
         method="GET",
-        path=DESCRIPTION,
+        path=OPENAPI_PATH,
         id="describe",
         does="read this document",
         part="about",
         answer={"type": "object", "required": ["openapi", "paths"]},
-        family=RUNNERS,
+        family=RUNNER_ERRORS,
     )
 
 
-PARTS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operations(), *_own_operations())
+OPERATIONS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operations(), *_own_operations())
 
 
 # -- the document
 
 INFO: Final[Json] = {
     "title": "Delta CI",
-    "version": str(wire.VERSION),
+    "version": str(wire.PROTOCOL_VERSION),
     "description": "Generated from the types that are sent. docs/api.md explains the API for people and programs, "
     "docs/protocol.md the runner protocol.",
     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -226,17 +226,17 @@ SECURITY: Final[Json] = {
 }
 
 
-def whole() -> Json:
+def openapi_document() -> Json:
     """All of it."""
-    return document(PARTS, INFO, SECURITY)
+    return document(OPERATIONS, INFO, SECURITY)
 
 
-def page() -> str:
+def openapi_text() -> str:
     """The document as it is stored."""
-    return json.dumps(whole(), indent=1, ensure_ascii=False)
+    return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 
 @cache
-def described() -> bytes:
+def openapi_bytes() -> bytes:
     """The document as it is served."""
-    return wire.encode(whole())
+    return wire.encode(openapi_document())

@@ -31,7 +31,7 @@ _HEADERS: Final[dict[int, Json]] = {
 }
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How a part of the server refuses: in which shape, with which status and meaning for each code."""
 
     problem: Any
@@ -61,11 +61,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     also: tuple[int, ...] = ()  # Other statuses with the same answer.
     media: Json = {}  # The answer in other forms.
-    family: Family
+    family: ErrorFormat
 
 
 # What types cannot say: how fields must fit each other.
-BETWEEN_FIELDS: Final[dict[str, Json]] = {
+FIELD_CONSTRAINTS: Final[dict[str, Json]] = {
     "Complete": {
         "if": {"properties": {"status": {"const": "SUCCEEDED"}}},
         "then": {"properties": {"exit_code": {"const": 0}}, "required": ["exit_code"]},
@@ -129,7 +129,7 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, types)
     _, schemas = schema_components(types.values(), ref_template=REFS)
-    for name, rule in BETWEEN_FIELDS.items():
+    for name, rule in FIELD_CONSTRAINTS.items():
         if name in schemas:
             schemas[name] |= rule
     return {

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.api.operations import Family, Json, Operation
+from deltaci.api.operations import ErrorFormat, Json, Operation
 from deltaci.api.routes import (
-    EVERYWHERE,
+    EVERY_REQUEST,
     IDEMPOTENCY_HEADER,
     LAST_EVENT_HEADER,
     LEASE_NUMBER_HEADER,
@@ -22,7 +22,7 @@ from deltaci.api.routes import (
     ROOT,
     ROUTES,
     Route,
-    codes_of,
+    error_codes,
 )
 from deltaci.api.schemas import records as api
 
@@ -30,11 +30,11 @@ EVENT_STREAM: Final = "text/event-stream"
 PLAIN: Final = "text/plain"
 _TEXT: Final[Json] = {"type": "string"}
 
-FAMILY: Final = Family(
+FAMILY: Final = ErrorFormat(
     problem=api.ApiProblem,
     media="application/problem+json",
     means={code: (each.status, each.title) for code, each in REFUSALS.items()},
-    everywhere=EVERYWHERE,
+    everywhere=EVERY_REQUEST,
     headers={
         REQUEST_ID_HEADER: {"description": "names the request in the server's log", "schema": _TEXT},
     },
@@ -77,7 +77,7 @@ def api_operations() -> Iterator[Operation]:
             media=_media(route),
             answer_headers=_answer_headers(route),
             links=_links() if route.id == "startRun" else {},
-            codes=codes_of(route),
+            codes=error_codes(route),
             security=({"key": []},),
             status=route.status,
             also=_also(route),

@@ -29,11 +29,11 @@ MAX_KEY_CHARS: Final = 200
 MAX_SEQ_DIGITS: Final = 15
 
 # Whoever is let in may ask; only who operates the server may; otherwise one of the scopes of a key.
-ANYBODY: Final = "anybody"
+ANY_KEY: Final = "anybody"
 OPERATOR: Final = "operator"
-Needed = Scope | Literal["anybody", "operator"]
+RequiredScope = Scope | Literal["anybody", "operator"]
 
-Answers = Literal["json", "events", "log", "file"]
+ResponseKind = Literal["json", "events", "log", "file"]
 
 PARAMETERS: Final[dict[str, Any]] = {
     "run": Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")],
@@ -102,12 +102,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     id: str
     does: str
-    needs: Needed = "read"
-    query: type[api_input.Asked] | None = None
-    body: type[api_input.Asked] | None = None
+    needs: RequiredScope = "read"
+    query: type[api_input.RequestSchema] | None = None
+    body: type[api_input.RequestSchema] | None = None
     is_body_optional: bool = False
     answer: Any
-    answers: Answers = "json"
+    answers: ResponseKind = "json"
     status: int = 200
     is_repeatable: bool = False  # Takes an Idempotency-Key: the repeat of a 201 is a 200.
     codes: tuple[str, ...] = ()
@@ -147,12 +147,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="POST", path=f"{_RUN}/approve", id="approveRun", needs="approve",
         does="approve what waits for it; safe to repeat",
-        body=api_input.DecisionInput, is_body_optional=True, answer=api.Decided,
+        body=api_input.DecisionInput, is_body_optional=True, answer=api.DecisionResult,
         codes=("not_found", "wrong_state", "not_allowed", "plan_changed", "unreadable"),
     ),
     Route(
         method="POST", path=f"{_RUN}/reject", id="rejectRun", needs="approve", does="reject what waits for approval",
-        body=api_input.DecisionInput, is_body_optional=True, answer=api.Decided,
+        body=api_input.DecisionInput, is_body_optional=True, answer=api.DecisionResult,
         codes=("not_found", "wrong_state", "not_allowed", "plan_changed", "unreadable"),
     ),
     Route(
@@ -274,7 +274,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="DELETE", path="/templates/{template}", id="removeTemplate", needs="admin",
         does="let nobody start runs from it any more; a template saved later under its name goes on counting",
-        answer=api.TemplateLine, codes=("not_found", "stale_version"),
+        answer=api.TemplateSummary, codes=("not_found", "stale_version"),
     ),
     Route(
         method="GET", path="/templates/{template}/versions", id="listVersions", does="list the versions of a template",
@@ -427,7 +427,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path="/flaky", id="listFlaky", does="list jobs and tests that are known to fail now and then",
         query=api_input.FlakyQuery, answer=api_failures.FlakyPage,
     ),
-    Route(method="GET", path="/me", id="readMe", needs=ANYBODY, does="say who asks", answer=api.Me),
+    Route(method="GET", path="/me", id="readMe", needs=ANY_KEY, does="say who asks", answer=api.Me),
     # -- the tenant
     Route(
         method="GET", path="/tenant", id="readTenant", does="read what the tenant may use and what it uses",
@@ -443,16 +443,16 @@ ROUTES: Final[tuple[Route, ...]] = (
 # fmt: on
 
 # What any request may be refused with, whatever the address.
-EVERYWHERE: Final = ("bad_request", "too_large", "too_slow", "bad_credential", "expired_credential")
-SERVED: Final = ("missing_scope", "too_many_requests", "overloaded", "unavailable")
+EVERY_REQUEST: Final = ("bad_request", "too_large", "too_slow", "bad_credential", "expired_credential")
+EVERY_ROUTE: Final = ("missing_scope", "too_many_requests", "overloaded", "unavailable")
 WITH_BODY: Final = ("bad_json", "bad_message", "wrong_media_type")
 
 
-def codes_of(route: Route) -> tuple[str, ...]:
+def error_codes(route: Route) -> tuple[str, ...]:
     """Everything that a request to it may be refused with."""
     repeatable = ("request_id_reused",) if route.is_repeatable else ()
     with_body = WITH_BODY if route.body is not None else ()
     with_query = ("bad_message",) if route.query is not None else ()
     named = ("not_found",) if route.names else ()
-    found = (*EVERYWHERE, *SERVED, *with_body, *with_query, *named, *repeatable, *route.codes)
+    found = (*EVERY_REQUEST, *EVERY_ROUTE, *with_body, *with_query, *named, *repeatable, *route.codes)
     return tuple(dict.fromkeys(found))

@@ -29,8 +29,8 @@ def show_plan(session: Session, run_id: str) -> None:
     rows.print("no jobs")
 
 
-def _all(plan: api.Plan) -> list[api.Choice]:
+def _all(plan: api.Plan) -> list[api.JobChoice]:
     """Of a run that was not planned from a file: everything."""
     return [
-        api.Choice(name=job.name, job=job.name, is_kept=True, code="asked", reason="", path="") for job in plan.jobs
+        api.JobChoice(name=job.name, job=job.name, is_kept=True, code="asked", reason="", path="") for job in plan.jobs
     ]

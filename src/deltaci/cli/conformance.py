@@ -15,12 +15,12 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 
-from deltaci.conformance import items
-from deltaci.conformance.caller import Caller
-from deltaci.conformance.items import Item
-from deltaci.conformance.play import play
-from deltaci.conformance.verdicts import CHECKS, judge, scenarios_for
-from deltaci.conformance.visit import PROMISES, visit
+from deltaci.conformance import results
+from deltaci.conformance.http_client import HttpClient
+from deltaci.conformance.results import CheckResult
+from deltaci.conformance.runner_checks import RUNNER_CHECKS, check_runner, scenarios_for
+from deltaci.conformance.scenario_execution import run_scenarios
+from deltaci.conformance.server_checks import SERVER_CHECKS, check_server
 from deltaci.core.errors import Refused
 from deltaci.engine.blocking import BlockingQueue
 from deltaci.engine.queue import AsyncQueue
@@ -61,7 +61,7 @@ def runner_command(
     Exits with 0 when nothing failed, 1 when something did, 2 when the call
     makes no sense.
     """
-    wanted = _wanted(only, [check.id for check in CHECKS])
+    wanted = _wanted(only, [check.id for check in RUNNER_CHECKS])
     if shutil.which(command[0]) is None:
         fail(f"{command[0]!r} cannot be started: there is no such program; write: deltaci conformance runner -- CMD…")
     started = time.monotonic()
@@ -71,12 +71,12 @@ def runner_command(
             print(f"{time.monotonic() - started:5.1f} s  {scenario:<13} {what}", file=sys.stderr, flush=True)
 
     try:
-        found = asyncio.run(_interruptible(play(command, scenarios_for(wanted), timeout, tell)))
+        found = asyncio.run(_interruptible(run_scenarios(command, scenarios_for(wanted), timeout, tell)))
     except asyncio.CancelledError:
         fail("interrupted; nothing that was started is left", INTERRUPTED)
     if transcript is not None:
         transcript.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    checked = judge(found, wanted)
+    checked = check_runner(found, wanted)
     for item in checked if not json else ():
         _print(item, width=8)
     show(checked, time.monotonic() - started, as_json=json)
@@ -110,13 +110,13 @@ def server_command(
     Exits with 0 when nothing failed, 1 when something did, 2 when the call
     makes no sense.
     """
-    wanted = _wanted(only, [promise.id for promise in PROMISES])
+    wanted = _wanted(only, [promise.id for promise in SERVER_CHECKS])
     started = time.monotonic()
-    found: list[Item] = []
+    found: list[CheckResult] = []
     try:
-        caller = Caller(url)
+        caller = HttpClient(url)
         with _work(store, tenant) as work:
-            for item in visit(caller, token, work, patience, wanted):
+            for item in check_server(caller, token, work, patience, wanted):
                 found.append(item)
                 if not json:
                     _print(item, width=17)
@@ -165,20 +165,20 @@ def _wanted(only: list[str] | None, known: Sequence[str]) -> set[str]:
     return set(only or ())
 
 
-def _print(item: Item, width: int) -> None:
+def _print(item: CheckResult, width: int) -> None:
     print(f"{item.verdict:<10} {item.id:<{width}} {item.title}\n{INDENT}{item.evidence}", flush=True)
 
 
-def show(found: Sequence[Item], seconds: float, *, as_json: bool) -> None:
+def show(found: Sequence[CheckResult], seconds: float, *, as_json: bool) -> None:
     """The result, and the exit code that it deserves."""
-    is_compliant = items.is_compliant(found)
+    is_compliant = results.is_compliant(found)
     if as_json:
         told = {"compliant": is_compliant, "seconds": round(seconds, 1), "items": found}
         print(msgspec.json.encode(told).decode())
     else:
-        counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in (items.PASS, items.FAIL)}
+        counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in (results.PASS, results.FAIL)}
         rest = len(found) - sum(counts.values())
-        print(f"\n{counts[items.PASS]} passed, {counts[items.FAIL]} failed, {rest} not shown ({seconds:.1f} s)")
+        print(f"\n{counts[results.PASS]} passed, {counts[results.FAIL]} failed, {rest} not shown ({seconds:.1f} s)")
     raise typer.Exit(COMPLIANT if is_compliant else NOT_COMPLIANT)
 
 

@@ -88,7 +88,7 @@ def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
     out.print(Text(f"  plan {safe(run.plan_hash)}, started by {safe(run.started_by)}", style="dim"), soft_wrap=True)
 
 
-def _tell(session: Session, decided: api.Decided, done: str) -> None:
+def _tell(session: Session, decided: api.DecisionResult, done: str) -> None:
     if session.is_json:
         session.print_json(decided)
         return

@@ -17,7 +17,7 @@ from deltaci.cli.shown import safe, show, span
 from deltaci.client.errors import ApiError
 from deltaci.client.logs import LogPart
 from deltaci.client.names import Name
-from deltaci.runner.sections import Mark, mark_of, nonce_of
+from deltaci.runner.sections import StepMarker, log_nonce, parse_marker
 
 app = typer.Typer(add_completion=False)
 
@@ -147,17 +147,17 @@ class _Printer:
             self._session.print_json({"attempt": self._at.attempt, "lease": self._at.lease, "line": text})
             return
         if self._is_first:
-            self._is_first, self._nonce = False, nonce_of(line + b"\n")
+            self._is_first, self._nonce = False, log_nonce(line + b"\n")
             if self._nonce is not None:
                 return
-        mark = mark_of(line + b"\n", self._nonce) if self._nonce is not None else None
+        mark = parse_marker(line + b"\n", self._nonce) if self._nonce is not None else None
         if mark is None:
             print(text)
         else:
             show(_step(mark))
 
 
-def _step(mark: Mark) -> Text:
+def _step(mark: StepMarker) -> Text:
     """Where a step begins or ends, as the runner wrote it: no job can write that."""
     if mark.name is not None:
         return Text(f"── {safe(mark.name)}", style="bold")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.nats_client import NatsAddress
 
 NatsOption = Annotated[
     str,
@@ -16,11 +16,11 @@ NatsOption = Annotated[
 NatsCredentialsOption = Annotated[str, typer.Option("--nats-credentials", help="A credentials file for NATS.")]
 
 
-def bus_address(url: str, credentials: str) -> BusAddress | None:
+def bus_address(url: str, credentials: str) -> NatsAddress | None:
     """The address, checked; None without one. It may hold a password, so no child is to inherit it."""
     os.environ.pop("DELTACI_NATS", None)
     if not url:
         return None
-    address = BusAddress(url, credentials)
+    address = NatsAddress(url, credentials)
     address.check()
     return address

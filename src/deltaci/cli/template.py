@@ -48,7 +48,7 @@ def versions_command(session: Session, name: NameArgument) -> None:
     _print(session, list(session.client.iter_versions(name)), "no versions")
 
 
-def _print(session: Session, found: list[api.TemplateLine], empty: str) -> None:
+def _print(session: Session, found: list[api.TemplateSummary], empty: str) -> None:
     if session.is_json:
         session.print_json(found)
         return

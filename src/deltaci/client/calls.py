@@ -138,7 +138,7 @@ def runs(
     template: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-    limit: int = api_input.PAGE,
+    limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api.RunPage]:
     """One page of runs, the newest first; all that is given must hold."""
@@ -157,14 +157,18 @@ def cancel(run_id: str, reason: str = "") -> Call[api.Run]:
     return _call("cancelRun", api.Run, body=_given(reason=reason), run=run_id)
 
 
-def approve(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.Decided]:
+def approve(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.DecisionResult]:
     """Approve what waits for it: one job, or every one that waits. Safe to repeat."""
-    return _call("approveRun", api.Decided, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id)
+    return _call(
+        "approveRun", api.DecisionResult, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id
+    )
 
 
-def reject(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.Decided]:
+def reject(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.DecisionResult]:
     """Reject what waits for approval: one job, or every one that waits."""
-    return _call("rejectRun", api.Decided, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id)
+    return _call(
+        "rejectRun", api.DecisionResult, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id
+    )
 
 
 def rerun(run_id: str, *, failed_only: bool = False, idempotency_key: str = "") -> Call[api.Run]:
@@ -234,7 +238,7 @@ def costs(run_id: str) -> Call[api.Costs]:
 # -- jobs and attempts
 
 
-def jobs(run_id: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.JobPage]:
+def jobs(run_id: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.JobPage]:
     """One page of the run's jobs, in the order of the plan."""
     return _call("listJobs", api.JobPage, query={"limit": limit, "cursor": cursor}, run=run_id)
 
@@ -286,7 +290,7 @@ def log_index(run_id: str, job: str, index: int, *, lease: int = 0, block: int =
 # -- templates
 
 
-def templates(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.TemplatePage]:
+def templates(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.TemplatePage]:
     """One page of templates, by name."""
     return _call("listTemplates", api.TemplatePage, query={"limit": limit, "cursor": cursor})
 
@@ -313,12 +317,12 @@ def save_template(
     return _call("saveTemplate", api.Template, body=body, template=name)
 
 
-def remove_template(name: str) -> Call[api.TemplateLine]:
+def remove_template(name: str) -> Call[api.TemplateSummary]:
     """Let nobody start runs from it any more."""
-    return _call("removeTemplate", api.TemplateLine, template=name)
+    return _call("removeTemplate", api.TemplateSummary, template=name)
 
 
-def versions(name: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.TemplatePage]:
+def versions(name: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.TemplatePage]:
     """One page of the versions of a template, the oldest first."""
     return _call("listVersions", api.TemplatePage, query={"limit": limit, "cursor": cursor}, template=name)
 
@@ -326,7 +330,7 @@ def versions(name: str, *, limit: int = api_input.PAGE, cursor: str = "") -> Cal
 # -- projects and changes
 
 
-def projects(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api_projects.ProjectPage]:
+def projects(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api_projects.ProjectPage]:
     """One page of the repositories that the server knows, by name."""
     return _call("listProjects", api_projects.ProjectPage, query={"limit": limit, "cursor": cursor})
 
@@ -347,7 +351,7 @@ def remove_project(name: str) -> Call[api_projects.Project]:
 
 
 def tell_pushes(
-    name: str, refs: Sequence[api_projects.Pushed | Mapping[str, str]], *, delivery: str = "", pusher: str = ""
+    name: str, refs: Sequence[api_projects.PushedRef | Mapping[str, str]], *, delivery: str = "", pusher: str = ""
 ) -> Call[api_projects.AcceptedChanges]:
     """Say what was pushed to a repository. Safe to repeat with the same delivery."""
     body = {"delivery": delivery or new_key(), "refs": list(refs), **_given(pusher=pusher)}
@@ -355,7 +359,7 @@ def tell_pushes(
 
 
 def changes(
-    *, project: str | None = None, limit: int = api_input.PAGE, cursor: str = ""
+    *, project: str | None = None, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
 ) -> Call[api_projects.ChangePage]:
     """One page of what happened in repositories, the newest first."""
     return _call("listChanges", api_projects.ChangePage, query={"project": project, "limit": limit, "cursor": cursor})
@@ -375,7 +379,7 @@ def queue(
     reason: str = "",
     label: str = "",
     project: str = "",
-    limit: int = api_input.PAGE,
+    limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api_queue.Queue]:
     """One page of what waits and why, and what workers have. Filters that are empty do not matter."""
@@ -386,7 +390,7 @@ def queue(
 # -- workers, keys, the tenant
 
 
-def workers(*, gone: bool = False, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.WorkerPage]:
+def workers(*, gone: bool = False, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.WorkerPage]:
     """One page of workers, the newest first; `gone` lists those that were shut down instead."""
     return _call("listWorkers", api.WorkerPage, query={"gone": gone, "limit": limit, "cursor": cursor})
 
@@ -417,7 +421,7 @@ def remove_worker(name: str) -> Call[api.Worker]:
     return _call("removeWorker", api.Worker, worker=name)
 
 
-def keys(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.KeyPage]:
+def keys(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.KeyPage]:
     """One page of API keys."""
     return _call("listKeys", api.KeyPage, query={"limit": limit, "cursor": cursor})
 
@@ -451,7 +455,7 @@ def revoke_key(key_id: str) -> Call[api.Key]:
     return _call("revokeKey", api.Key, key=key_id)
 
 
-def secret_page(*, limit: int = api_input.PAGE, cursor: str = "") -> Call[api.SecretPage]:
+def secret_page(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.SecretPage]:
     """One page of secrets, without their values."""
     return _call("listSecrets", api.SecretPage, query={"limit": limit, "cursor": cursor})
 
@@ -480,7 +484,9 @@ def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call
     return _call("setFailureRules", api_failures.FailureRules, body=body)
 
 
-def flaky(*, project: str | None = None, limit: int = api_input.PAGE, cursor: str = "") -> Call[api_failures.FlakyPage]:
+def flaky(
+    *, project: str | None = None, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
+) -> Call[api_failures.FlakyPage]:
     """One page of jobs and tests that are known to fail now and then."""
     return _call("listFlaky", api_failures.FlakyPage, query={"project": project, "limit": limit, "cursor": cursor})
 

@@ -31,7 +31,7 @@ def run_tests(
     outcome: str | None = None,
     job: str | None = None,
     order: str = "worst",
-    limit: int = api_input.PAGE,
+    limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api_tests.RunTests]:
     """One page of a run's tests, failures first, with what is known of each from before."""

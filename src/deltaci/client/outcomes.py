@@ -25,6 +25,6 @@ def is_settled(run: api.RunWithJobs) -> bool:
     return is_over(run) and all(job.completed_at is not None for job in run.jobs)
 
 
-def is_completed(workstream: api_workstreams.WorkstreamLine) -> bool:
+def is_completed(workstream: api_workstreams.WorkstreamSummary) -> bool:
     """Whether a workstream is over, and good."""
     return workstream.ended_at is not None and workstream.status == GOOD

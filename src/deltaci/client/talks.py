@@ -116,12 +116,12 @@ def iter_jobs(run_id: str) -> Stream[api.Job]:
     yield from _pages(lambda cursor: calls.jobs(run_id, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs)
 
 
-def iter_templates() -> Stream[api.TemplateLine]:
+def iter_templates() -> Stream[api.TemplateSummary]:
     """All templates, by name."""
     yield from _pages(lambda cursor: calls.templates(limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
-def iter_versions(name: str) -> Stream[api.TemplateLine]:
+def iter_versions(name: str) -> Stream[api.TemplateSummary]:
     """All versions of a template, the oldest first."""
     yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 

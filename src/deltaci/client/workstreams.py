@@ -33,7 +33,7 @@ def workstreams(
     project: str | None = None,
     person: str | None = None,
     progress: bool | None = None,
-    limit: int = api_input.PAGE,
+    limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[wire.WorkstreamPage]:
     """One page of workstreams, the newest first; all that is given must hold. `progress`: how far each is, too."""
@@ -61,7 +61,7 @@ def merge_queues(*, project: str | None = None) -> Call[wire.MergeQueues]:
 
 def iter_workstreams(
     *, state: str | None = None, project: str | None = None, person: str | None = None
-) -> Stream[wire.WorkstreamLine]:
+) -> Stream[wire.WorkstreamSummary]:
     """All workstreams, the newest first; asks for the next page when it is needed."""
     asked: dict[str, Any] = {"state": state, "project": project, "person": person, "limit": MAX_PAGE}
     yield from talks._pages(lambda cursor: workstreams(**asked, cursor=cursor), lambda page: page.workstreams)

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.conformance.listening import Answer, Request
-from deltaci.conformance.scripted import ScriptedJob, plain
-from deltaci.conformance.transcript import Entry, Transcript, What
+from deltaci.conformance.http_server import Request, Response
+from deltaci.conformance.scripted_job import ScriptedJob, to_builtins
+from deltaci.conformance.transcript import Entry, EntryKind, Transcript
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
     AckLease,
@@ -32,20 +32,20 @@ from deltaci.protocol.messages import (
     RunnerMessage,
     StaleLease,
 )
-from deltaci.protocol.routes import ADDRESSES, LEASE_HEADER, OFFSET_HEADER, ROOT, status_of
+from deltaci.protocol.routes import LEASE_HEADER, OFFSET_HEADER, PROTOCOL_ROUTES, ROOT, status_of
 
 CREDENTIAL_SECONDS: Final = 600
 # What this one answers. A newer runner may try more: it is told that there is nothing, and must cope.
 ANSWERED: Final = tuple(
-    each for each in ADDRESSES if each.name in ("register", "renew", "lease", "messages", "batch", "specs", "log")
+    each for each in PROTOCOL_ROUTES if each.name in ("register", "renew", "lease", "messages", "batch", "specs", "log")
 )
 
 _decode_registration = wire.decoder(wire.Registration)
-_decode_lease = wire.decoder(wire.Lease)
+_decode_lease = wire.decoder(wire.LeaseRequest)
 _decode_batch = wire.decoder(list[msgspec.Raw])
 
 
-class Orchestrator:
+class ScriptedOrchestrator:
     """The server of one scenario. `handle` answers requests; the rest is for the scenario."""
 
     def __init__(self, scenario: str, folder: Path, credential_seconds: int = CREDENTIAL_SECONDS) -> None:
@@ -103,7 +103,7 @@ class Orchestrator:
         """Seconds since the scenario began."""
         return time.monotonic() - self._began
 
-    def note(self, what: What, **fields: Any) -> None:
+    def note(self, what: EntryKind, **fields: Any) -> None:
         """Write down an observation, after everything that the jobs said before it."""
         for each in self._jobs.values():
             each.witness.look()
@@ -124,7 +124,7 @@ class Orchestrator:
     def _saw(self, job: str, word: str | None) -> None:
         self._record("nobody" if word is None else "job", job=job, note=word or "")
 
-    def _record(self, what: What, **fields: Any) -> None:
+    def _record(self, what: EntryKind, **fields: Any) -> None:
         if self._is_over:
             return
         self.transcript.entries.append(Entry(at=round(self.now(), 3), what=what, **fields))
@@ -136,7 +136,7 @@ class Orchestrator:
 
     # -- for the runner
 
-    async def handle(self, request: Request) -> Answer | None:
+    async def handle(self, request: Request) -> Response | None:
         """Answer one request, or hang up."""
         self.transcript.targets.append(f"{request.method} {request.path}")
         name, _, rest = request.path.removeprefix(ROOT).partition("/")
@@ -152,7 +152,7 @@ class Orchestrator:
             self.note("heard", type="refused", note=f"{name}: {error}")
             return _refused(code, str(error))
 
-    async def _route(self, name: str, rest: str, request: Request) -> Answer | None:
+    async def _route(self, name: str, rest: str, request: Request) -> Response | None:
         if name == "register":
             return self._register(request)
         runner_id = self._who(request)
@@ -168,7 +168,7 @@ class Orchestrator:
             return None if self.is_cut_off else _ok(self._registered(runner_id))
         return self._under_lease(name, rest, request)
 
-    def _register(self, request: Request) -> Answer | None:
+    def _register(self, request: Request) -> Response | None:
         asked = _decode_registration(request.body)
         self.note("heard", type="register")
         runner_id = self._tokens.get(asked.token)
@@ -192,7 +192,7 @@ class Orchestrator:
             self.note("heard", type="expired", note=f"{self.now() - expires_at:.1f}")
         return runner_id
 
-    async def _lease(self, runner_id: str, request: Request) -> Answer | None:
+    async def _lease(self, runner_id: str, request: Request) -> Response | None:
         asked = _decode_lease(request.body)
         self._check_name("lease", runner_id, asked.runner_id)
         self.note("heard", type="lease")
@@ -207,12 +207,12 @@ class Orchestrator:
             self.note("granted", job=each.name, body={"ttl": each.ttl_seconds})
         return _ok({"leases": [each.granted() for each in jobs]})
 
-    async def _messages(self, name: str, runner_id: str, request: Request) -> Answer | None:
+    async def _messages(self, name: str, runner_id: str, request: Request) -> Response | None:
         parts = _decode_batch(request.body) if name == "batch" else [msgspec.Raw(request.body)]
         said = [wire.decode_message(bytes(part)) for part in parts]
         for each in said:
             self._check_name(type(each).__name__, runner_id, each.runner_id)
-            self.note("heard", job=self._name(each), type=type(each).__name__, body=plain(each))
+            self.note("heard", job=self._name(each), type=type(each).__name__, body=to_builtins(each))
         jobs = [(each, self._jobs.get(each.lease_id)) for each in said]
         reactions = [job.reaction(type(each).__name__) if job and not self.is_cut_off else None for each, job in jobs]
         kinds = {each.kind for each in reactions if each is not None}
@@ -274,7 +274,7 @@ class Orchestrator:
             reason="RUN_CANCELED" if job.deadline_seconds else msgspec.UNSET,
         )
 
-    def _under_lease(self, name: str, rest: str, request: Request) -> Answer | None:
+    def _under_lease(self, name: str, rest: str, request: Request) -> Response | None:
         """The log, or a specification."""
         lease_id = request.headers.get(LEASE_HEADER.lower(), "")
         job = self._jobs.get(lease_id)
@@ -309,13 +309,13 @@ class Orchestrator:
             )
 
 
-def _ok(body: Any) -> Answer:
-    return Answer(200, wire.encode(body))
+def _ok(body: Any) -> Response:
+    return Response(200, wire.encode(body))
 
 
-def _told(answer: wire.ServerMessage) -> Answer:
-    return Answer(409 if isinstance(answer, StaleLease) else 200, wire.encode(answer))
+def _told(answer: wire.ServerMessage) -> Response:
+    return Response(409 if isinstance(answer, StaleLease) else 200, wire.encode(answer))
 
 
-def _refused(code: str, message: str) -> Answer:
-    return Answer(status_of(code), wire.encode(Problem(code, message)))
+def _refused(code: str, message: str) -> Response:
+    return Response(status_of(code), wire.encode(Problem(code, message)))

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from deltaci.conformance.orchestrator import CREDENTIAL_SECONDS, Orchestrator
-from deltaci.conformance.scripted import BUSY, CUT, INTERVAL_SECONDS, Reaction, ScriptedJob
+from deltaci.conformance.orchestrator import CREDENTIAL_SECONDS, ScriptedOrchestrator
+from deltaci.conformance.scripted_job import BUSY, CUT, INTERVAL_SECONDS, Fault, ScriptedJob
 
 BEATS: Final = 4
 BEATS_SECONDS: Final = (BEATS + 3) * INTERVAL_SECONDS
@@ -35,30 +35,30 @@ STUBBORN: Final = (
 )
 
 
-class Patient(msgspec.Struct, frozen=True):
+class Patience(msgspec.Struct, frozen=True):
     """How long a scenario waits for the runner to do what it must do."""
 
     seconds: float
 
 
-async def _taken(server: Orchestrator, job: ScriptedJob, patience: Patient) -> bool:
+async def _taken(server: ScriptedOrchestrator, job: ScriptedJob, patience: Patience) -> bool:
     """Hand it out; whether it began to run."""
     server.grant(job)
     return await server.until(lambda: server.transcript.first("job", job.name), patience.seconds)
 
 
-async def _beaten(server: Orchestrator, job: ScriptedJob, times: int, seconds: float) -> bool:
+async def _beaten(server: ScriptedOrchestrator, job: ScriptedJob, times: int, seconds: float) -> bool:
     """Wait for answered heartbeats."""
     return await server.until(
         lambda: len(server.transcript.answered("Heartbeat", "HeartbeatAck", job.name)) >= times, seconds
     )
 
 
-async def _completed(server: Orchestrator, job: ScriptedJob, patience: Patient) -> bool:
+async def _completed(server: ScriptedOrchestrator, job: ScriptedJob, patience: Patience) -> bool:
     return await server.until(lambda: server.transcript.answered("Complete", "CompleteAck", job.name), patience.seconds)
 
 
-async def life(server: Orchestrator, patience: Patient) -> None:
+async def life(server: ScriptedOrchestrator, patience: Patience) -> None:
     """A job of three steps: a slow answer to AckLease, some heartbeats, the log, the end, and silence."""
     job = server.job("life", ttl_seconds=LIFE_TTL_SECONDS)
     job.runs(
@@ -67,7 +67,7 @@ async def life(server: Orchestrator, patience: Patient) -> None:
         job.step("three $KIT_WORD", "echo third line"),
         env={"KIT_WORD": WORD},
     )
-    job.reacts("AckLease", Reaction("hold", seconds=HOLD_SECONDS))
+    job.reacts("AckLease", Fault("hold", seconds=HOLD_SECONDS))
     if not await _taken(server, job, patience):
         return
     await _beaten(server, job, BEATS, BEATS_SECONDS)
@@ -76,7 +76,7 @@ async def life(server: Orchestrator, patience: Patient) -> None:
         await server.quiet(QUIET_SECONDS)
 
 
-async def lost_answers(server: Orchestrator, patience: Patient) -> None:
+async def lost_answers(server: ScriptedOrchestrator, patience: Patience) -> None:
     """Every kind of message is received once without an answer and refused once with 503."""
     job = server.job("lost")
     job.runs(job.step("one", "echo a line", job.witness.waits, "echo another line"))
@@ -90,11 +90,11 @@ async def lost_answers(server: Orchestrator, patience: Patient) -> None:
         await server.quiet(SHORT_QUIET_SECONDS)
 
 
-async def no_lease(server: Orchestrator, patience: Patient) -> None:
+async def no_lease(server: ScriptedOrchestrator, patience: Patience) -> None:
     """A lease that is gone when it is acknowledged; then a job that fails; then one that is specified elsewhere."""
     refused = server.job("refused")
     refused.runs(refused.step("one"))
-    refused.reacts("AckLease", Reaction("stale", reason="LEASE_REVOKED"))
+    refused.reacts("AckLease", Fault("stale", reason="LEASE_REVOKED"))
     failing = server.job("failing")
     failing.runs(failing.step("one"), failing.step("two", f"exit {EXIT_CODE}"), failing.step("three"))
     referred = server.job("referred", by_ref=True)
@@ -109,7 +109,7 @@ async def no_lease(server: Orchestrator, patience: Patient) -> None:
         await _completed(server, job, patience)
 
 
-async def same_twice(server: Orchestrator, patience: Patient) -> None:
+async def same_twice(server: ScriptedOrchestrator, patience: Patience) -> None:
     """One lease is delivered twice at once, and again when it is over; then another job, to see that it was handled."""
     job = server.job("doubled")
     job.runs(job.step("one", job.witness.waits))
@@ -128,7 +128,7 @@ async def same_twice(server: Orchestrator, patience: Patient) -> None:
     await _completed(server, after, patience)
 
 
-async def cancel(server: Orchestrator, patience: Patient) -> None:
+async def cancel(server: ScriptedOrchestrator, patience: Patience) -> None:
     """A job that does not want to stop, and has a child that hides, is canceled."""
     job = server.job("canceled")
     job.runs(job.step("one", *STUBBORN))
@@ -142,11 +142,11 @@ async def cancel(server: Orchestrator, patience: Patient) -> None:
     await server.quiet(SHORT_QUIET_SECONDS)
 
 
-async def stale(server: Orchestrator, patience: Patient) -> None:
+async def stale(server: ScriptedOrchestrator, patience: Patience) -> None:
     """In the middle of a job its lease is taken away."""
     job = server.job("stale")
     job.runs(job.step("one", job.witness.waits))
-    job.reacts("Heartbeat", Reaction("hold"), Reaction("stale", reason="LEASE_REVOKED"))
+    job.reacts("Heartbeat", Fault("hold"), Fault("stale", reason="LEASE_REVOKED"))
     if not await _taken(server, job, patience):
         return
     told = await server.until(lambda: server.transcript.answered("Heartbeat", "StaleLease", job.name), BEATS_SECONDS)
@@ -156,7 +156,7 @@ async def stale(server: Orchestrator, patience: Patient) -> None:
         await server.quiet(QUIET_SECONDS)
 
 
-async def silence(server: Orchestrator, patience: Patient) -> None:
+async def silence(server: ScriptedOrchestrator, patience: Patience) -> None:
     """The server is out of reach for longer than the lease lasts, and the job ends after that."""
     job = server.job("silent", ttl_seconds=SILENCE_TTL_SECONDS)
     job.runs(job.step("one", job.witness.waits))
@@ -166,7 +166,7 @@ async def silence(server: Orchestrator, patience: Patient) -> None:
     await _away(server, job, ends_late=True)
 
 
-async def late_result(server: Orchestrator, patience: Patient) -> None:
+async def late_result(server: ScriptedOrchestrator, patience: Patience) -> None:
     """The server is out of reach when the job ends, and comes back when the lease is over."""
     job = server.job("late", ttl_seconds=SILENCE_TTL_SECONDS)
     job.runs(job.step("one", job.witness.waits))
@@ -176,7 +176,7 @@ async def late_result(server: Orchestrator, patience: Patient) -> None:
     await _away(server, job, ends_late=False)
 
 
-async def _away(server: Orchestrator, job: ScriptedJob, *, ends_late: bool) -> None:
+async def _away(server: ScriptedOrchestrator, job: ScriptedJob, *, ends_late: bool) -> None:
     server.is_cut_off = True
     if not ends_late:
         job.witness.go()
@@ -192,7 +192,7 @@ class Scenario(msgspec.Struct, frozen=True):
     """A story and its name."""
 
     name: str
-    play: Callable[[Orchestrator, Patient], Awaitable[None]]
+    play: Callable[[ScriptedOrchestrator, Patience], Awaitable[None]]
     credential_seconds: int = CREDENTIAL_SECONDS
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-What = Literal["granted", "heard", "answered", "job", "nobody", "began", "exited", "ended"]
+EntryKind = Literal["granted", "heard", "answered", "job", "nobody", "began", "exited", "ended"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -18,7 +18,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     at: float
-    what: What
+    what: EntryKind
     job: str = ""
     type: str = ""  # Of what was heard or answered: a message's type, else the address.
     answer: str = ""  # The type of the answer, a refusal's code, or `cut`.
@@ -36,7 +36,7 @@ class Transcript(msgspec.Struct, kw_only=True):
     logs: dict[str, str] = {}  # The uploaded log of each job.
     targets: list[str] = []  # The request lines that came in.
 
-    def find(self, what: What, job: str = "", type: str = "") -> list[Entry]:
+    def find(self, what: EntryKind, job: str = "", type: str = "") -> list[Entry]:
         """All entries of this kind; an empty job or type is any."""
         return [
             each
@@ -44,7 +44,7 @@ class Transcript(msgspec.Struct, kw_only=True):
             if each.what == what and (not job or each.job == job) and (not type or each.type == type)
         ]
 
-    def first(self, what: What, job: str = "", type: str = "") -> Entry | None:
+    def first(self, what: EntryKind, job: str = "", type: str = "") -> Entry | None:
         """The first of them."""
         return next(iter(self.find(what, job, type)), None)
 

@@ -18,7 +18,7 @@ from deltaci.core.run import Run
 from deltaci.core.text import plain
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
-from deltaci.runner.sections import mark_of, nonce_of
+from deltaci.runner.sections import log_nonce, parse_marker
 from deltaci.storage.blobs.logs import Logs
 
 MAX_LINE: Final = 2000
@@ -160,10 +160,10 @@ class Log:
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             whole = line + b"\n"
-            if not self._nonce and (nonce := nonce_of(whole)):
+            if not self._nonce and (nonce := log_nonce(whole)):
                 self._nonce = nonce
                 continue
-            mark = mark_of(whole, self._nonce)
+            mark = parse_marker(whole, self._nonce)
             if mark is not None:
                 if mark.name is not None:
                     self._screen.step(self._name, mark.name)

@@ -231,7 +231,7 @@ class _Work:
                 ],
             )
 
-    def _rules(self) -> list[wire.Rule]:
+    def _rules(self) -> list[wire.ValidationRule]:
         for position, rule in enumerate(self._job.validate):
             self._look_at(("validate", position), texts_of(rule))
         return wire_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))

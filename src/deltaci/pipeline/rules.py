@@ -30,7 +30,7 @@ def as_it_is(_position: int, name: str) -> str:
     return name
 
 
-def wire_rules(rules: Sequence[Rule], fill: Fill = as_it_is) -> list[wire.Rule]:
+def wire_rules(rules: Sequence[Rule], fill: Fill = as_it_is) -> list[wire.ValidationRule]:
     """The rules as the protocol has them. Commands, paths and reports keep their expressions: the runner fills them."""
     return [_wire_rule(rule, fill(position, rule.name)) for position, rule in enumerate(rules)]
 
@@ -41,9 +41,9 @@ def texts_of(rule: Rule) -> tuple[str, ...]:
     return rule.run or "", rule.result or "", rule.junit or "", report, *(rule.files or ())
 
 
-def _wire_rule(rule: Rule, name: str) -> wire.Rule:
+def _wire_rule(rule: Rule, name: str) -> wire.ValidationRule:
     number = rule.number
-    return wire.Rule(
+    return wire.ValidationRule(
         name=name,
         run=rule.run or "",
         files=list(rule.files or ()),

@@ -41,18 +41,18 @@ def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
 def _with_whole_numbers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
     """The same once more for those who write whole numbers as `2.0` or `2e3`: to JSON Schema these are integers."""
     try:
-        return msgspec.convert(whole(msgspec.json.decode(data)), kind)
+        return msgspec.convert(with_integers(msgspec.json.decode(data)), kind)
     except msgspec.ValidationError:
         raise error from None
 
 
-def whole(value: Any) -> Any:
+def with_integers(value: Any) -> Any:
     """The value with whole numbers as such, however they are written."""
     match value:
         case float() if value.is_integer() and abs(value) <= 2**53:
             return int(value)
         case list():
-            return [whole(each) for each in value]
+            return [with_integers(each) for each in value]
         case dict():
-            return {name: whole(each) for name, each in value.items()}
+            return {name: with_integers(each) for name, each in value.items()}
     return value

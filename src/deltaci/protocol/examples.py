@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 # Document 001 gives these.
-GIVEN: Final[dict[str, str]] = {
+DOCUMENT_EXAMPLES: Final[dict[str, str]] = {
     "LeaseGranted": """{
   "type": "LeaseGranted",
   "job_id": "job_123",
@@ -107,7 +107,7 @@ GIVEN: Final[dict[str, str]] = {
 }
 
 # It gives none of these.
-OURS: Final[dict[str, str]] = {
+OWN_EXAMPLES: Final[dict[str, str]] = {
     "Lease": """{
   "type": "Lease",
   "runner_id": "runner_xyz",

@@ -53,7 +53,7 @@ _STATUSES: Final = {
 _RANK: Final = {PASSED: 0, SKIPPED: 0, FAILED: 1, ERROR: 2}
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What the reports say together. Names are sorted, and at most `MAX_NAMES`; the numbers count all of them.
 
     `failed_messages` has what each of `failed_names` said, in the same order.
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failed_messages: tuple[str, ...] = ()
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class TestCase(msgspec.Struct, frozen=True, kw_only=True):
     """One test. What it said is kept of the first `MAX_NAMES` that failed, and never more than some of it."""
 
     name: str
@@ -227,7 +227,7 @@ class _Reader:
         self.cases[self._key] = case
 
 
-def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None = None) -> Report:
+def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None = None) -> ReportTotals:
     """Read reports, each with the name of its file, and count them together.
 
     One that cannot be read is told to `on_trouble` and left out; it ends everything if nobody listens.
@@ -235,7 +235,7 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
     cases = _read(reports, on_trouble)
     outcomes = [case.outcome for case in cases]
     failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
-    return Report(
+    return ReportTotals(
         tests=len(cases),
         passed=outcomes.count(PASSED),
         failed=outcomes.count(FAILED),
@@ -248,10 +248,10 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
     )
 
 
-def read_cases(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None]) -> list[Case]:
+def read_cases(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None]) -> list[TestCase]:
     """The same, test by test, with what those said that failed."""
     return [
-        Case(
+        TestCase(
             name=case.name,
             outcome=case.outcome,
             is_flaky=_is_flaky(case),

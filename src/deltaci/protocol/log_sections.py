@@ -24,12 +24,12 @@ _MARKER: Final = re.compile(
 _LIKE_MARKER: Final = re.compile(r"::(?:log 1 nonce=|step [0-9a-f]{32} (?:begin|end) )")
 
 
-def is_marker(line: str) -> bool:
+def looks_like_marker(line: str) -> bool:
     """Whether a line looks like one that only lays out the log: it says nothing of how the job went."""
     return _LIKE_MARKER.match(line) is not None
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
+class LogSection(msgspec.Struct, frozen=True, kw_only=True):
     """One step's place in a log: its output is the bytes from `start` to `stop`, without any marker."""
 
     index: int
@@ -41,7 +41,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class StepMarker(msgspec.Struct, frozen=True, kw_only=True):
     """One marker: a step that begins has a name, one that ends has its seconds."""
 
     index: int
@@ -50,23 +50,23 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
-def nonce_of(log: bytes) -> str | None:
+def log_nonce(log: bytes) -> str | None:
     """The nonce that the beginning of a log names; None if this is not a log of ours, or not yet a whole line."""
     found = _HEADER.match(log)
     return found[1].decode() if found else None
 
 
-def sections(log: bytes) -> list[Section]:
+def sections(log: bytes) -> list[LogSection]:
     """The steps of a log, in order, also of one that is still written: the last may have no end yet."""
-    nonce = nonce_of(log)
+    nonce = log_nonce(log)
     return [] if nonce is None else sections_from(log, nonce)
 
 
-def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
+def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
     """The steps that begin in a part of a log that was read from an offset, at the start of a line. Places are the
     whole log's. A marker that no writer writes (an end without its beginning) is passed over."""
     known = nonce.encode()
-    found: list[Section] = []
+    found: list[LogSection] = []
     for marker in _MARKER.finditer(part):
         if marker["nonce"] != known:
             continue
@@ -79,7 +79,7 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
             if found and not found[-1].is_over:  # Its runner died before it wrote the end.
                 found[-1] = msgspec.structs.replace(found[-1], stop=stop, is_over=True)
             start = offset + marker.end()
-            found.append(Section(index=int(marker["begin"]), name=name, start=start, stop=start))
+            found.append(LogSection(index=int(marker["begin"]), name=name, start=start, stop=start))
         elif found and not found[-1].is_over and found[-1].index == int(marker["end"]):
             code = None if marker["exit"] == b"none" else int(marker["exit"])
             found[-1] = msgspec.structs.replace(
@@ -90,16 +90,16 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[Section]:
     return found
 
 
-def mark_of(line: bytes, nonce: str) -> Mark | None:
+def parse_marker(line: bytes, nonce: str) -> StepMarker | None:
     """The marker that a line of the log is, if it is one."""
     marker = _MARKER.fullmatch(line)
     if marker is None or marker["nonce"] != nonce.encode():
         return None
     if marker["begin"] is not None:
         name = _name(marker["name"])
-        return None if name is None else Mark(index=int(marker["begin"]), name=name)
+        return None if name is None else StepMarker(index=int(marker["begin"]), name=name)
     code = None if marker["exit"] == b"none" else int(marker["exit"])
-    return Mark(index=int(marker["end"]), exit_code=code, seconds=float(marker["seconds"]))
+    return StepMarker(index=int(marker["end"]), exit_code=code, seconds=float(marker["seconds"]))
 
 
 def _name(quoted: bytes) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 ROOT: Final = "/runner/v1/"
-DESCRIPTION: Final = "/openapi.json"  # Of all addresses, see openapi.py.
+OPENAPI_PATH: Final = "/openapi.json"  # Of all addresses, see openapi.py.
 LEASE_HEADER: Final = "Delta-Lease"
 OFFSET_HEADER: Final = "Delta-Offset"
 SHA256_HEADER: Final = "Delta-Sha256"
@@ -23,7 +23,7 @@ AUTHORIZATION: Final = "`Authorization: Bearer <credential>`, or a client certif
 UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one address. `name` is what follows the root; what follows `name/` is a part of the request."""
 
     method: str
@@ -44,8 +44,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 _ANY: Final = ("bad_credential", "expired_credential", "wrong_runner", "overloaded", "unavailable")
 _BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow", "wrong_media_type")
 
-ADDRESSES: Final[tuple[Address, ...]] = (
-    Address(
+PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
+    ProtocolRoute(
         method="POST",
         name="register",
         does="exchange a registration token, which is good once, or an OIDC token for a credential",
@@ -54,7 +54,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="`Registered`",
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="renew",
         does="get a fresh credential while the old one is good, and tell what changed",
@@ -62,7 +62,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="`Registered`",
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="lease",
         does="ask for work; waits up to `wait_seconds` for the first job",
@@ -71,7 +71,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         '`"gone": [<attempt>, …]` names those of `attempts` that nobody can claim any more, these leases included',
         codes=("shut_down", *_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="leave",
         does="say that the runner leaves: it gets nothing new, and is gone when its current jobs are over; repeatable",
@@ -79,7 +79,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"gone": <whether it is gone already>}`',
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="control",
         does="wait up to `wait_seconds` to be asked to stop; optional: heartbeats are answered with the same",
@@ -87,7 +87,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"cancels": [CancelRequested, …]}`, an empty list when nothing is wanted',
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="messages",
         does="say one thing under a lease; safe to repeat",
@@ -95,7 +95,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="`HeartbeatAck`, `HeartbeatAck`, `CompleteAck` or `CancelAcked`; 409 with `StaleLease`",
         codes=("cancel_not_requested", "wrong_state", *_BODY, "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="batch",
         does="say many things; each is accepted or refused on its own",
@@ -103,7 +103,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="200 and a list with the answer to each in its place: a message, `StaleLease` or `Problem`",
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="specs",
         rest="<attempt>",
@@ -112,7 +112,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="`JobSpec`; 409 with `StaleLease`",
         codes=("bad_request", "not_found", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="hand-back",
         does="give the job back because the runner leaves: nothing of it runs any more, and it counts for nothing",
@@ -120,7 +120,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"handed_back": true}`; 409 with `StaleLease`',
         codes=("bad_request", "wrong_state", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="log",
         does="ask how much of the lease's log is kept",
@@ -128,7 +128,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"size": <bytes>}`; 409 with `StaleLease`',
         codes=("bad_request", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="log",
         does="append to the lease's log; bytes that are kept already are skipped",
@@ -137,7 +137,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"size": <bytes>}`; 409 with `StaleLease`',
         codes=("bad_request", "too_large", "too_slow", "log_gap", "log_full", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="PUT",
         name="artifacts",
         rest="<path>",
@@ -147,7 +147,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"uri": …, "bytes": …, "sha256": …}`: `Complete.artifacts` refers to the `uri`; 409 with `StaleLease`',
         codes=("bad_request", "too_large", "too_slow", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="caches",
         rest="<key>",
@@ -156,7 +156,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer=f"bytes of the cache, with `{SHA256_HEADER}`; 409 with `StaleLease`",
         codes=("bad_request", "not_found", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="PUT",
         name="caches",
         rest="<key>",
@@ -166,7 +166,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"stored": true, "bytes": …, "sha256": …}`, false when there was one; 409 with `StaleLease`',
         codes=("bad_request", "too_large", "too_slow", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="secrets",
         does="read the secrets that the job's own record names",
@@ -174,7 +174,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="an object of texts, each by its name; 409 with `StaleLease`",
         codes=("bad_request", "untrusted", "no_secret", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="optional-secrets",
         does="read those of the record's `optional_secrets` that there are; none for a run that is not trusted",
@@ -182,7 +182,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer="an object of texts, each by its name; 409 with `StaleLease`",
         codes=("bad_request", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="source-credential",
         does="read with what the runner, never the job, fetches the sources; also for a run that is not trusted",
@@ -190,7 +190,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"value": <secret>}`; 409 with `StaleLease`',
         codes=("bad_request", "not_found", "no_secret", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="needs",
         does="ask how the jobs of the run ended that the job's own record names in `needs`",
@@ -198,7 +198,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='an object, by name: `{"result": "success", "outputs": {…}}`; 409 with `StaleLease`',
         codes=("bad_request", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="run-artifacts",
         does="list the artifacts of the jobs of the run that are over, and of this one itself",
@@ -206,7 +206,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='a list of `{"job": …, "name": …, "path": …, "uri": …, "bytes": …}`; 409 with `StaleLease`',
         codes=("bad_request", "too_large", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="run-artifact",
         rest="<uri>",
@@ -215,7 +215,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer=f"its bytes, with `{SHA256_HEADER}`; one with a name is a compressed tar file; 409 with `StaleLease`",
         codes=("bad_request", "not_found", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="tree",
         does="ask what the job's tree begins with",
@@ -223,7 +223,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"base": <commit>, "tip": <commit>, "bundle_bytes": …}`; 409 with `StaleLease`',
         codes=("bad_request", "not_found", "wrong_state", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="tree-bundle",
         does="read the commits between the base and the tip, which only the server has",
@@ -231,7 +231,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer=f"a bundle of git, with `{SHA256_HEADER}`; nothing if there are none; 409 with `StaleLease`",
         codes=("bad_request", "not_found", "wrong_state", "unreadable", *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="POST",
         name="streams",
         does="ask which of the streams whose trees the runner keeps are over, so that these may go",
@@ -239,7 +239,7 @@ ADDRESSES: Final[tuple[Address, ...]] = (
         answer='`{"over": [<stream>, …]}`; trees of what failed are kept',
         codes=(*_BODY, *_ANY),
     ),
-    Address(
+    ProtocolRoute(
         method="GET",
         name="cache-keys",
         rest="<prefix>",
@@ -258,7 +258,7 @@ class Refusal(msgspec.Struct, frozen=True):
     means: str
 
 
-OTHERWISE: Final = 409  # What is not allowed now, whatever its code.
+DEFAULT_STATUS: Final = 409  # What is not allowed now, whatever its code.
 
 REFUSALS: Final[dict[str, Refusal]] = {
     "bad_json": Refusal(400, "the body is not JSON"),
@@ -291,4 +291,4 @@ REFUSALS: Final[dict[str, Refusal]] = {
 
 def status_of(code: str) -> int:
     """The HTTP status of a refusal with this code."""
-    return REFUSALS[code].status if code in REFUSALS else OTHERWISE
+    return REFUSALS[code].status if code in REFUSALS else DEFAULT_STATUS

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
-from deltaci.protocol.answers import Granted
-from deltaci.protocol.bus import BusAddress
 from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
+from deltaci.protocol.nats_client import NatsAddress
+from deltaci.protocol.responses import LeaseResponse
 from deltaci.runner.client import Unreachable
 from deltaci.runner.dispatches import Dispatches
 from deltaci.runner.ear import Ear
@@ -60,7 +60,7 @@ class Agent:
         folder: Path,
         once: bool = False,
         drain_seconds: float = 0.0,
-        nats: BusAddress | None = None,
+        nats: NatsAddress | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._entrance = entrance
@@ -242,7 +242,7 @@ class Agent:
             free = 1 if self._once else free
             is_linked = self._dispatches is not None and self._dispatches.is_up
             told = await self._told_of(free)
-            asked = wire.Lease(
+            asked = wire.LeaseRequest(
                 runner_id=self._credential.runner_id,
                 capabilities=self._labels,
                 slots=free,
@@ -280,7 +280,7 @@ class Agent:
             if granted and self._once:
                 return
 
-    async def _said(self, asked: wire.Lease) -> asyncio.Task[Granted]:
+    async def _said(self, asked: wire.LeaseRequest) -> asyncio.Task[LeaseResponse]:
         """Ask. The task is done, unless the runner shall leave while it waits for work: then it hung up."""
         asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
         stopping = asyncio.create_task(self._is_stopping.wait())
@@ -315,7 +315,7 @@ class Agent:
         if self._dispatches is not None:
             await self._dispatches.settle(told, gone)
 
-    async def _heard(self, asking: asyncio.Task[Granted]) -> Granted:
+    async def _heard(self, asking: asyncio.Task[LeaseResponse]) -> LeaseResponse:
         """What was granted. A machine that slept finds its credential too old, and may be able to get another.
 
         Or it finds that it was given up meanwhile: then it comes back in a new life, unless somebody removed it.
@@ -331,7 +331,7 @@ class Agent:
                 if refused.code == "shut_down":
                     raise Removed(f"this runner was removed from the fleet: {kept_out.message}") from kept_out
                 raise
-            return Granted([])
+            return LeaseResponse([])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -15,19 +15,19 @@ import msgspec
 from deltaci.core.errors import CODES, Refused
 from deltaci.core.text import plain
 from deltaci.protocol import messages as wire
-from deltaci.protocol.answers import (
-    FoundCache,
-    Gone,
-    Granted,
-    Need,
-    SharedArtifact,
-    Size,
-    SourceCredential,
-    StreamsOver,
-    TreeStart,
-    Wanted,
-)
 from deltaci.protocol.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
+from deltaci.protocol.responses import (
+    CacheMatch,
+    ControlResponse,
+    EndedStreams,
+    LeaseResponse,
+    LeaveResponse,
+    LogSize,
+    NeededJob,
+    SharedArtifact,
+    SourceCredential,
+    WorktreeStart,
+)
 from deltaci.protocol.routes import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
 from deltaci.runner.tls import BadFiles, Tls, explained
 
@@ -68,18 +68,18 @@ def _reader(kind: type[T]) -> Callable[[bytes], T]:
 
 
 _uploaded = _reader(Uploaded)
-_granted = _reader(Granted)
-_wanted = _reader(Wanted)
-_gone = _reader(Gone)
-_size = _reader(Size)
+_granted = _reader(LeaseResponse)
+_wanted = _reader(ControlResponse)
+_gone = _reader(LeaveResponse)
+_size = _reader(LogSize)
 _registered = _reader(Registered)
 _spec = _reader(wire.JobSpec)
 _secrets = _reader(dict[str, str])
-_needs = _reader(dict[str, Need])
+_needs = _reader(dict[str, NeededJob])
 _shared = _reader(list[SharedArtifact])
-_found_cache = _reader(FoundCache)
-_tree_start = _reader(TreeStart)
-_streams_over = _reader(StreamsOver)
+_found_cache = _reader(CacheMatch)
+_tree_start = _reader(WorktreeStart)
+_streams_over = _reader(EndedStreams)
 _source_credential = _reader(SourceCredential)
 _stale = _reader(wire.StaleLease)
 _raw = _reader(list[msgspec.Raw])
@@ -113,21 +113,21 @@ class Client:
         offered = list(capabilities) if capabilities is not None else None
         return _registered(self._call("POST", "renew", wire.encode(wire.Renewal(capabilities=offered, slots=slots))))
 
-    def lease(self, asked: wire.Lease) -> list[LeaseGranted]:
+    def lease(self, asked: wire.LeaseRequest) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
         return self.ask(asked).leases
 
-    def ask(self, asked: wire.Lease) -> Granted:
+    def ask(self, asked: wire.LeaseRequest) -> LeaseResponse:
         """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _granted(body)
 
     def leave(self, runner_id: str) -> bool:
         """Say that this runner takes nothing new and goes; whether it is gone already."""
-        said = wire.encode(wire.Leave(runner_id=runner_id))
+        said = wire.encode(wire.LeaveRequest(runner_id=runner_id))
         return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).gone
 
-    def control(self, asked: wire.Control) -> list[wire.CancelRequested]:
+    def control(self, asked: wire.ControlRequest) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""
         body = self._call("POST", "control", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _wanted(body).cancels
@@ -169,17 +169,17 @@ class Client:
         """With what the sources of the lease's job are fetched."""
         return _source_credential(self._under(lease_id, "GET", "source-credential")).value
 
-    def needs(self, lease_id: str) -> dict[str, Need]:
+    def needs(self, lease_id: str) -> dict[str, NeededJob]:
         """How the jobs ended that the lease's job needs."""
         return _needs(self._under(lease_id, "GET", "needs"))
 
-    def tree(self, lease_id: str) -> TreeStart:
+    def tree(self, lease_id: str) -> WorktreeStart:
         """What the tree of the lease's job begins with."""
         return _tree_start(self._under(lease_id, "GET", "tree", timeout=TRANSFER_SECONDS))
 
     def streams_over(self, ids: Sequence[str]) -> list[str]:
         """Which of these streams need no tree any more."""
-        return _streams_over(self._call("POST", "streams", wire.encode(wire.Streams(ids=list(ids))))).over
+        return _streams_over(self._call("POST", "streams", wire.encode(wire.EndedStreamsRequest(ids=list(ids))))).over
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
         """Artifacts with a name, of jobs of the same run."""

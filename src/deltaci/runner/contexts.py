@@ -16,8 +16,8 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline import expressions
 from deltaci.pipeline.expressions.templates import OPEN
 from deltaci.pipeline.expressions.values import Value, text
-from deltaci.protocol.answers import Need
 from deltaci.protocol.messages import ArtifactRule, JobSpec, Source
+from deltaci.protocol.responses import NeededJob
 from deltaci.runner.artifacts import Bounds, find, open_found
 from deltaci.runner.layout import Layout, is_of_pipeline
 
@@ -48,7 +48,7 @@ class Scene:
         *,
         runner: str = "",
         secrets: Mapping[str, str] | None = None,
-        needs: Mapping[str, Need] | None = None,
+        needs: Mapping[str, NeededJob] | None = None,
     ) -> None:
         self.is_live = is_of_pipeline(spec)
         self._has_expressions = spec.contexts is not None
@@ -211,7 +211,7 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
     return total.hexdigest() if found else ""
 
 
-def _grouped(needs: Mapping[str, Need], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _grouped(needs: Mapping[str, NeededJob], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The results by the name that a pipeline knows; those of a matrix are one: as bad as the worst of them.
 
     What was told when the run was planned is of jobs that are not in it, or says which jobs a name stands for.

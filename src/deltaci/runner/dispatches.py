@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from deltaci.protocol import messages as wire
-from deltaci.protocol import subjects
-from deltaci.protocol.bus import BusAddress, Link
+from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
+from deltaci.protocol.nats_client import NatsAddress, NatsConnection
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection
@@ -45,7 +45,7 @@ class Dispatches:
 
     def __init__(
         self,
-        address: BusAddress,
+        address: NatsAddress,
         tenant: str,
         runner_id: str,
         labels: Sequence[str],
@@ -53,10 +53,10 @@ class Dispatches:
         hear: Callable[[CancelRequested], None],
         on_link: Callable[[bool], None],
     ) -> None:
-        self._link = Link(address, f"deltaci runner {runner_id}", subjects.inbox(tenant, runner_id))
+        self._link = NatsConnection(address, f"deltaci runner {runner_id}", nats_subjects.inbox(tenant, runner_id))
         self._tenant = tenant
         self._runner_id = runner_id
-        self._keys = {subjects.consumer(key): key for key in subjects.keys(labels)}
+        self._keys = {nats_subjects.consumer(key): key for key in nats_subjects.queue_keys(labels)}
         self._hear = hear
         self._on_link = on_link
         self._connection: Connection | None = None
@@ -111,8 +111,8 @@ class Dispatches:
     async def _serve(self, connection: Connection) -> None:
         self._inbox = connection.new_inbox()
         await connection.subscribe(f"{self._inbox}.*", cb=self._came)
-        await connection.subscribe(subjects.control(self._tenant, self._runner_id), cb=self._wanted)
-        await connection.subscribe(subjects.news(self._tenant), cb=self._news)
+        await connection.subscribe(nats_subjects.control(self._tenant, self._runner_id), cb=self._wanted)
+        await connection.subscribe(nats_subjects.new_queues(self._tenant), cb=self._news)
         await connection.flush()
         self._pulls.clear()
         self._not_before.clear()
@@ -140,7 +140,9 @@ class Dispatches:
             # It waits a little longer than NATS does, which says so when the time is over.
             self._pulls[name] = _Pull(batch, now + PULL_SECONDS + BUSY_SECONDS)
             asked = msgspec.json.encode({"batch": batch, "expires": round(PULL_SECONDS * 1e9)})
-            await self._connection.publish(subjects.pull(self._tenant, key), asked, reply=f"{self._inbox}.{name}")
+            await self._connection.publish(
+                nats_subjects.next_dispatch(self._tenant, key), asked, reply=f"{self._inbox}.{name}"
+            )
         times = [each.until for each in self._pulls.values()] + [
             each for each in self._not_before.values() if each > now
         ]

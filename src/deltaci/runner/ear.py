@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.messages import CancelRequested, Control
+from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.pauses import Pauses
 
@@ -90,10 +90,10 @@ class Ear:
         finally:
             self.stop()
 
-    def _asked(self) -> Control:
+    def _asked(self) -> ControlRequest:
         """What was told already is not asked for again: it would be answered at once, over and over."""
         named = [lease_id for lease_id in self._held() if lease_id not in self._told]
-        return Control(runner_id=self.runner_id, lease_ids=named[:MAX_NAMED], wait_seconds=WAIT_SECONDS)
+        return ControlRequest(runner_id=self.runner_id, lease_ids=named[:MAX_NAMED], wait_seconds=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Hang up."""

@@ -18,7 +18,7 @@ from deltaci.core.errors import Refused
 from deltaci.engine.validation import as_json
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
-from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, Tests
+from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, TestTotals
 from deltaci.runner.artifacts import Found, find, literally, open_found, search
 from deltaci.runner.client import Unreachable
 from deltaci.runner.joblog import JobLog
@@ -35,7 +35,7 @@ class Harvest(msgspec.Struct, kw_only=True):
     """What was brought in. `error_code` says that something of it makes a success a failure."""
 
     artifacts: list[Artifact] = []
-    tests: Tests | None = None
+    tests: TestTotals | None = None
     output: Any = None
     error_code: str = ""
     summary: str = ""
@@ -116,7 +116,7 @@ class Harvester:
         if len(troubles) == len(found):
             return  # Nothing is known, which is not the same as no tests.
         failures = zip(report.failed_names, report.failed_messages, strict=True)
-        self.brought.tests = Tests(
+        self.brought.tests = TestTotals(
             total=report.tests,
             passed=report.passed,
             failed=report.failed,

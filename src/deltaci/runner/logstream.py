@@ -18,7 +18,7 @@ from typing import Final
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.sections import is_marker
+from deltaci.runner.sections import looks_like_marker
 from deltaci.storage.blobs.logs import MAX_LOG_BYTES
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -78,7 +78,7 @@ class LogStream:
         """The last lines, for the one who asks why it failed; not the markers, which have the steps' own words."""
         kept = min(TAIL_BYTES, self._size)
         end = (self._read(self._size - kept, kept) + self._last)[-TAIL_BYTES:]
-        return [line for line in end.decode(errors="replace").splitlines() if not is_marker(line)][-TAIL_LINES:]
+        return [line for line in end.decode(errors="replace").splitlines() if not looks_like_marker(line)][-TAIL_LINES:]
 
     def _read(self, offset: int, limit: int) -> bytes:
         with self._closing:  # A descriptor that was closed may be another file's by now.

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.messages import JobSpec, Limits, Tree
+from deltaci.protocol.messages import JobSpec, Limits, Worktree
 from deltaci.runner.executors import Cell, CellFailed, Executor, Executors
 from deltaci.runner.trees.spots import Spot, Worktrees
 
@@ -101,7 +101,7 @@ class Places:
             self._making = asyncio.create_task(self._make(wish))
         return found
 
-    def _with_tree(self, wish: Wish, tree: Tree) -> Place:
+    def _with_tree(self, wish: Wish, tree: Worktree) -> Place:
         """One that shows its tree; it cannot be made in advance."""
         executor = self._executors.choose(wish.executor, wish.image)
         spot = self.trees.take(tree)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from deltaci.protocol import messages as wire
-from deltaci.protocol.messages import Complete, StepResult, Verdict
+from deltaci.protocol.messages import Complete, RuleResult, StepResult
 from deltaci.runner.executors import Exit
 from deltaci.runner.harvest import Harvest
 
@@ -24,7 +24,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     brought: Harvest = msgspec.field(default_factory=Harvest)
     outputs: dict[str, str] = {}
     is_skipped: bool = False
-    verdicts: list[Verdict] | None = None
+    verdicts: list[RuleResult] | None = None
     head: str = ""  # The commit that its tree has now.
 
     @property

@@ -18,8 +18,8 @@ from deltaci.core.failures import MAX_LINE_CHARS
 from deltaci.pipeline import log_patterns, report_paths
 from deltaci.pipeline.paths import BadPattern
 from deltaci.protocol import junit
-from deltaci.protocol.messages import ArtifactRule, NumberRule, Rule, Verdict
-from deltaci.protocol.verdicts import told
+from deltaci.protocol.messages import ArtifactRule, NumberRule, RuleResult, ValidationRule
+from deltaci.protocol.rule_results import describe_result
 from deltaci.runner.artifacts import Bounds, Found, find, open_found, search
 from deltaci.runner.builtins.stage import Stage
 from deltaci.runner.executors import Exit
@@ -56,7 +56,7 @@ class Rules:
 
     async def check(self, ended: Ended) -> Ended:
         """How the job ended, with a verdict for each rule; the first that does not hold is the summary."""
-        log, verdicts = self._stage.log, list[Verdict]()
+        log, verdicts = self._stage.log, list[RuleResult]()
         rules = [rule for rule in self._stage.spec.rules if not rule.is_servers]
         if not rules:
             return ended
@@ -64,18 +64,18 @@ class Rules:
             for number, rule in enumerate(rules):
                 name = log.said(_name(rule) or f"{number + 1}", MAX_CHARS)
                 is_passed, found, wanted = await self._looked_at(rule, name)
-                verdict = Verdict(
+                verdict = RuleResult(
                     rule=name,
                     is_passed=is_passed,
                     found=log.said(found, MAX_CHARS),
                     wanted=log.said(wanted, MAX_CHARS),
                 )
-                log.line(told(verdict))
+                log.line(describe_result(verdict))
                 verdicts.append(verdict)
-        summary = next((told(each) for each in verdicts if not each.is_passed), ended.summary)
+        summary = next((describe_result(each) for each in verdicts if not each.is_passed), ended.summary)
         return structs.replace(ended, verdicts=verdicts, summary=summary)
 
-    async def _looked_at(self, rule: Rule, name: str) -> Finding:
+    async def _looked_at(self, rule: ValidationRule, name: str) -> Finding:
         kinds = [kind for kind in KINDS if getattr(rule, kind)]
         if len(kinds) != 1:
             return Finding(
@@ -213,7 +213,7 @@ def wanted_of(rule: NumberRule) -> str:
     return f"at most {rule.max:.15g}" if rule.max is not None else "any number"
 
 
-def _name(rule: Rule) -> str:
+def _name(rule: ValidationRule) -> str:
     """Its name, or what it says."""
     number = f"{rule.number.at} of {rule.number.report}" if rule.number is not None else ""
     said = rule.run or rule.result

@@ -22,16 +22,24 @@ import math
 import secrets
 from typing import Final
 
-from deltaci.protocol.log_sections import Mark, Section, is_marker, mark_of, nonce_of, sections, sections_from
+from deltaci.protocol.log_sections import (
+    LogSection,
+    StepMarker,
+    log_nonce,
+    looks_like_marker,
+    parse_marker,
+    sections,
+    sections_from,
+)
 
 __all__ = [
-    "Mark",
-    "Section",
+    "LogSection",
+    "StepMarker",
     "Writer",
-    "is_marker",
-    "mark_of",
+    "log_nonce",
+    "looks_like_marker",
     "new_nonce",
-    "nonce_of",
+    "parse_marker",
     "sections",
     "sections_from",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.answers import Need
 from deltaci.protocol.messages import ArtifactRule, JobSpec
+from deltaci.protocol.responses import NeededJob
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.caches import Caches
 from deltaci.runner.checkout import trust_owner
@@ -167,7 +167,7 @@ class Work:
             protocols=self._protocols,
         )
 
-    async def _needs(self) -> dict[str, Need]:
+    async def _needs(self) -> dict[str, NeededJob]:
         """How the jobs ended that this one needs; asked only where an expression can."""
         if not self._spec.needs:
             return {}

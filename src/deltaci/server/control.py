@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
 from deltaci.engine.event_loop import ended
-from deltaci.protocol.messages import CancelRequested, Control
+from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds
 from deltaci.server.protocol import Runner
@@ -92,7 +92,7 @@ class ControlHub:
                 self._asked[event.entity_id] = None
                 self._is_asked.set()
 
-    async def wait(self, who: Runner, asked: Control, gone: asyncio.Future[Any]) -> list[CancelRequested]:
+    async def wait(self, who: Runner, asked: ControlRequest, gone: asyncio.Future[Any]) -> list[CancelRequested]:
         """What is wanted of this runner: at once if something is already, otherwise as soon as it is.
 
         It listens before it looks, so that nothing can fall in between.
@@ -118,7 +118,7 @@ class ControlHub:
             if not self._waiting[key]:
                 del self._waiting[key]
 
-    async def _wanted(self, tenant: str, asked: Control) -> list[CancelRequested]:
+    async def _wanted(self, tenant: str, asked: ControlRequest) -> list[CancelRequested]:
         """What is wanted of the leases that the runner names. One that is not its own is as good as none."""
         named: dict[str, str] = {}
         for lease_id in asked.lease_ids:

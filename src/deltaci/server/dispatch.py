@@ -23,9 +23,9 @@ from deltaci.core.instants import SECOND
 from deltaci.core.timers import ready_at
 from deltaci.engine.event_loop import ended
 from deltaci.protocol import messages as wire
-from deltaci.protocol import subjects
-from deltaci.protocol.bus import BusAddress, Link
+from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
+from deltaci.protocol.nats_client import NatsAddress, NatsConnection
 from deltaci.server.follower import look
 from deltaci.storage.port import Conflict, Ready, Store, Unavailable
 
@@ -50,10 +50,10 @@ LOGGER: Final = logging.getLogger(__name__)
 class Dispatcher:
     """One server's side of NATS."""
 
-    def __init__(self, store: Store, address: BusAddress) -> None:
+    def __init__(self, store: Store, address: NatsAddress) -> None:
         address.check()
         self._store = store
-        self._link = Link(address, "deltaci server")
+        self._link = NatsConnection(address, "deltaci server")
         self._is_up = False
         self._wanted: dict[str, None] = {}
         self._is_wanted = asyncio.Event()
@@ -114,7 +114,7 @@ class Dispatcher:
             self._is_canceled.clear()
             while self._cancels:
                 tenant, runner_id, message = self._cancels.popleft()
-                await connection.publish(subjects.control(tenant, runner_id), wire.encode(message))
+                await connection.publish(nats_subjects.control(tenant, runner_id), wire.encode(message))
 
     async def _tell_ready(self, connection: Connection, stream: JetStreamContext) -> None:
         """What just became ready, and what had to wait for its time."""
@@ -196,9 +196,9 @@ class Dispatcher:
     async def _tell_one(stream: JetStreamContext, ready: Ready) -> None:
         """Whoever tells the same within a moment tells nothing new; later, it takes the place of what was told."""
         await stream.publish(
-            subjects.dispatch(ready.tenant, ready.queue_key, ready.id),
+            nats_subjects.dispatch(ready.tenant, ready.queue_key, ready.id),
             wire.encode(Dispatch(attempt_id=ready.id)),
-            headers={"Nats-Msg-Id": f"{subjects.token(ready.id)}@{ready.ready_at}"},
+            headers={"Nats-Msg-Id": f"{nats_subjects.token(ready.id)}@{ready.ready_at}"},
         )
 
     async def _make(self, connection: Connection, stream: JetStreamContext, tenant: str, key: str) -> None:
@@ -207,8 +207,8 @@ class Dispatcher:
 
         await stream.add_stream(
             api.StreamConfig(
-                name=subjects.stream(tenant),
-                subjects=[subjects.dispatches(tenant)],
+                name=nats_subjects.stream(tenant),
+                subjects=[nats_subjects.all_dispatches(tenant)],
                 retention=api.RetentionPolicy.WORK_QUEUE,
                 discard=api.DiscardPolicy.OLD,
                 max_msgs_per_subject=1,
@@ -218,10 +218,10 @@ class Dispatcher:
             )
         )
         await stream.add_consumer(
-            subjects.stream(tenant),
+            nats_subjects.stream(tenant),
             api.ConsumerConfig(
-                durable_name=subjects.consumer(key),
-                filter_subject=subjects.queue(tenant, key),
+                durable_name=nats_subjects.consumer(key),
+                filter_subject=nats_subjects.queue(tenant, key),
                 ack_policy=api.AckPolicy.EXPLICIT,
                 ack_wait=ACK_SECONDS,
                 max_waiting=MAX_RUNNERS,
@@ -229,4 +229,4 @@ class Dispatcher:
             ),
         )
         self._known.add((tenant, key))
-        await connection.publish(subjects.news(tenant), b"")
+        await connection.publish(nats_subjects.new_queues(tenant), b"")

@@ -19,15 +19,22 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.requests import Overloaded
 from deltaci.fleet.heartbeats import Hearing
 from deltaci.protocol import messages as wire
-from deltaci.protocol.answers import Gone, Granted, HandedBack, Size, StreamsOver, Wanted
 from deltaci.protocol.messages import Problem
+from deltaci.protocol.responses import (
+    ControlResponse,
+    EndedStreams,
+    HandBackResponse,
+    LeaseResponse,
+    LeaveResponse,
+    LogSize,
+)
 from deltaci.protocol.routes import (
-    ADDRESSES,
-    DESCRIPTION,
     LEASE_HEADER,
     MAX_LEASE_CHARS,
     MAX_OFFSET_DIGITS,
     OFFSET_HEADER,
+    OPENAPI_PATH,
+    PROTOCOL_ROUTES,
     ROOT,
     SHA256_HEADER,
     status_of,
@@ -56,20 +63,20 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _METHODS: Final[dict[str, list[str]]] = {}
-for _each in ADDRESSES:
+for _each in PROTOCOL_ROUTES:
     _METHODS.setdefault(_each.name, []).append(_each.method)
 _LEASE: Final = LEASE_HEADER.lower().encode()
 _SHA256: Final = SHA256_HEADER.lower().encode()
 _OFFSET: Final = OFFSET_HEADER.lower().encode()
-_SPEAKS_JSON: Final = frozenset(each.name for each in ADDRESSES if "wrong_media_type" in each.codes)
-_NESTED: Final = frozenset(each.name for each in ADDRESSES if each.rest)
+_SPEAKS_JSON: Final = frozenset(each.name for each in PROTOCOL_ROUTES if "wrong_media_type" in each.codes)
+_NESTED: Final = frozenset(each.name for each in PROTOCOL_ROUTES if each.rest)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
-_decode_lease = wire.decoder(wire.Lease)
-_decode_leave = wire.decoder(wire.Leave)
-_decode_control = wire.decoder(wire.Control)
+_decode_lease = wire.decoder(wire.LeaseRequest)
+_decode_leave = wire.decoder(wire.LeaveRequest)
+_decode_control = wire.decoder(wire.ControlRequest)
 _decode_registration = wire.decoder(wire.Registration)
-_decode_streams = wire.decoder(wire.Streams)
+_decode_streams = wire.decoder(wire.EndedStreamsRequest)
 _decode_renewal = wire.decoder(wire.Renewal)
 
 
@@ -218,10 +225,10 @@ class RunnerApp:
         name, rest = _address(request)
         if name in _SPEAKS_JSON:
             request.check_is_json()
-        if name == DESCRIPTION:
-            from deltaci.api.openapi import described  # Few ask, and it needs much that nobody else does.
+        if name == OPENAPI_PATH:
+            from deltaci.api.openapi import openapi_bytes  # Few ask, and it needs much that nobody else does.
 
-            return msgspec.Raw(described())
+            return msgspec.Raw(openapi_bytes())
         if name == "register":
             known = await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
             self._heard(known.tenant, ids.worker_name(known.runner_id))
@@ -236,9 +243,11 @@ class RunnerApp:
             case "lease":
                 return await self._lease(who, request)
             case "control":
-                return Wanted(await self._cancels(who, request))
+                return ControlResponse(await self._cancels(who, request))
             case "leave":
-                return Gone(await self._protocol.leave(who, _decode_leave(await request.body(wire.MAX_MESSAGE_BYTES))))
+                return LeaveResponse(
+                    await self._protocol.leave(who, _decode_leave(await request.body(wire.MAX_MESSAGE_BYTES)))
+                )
             case "messages":
                 message = wire.decode_message(await request.body(wire.MAX_MESSAGE_BYTES))
                 [answer] = await self._protocol.say(who, [message])
@@ -251,7 +260,7 @@ class RunnerApp:
                 return await self._batch(who, request)
             case "hand-back":
                 await self._protocol.hand_back(who, request.lease_id())
-                return HandedBack()
+                return HandBackResponse()
             case "specs":
                 held = await self._protocol.held(who, request.lease_id())
                 if rest != held.id:
@@ -264,19 +273,19 @@ class RunnerApp:
         assert name == "log", name
         return await self._log(who, request)
 
-    async def _lease(self, who: Runner, request: Request) -> Granted:
+    async def _lease(self, who: Runner, request: Request) -> LeaseResponse:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._present(who):
             granted = await self._protocol.lease(who, asked, request.gone)
         if not asked.attempts:
-            return Granted(granted)
-        return Granted(granted, await self._protocol.gone(who, asked.attempts))
+            return LeaseResponse(granted)
+        return LeaseResponse(granted, await self._protocol.gone(who, asked.attempts))
 
     async def _tree(self, who: Runner, name: str, request: Request) -> Any:
         """About worktrees."""
         if name == "streams":
             asked = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
-            return await self._trees.over(who, asked.ids) if self._trees is not None else StreamsOver([])
+            return await self._trees.over(who, asked.ids) if self._trees is not None else EndedStreams([])
         held = await self._protocol.held(who, request.lease_id())
         if self._trees is None:
             raise Refused("not_found", "this server has no repositories, and so no trees")
@@ -315,18 +324,18 @@ class RunnerApp:
             answers[place] = _problem(answer) if isinstance(answer, Refused) else answer
         return [answers[place] for place in range(len(parts))]
 
-    async def _log(self, who: Runner, request: Request) -> Size:
+    async def _log(self, who: Runner, request: Request) -> LogSize:
         """Append to the log of a live lease, or tell how far it is."""
         offset = request.offset() if request.method == "POST" else 0
         ref = ids.lease_ref(request.lease_id())
         await self._protocol.held(who, request.lease_id())  # Refuses a lease that is not this runner's, or not live.
         if request.method == "GET":
-            return Size(self._logs.size(ref.attempt_id, ref.number))
+            return LogSize(self._logs.size(ref.attempt_id, ref.number))
         data = await request.body(wire.MAX_CHUNK_BYTES)
         await self._protocol.held(who, request.lease_id())  # The body may have taken longer than the lease.
         try:
             # Waiting for the disk is no work for the loop on which everybody else is answered.
-            return Size(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
+            return LogSize(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
         except OSError as error:
             raise BlobsUnavailable(f"the log cannot be kept now: {error.strerror or error}") from error
 
@@ -339,15 +348,15 @@ def _address(request: Request) -> tuple[str, str]:
     if request.method not in methods:
         said = f"{request.path[:MAX_SHOWN]} takes {' or '.join(methods)}, not {request.method[:MAX_SHOWN]}"
         raise Refused("wrong_method", said)
-    if request.path == DESCRIPTION:
-        return DESCRIPTION, ""
+    if request.path == OPENAPI_PATH:
+        return OPENAPI_PATH, ""
     name, _, rest = request.path.removeprefix(ROOT).partition("/")
     return name, rest
 
 
 def _methods(path: str) -> Sequence[str]:
     """What can be asked at this address; nothing where there is none."""
-    if path == DESCRIPTION:
+    if path == OPENAPI_PATH:
         return ("GET",)
     if not path.startswith(ROOT):
         return ()

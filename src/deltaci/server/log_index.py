@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from deltaci.api.schemas.logs import LogSection
-from deltaci.protocol.log_sections import Mark, mark_of, nonce_of
+from deltaci.protocol.log_sections import StepMarker, log_nonce, parse_marker
 from deltaci.storage.blobs.logs import Logs
 
 BLOCK_BYTES: Final = 64 * 1024
@@ -59,7 +59,7 @@ class LogIndex:
     def _find_markers(self, data: bytes) -> None:
         some = self._line + data if self._line else data
         if not self._nonce and not self.newlines and not self._is_line_lost:
-            self._nonce = nonce_of(some) or ""
+            self._nonce = log_nonce(some) or ""
         nonce = self._nonce.encode()
         at = some.find(nonce) if nonce else -1
         counted, line = 0, self.newlines + 1
@@ -68,7 +68,7 @@ class LogIndex:
             if stop < 0:
                 break
             if start or not self._is_line_lost:
-                mark = mark_of(some[start : stop + 1], self._nonce)
+                mark = parse_marker(some[start : stop + 1], self._nonce)
                 line, counted = line + some.count(b"\n", counted, start), start
                 if mark is not None:
                     self._add(mark, line)
@@ -80,14 +80,14 @@ class LogIndex:
         if self._is_line_lost:
             self._line = b""
 
-    def _add(self, mark: Mark, line: int) -> None:
+    def _add(self, mark: StepMarker, line: int) -> None:
         """By the rules of `sections_from`: what no writer writes is passed over."""
         last = self.sections[-1] if self.sections else None
         if mark.name is not None:
             if len(self.sections) >= MAX_SECTIONS:
                 return
             if last is not None and not last.is_over:  # Its runner died before it wrote the end.
-                self._end(last, line - 1, Mark(index=last.index))
+                self._end(last, line - 1, StepMarker(index=last.index))
             self.sections.append(
                 LogSection(
                     index=mark.index,
@@ -102,7 +102,7 @@ class LogIndex:
         elif last is not None and not last.is_over and last.index == mark.index:
             self._end(last, line, mark)
 
-    def _end(self, section: LogSection, line: int, mark: Mark) -> None:
+    def _end(self, section: LogSection, line: int, mark: StepMarker) -> None:
         self.sections[-1] = LogSection(
             index=section.index,
             name=section.name,

@@ -103,7 +103,7 @@ class Protocol:
         if self._fleet is not None:
             self._fleet.stop_waiting()
 
-    async def lease(self, who: Runner, asked: wire.Lease, gone: Gone | None = None) -> list[LeaseGranted]:
+    async def lease(self, who: Runner, asked: wire.LeaseRequest, gone: Gone | None = None) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
 
         Nothing is claimed for a runner that is `gone`: a lease that nobody takes counts against its attempt.
@@ -137,7 +137,7 @@ class Protocol:
         fleet = self._fleet
         return gone if fleet is None else lambda: fleet.until_held(who.tenant, id, gone)
 
-    async def leave(self, who: Runner, asked: wire.Leave) -> bool:
+    async def leave(self, who: Runner, asked: wire.LeaveRequest) -> bool:
         """The runner leaves: it gets nothing new. Whether it is gone already; what has no record always is."""
         self._check_speaker(who, asked.runner_id)
         record = await self._store.find(asked.runner_id)

@@ -16,7 +16,13 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain
-from deltaci.protocol.junit import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, MAX_OUTPUT_CHARACTERS, Case, read_cases
+from deltaci.protocol.junit import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_OUTPUT_CHARACTERS,
+    TestCase,
+    read_cases,
+)
 from deltaci.server.disk import Disk
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import Blobs
@@ -30,7 +36,7 @@ MAX_REMEMBERED: Final = 100_000  # Tests, of all attempts that were looked at la
 class Reported(msgspec.Struct, frozen=True):
     """All tests of an attempt; or what could be read, and why not all."""
 
-    cases: tuple[Case, ...] = ()
+    cases: tuple[TestCase, ...] = ()
     troubles: tuple[str, ...] = ()
 
 
@@ -71,7 +77,7 @@ def read_reports(blobs: Blobs, attempt: Attempt, lease_number: int) -> Reported:
     return Reported(tuple(map(_safe, cases)), tuple(troubles))
 
 
-def _safe(case: Case) -> Case:
+def _safe(case: TestCase) -> TestCase:
     """Nothing in it that a terminal would obey, or that turns a line around; names as runners report them."""
     output = "\n".join(plain(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
     message = plain(case.message, MAX_MESSAGE_CHARACTERS)

@@ -39,7 +39,7 @@ from deltaci.forges.landing import ForgeLanding
 from deltaci.forges.reports import Reports
 from deltaci.git.mirrors import SecretOf
 from deltaci.git.url_policy import Rules
-from deltaci.protocol.bus import BusAddress
+from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Keys
 from deltaci.server.api.calls import Parts
@@ -119,7 +119,7 @@ class Service:
         *,
         ttl_seconds: int = lease.TTL_SECONDS,
         blobs: Blobs | None = None,
-        nats: BusAddress | None = None,
+        nats: NatsAddress | None = None,
         issuer: Issuer | None = None,
         rules: Rules | None = None,
         allowed_forges: Collection[str] = (),

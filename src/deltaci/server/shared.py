@@ -17,7 +17,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.core.needs import SKIPPED, is_over, outputs_of, result_of
 from deltaci.core.run import Run
-from deltaci.protocol.answers import FoundCache, Need, SharedArtifact, SourceCredential
+from deltaci.protocol.responses import CacheMatch, NeededJob, SharedArtifact, SourceCredential
 from deltaci.protocol.routes import MAX_CACHE_KEY
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
@@ -44,10 +44,10 @@ class Shared:
 
     # -- results
 
-    async def needs(self, held: Attempt) -> dict[str, Need]:
+    async def needs(self, held: Attempt) -> dict[str, NeededJob]:
         """How each of the jobs ended that the attempt's record names: only of its own run, or of the one it repeats."""
         names = list(dict.fromkeys(job_spec(held).needs))
-        found: dict[str, Need] = {}
+        found: dict[str, NeededJob] = {}
         async for run_id in self._runs(held):
             left = [name for name in names if name not in found]
             if not left:
@@ -56,7 +56,7 @@ class Shared:
                 jobs = await self._jobs(held, run_id, left[start : start + AT_A_TIME])
                 lasts = await self._lasts(held, jobs)
                 found |= {each.spec.name: _need(each, lasts.get(each.id)) for each in jobs}
-        return {name: found.get(name) or Need(result=SKIPPED, is_there=False) for name in names}
+        return {name: found.get(name) or NeededJob(result=SKIPPED, is_there=False) for name in names}
 
     async def _runs(self, held: Attempt) -> AsyncIterator[str]:
         """The attempt's run; then the one that it repeats, of which it has what it need not do again; and so on."""
@@ -126,7 +126,7 @@ class Shared:
 
     # -- caches
 
-    async def cache_key(self, held: Attempt, prefix: str) -> FoundCache:
+    async def cache_key(self, held: Attempt, prefix: str) -> CacheMatch:
         """The newest key with this beginning: in the job's own scope, or else in that of trusted runs."""
         if len(prefix) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(prefix)} characters; at most {MAX_CACHE_KEY}")
@@ -135,7 +135,7 @@ class Shared:
                 lambda scope=scope: keys.newest_cache(self._blobs, held.tenant, scope, prefix)  # type: ignore[misc]
             )
             if found:
-                return FoundCache(key=found)
+                return CacheMatch(key=found)
         raise Refused("not_found", "there is no cache whose key begins so")
 
     def remember_cache(self, tenant: str, scope: str, key: str) -> None:
@@ -166,9 +166,9 @@ class Shared:
         return await self._disk.do(lambda: self._secrets.there(held.tenant, spec.optional_secrets, where(origin)))
 
 
-def _need(needed: Job, last: Attempt | None) -> Need:
+def _need(needed: Job, last: Attempt | None) -> NeededJob:
     result = result_of(needed, last)
-    return Need(result=result, outputs=outputs_of(last), family=needed.spec.family)  # type: ignore[arg-type]
+    return NeededJob(result=result, outputs=outputs_of(last), family=needed.spec.family)  # type: ignore[arg-type]
 
 
 def number_of(lease_id: str) -> int:

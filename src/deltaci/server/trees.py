@@ -24,8 +24,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.run import Run, is_let_go
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
-from deltaci.protocol.answers import StreamsOver, TreeStart
-from deltaci.protocol.job_spec import Tree
+from deltaci.protocol.job_spec import Worktree
+from deltaci.protocol.responses import EndedStreams, WorktreeStart
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.uploads import Streamed
@@ -81,23 +81,23 @@ class Trees:
         self._disk = disk
         self._bring = bring
 
-    async def answer(self, held: Attempt, name: str) -> TreeStart | Streamed:
+    async def answer(self, held: Attempt, name: str) -> WorktreeStart | Streamed:
         """One request to one of `NAMES`, under the lease of this attempt."""
         try:
             start = await self._start(held)
             if name == "tree":
-                return TreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._size(start))
+                return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._size(start))
             return await self._streamed(start)
         except GitFailed as failed:
             if failed.is_passing:
                 raise BlobsUnavailable(f"the commits of the tree cannot be had now: {failed}") from None
             raise Refused("wrong_state", f"the tree has no beginning: {failed}") from None
 
-    async def over(self, who: Runner, ids: list[str]) -> StreamsOver:
+    async def over(self, who: Runner, ids: list[str]) -> EndedStreams:
         """Those of these streams that are over and need no tree. What this tenant does not have is left as it is."""
         records = await self._protocol.looked(list(dict.fromkeys(ids)))
         gone = {each.id for each in records if isinstance(each, Run) and each.tenant == who.tenant and is_let_go(each)}
-        return StreamsOver([id for id in dict.fromkeys(ids) if id in gone])
+        return EndedStreams([id for id in dict.fromkeys(ids) if id in gone])
 
     # -- where it begins
 
@@ -118,7 +118,7 @@ class Trees:
         await commits.restored(workshop, stream, self._blobs)
         return _Start(workshop=workshop, base=stream.base_commit, tip=stream.tip)
 
-    async def _exactly(self, held: Attempt, tree: Tree) -> _Start:
+    async def _exactly(self, held: Attempt, tree: Worktree) -> _Start:
         """One commit, of the project that the run is about."""
         project, base = (await self._protocol.origin(held)).project, tree.source.commit
         workshop = await self._workshop(held.tenant, project)

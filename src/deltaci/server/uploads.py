@@ -23,7 +23,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
-from deltaci.protocol.answers import KeptArtifact, KeptCache
+from deltaci.protocol.responses import StoredArtifact, StoredCache
 from deltaci.protocol.routes import MAX_CACHE_KEY, SHA256_HEADER
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
@@ -167,7 +167,7 @@ class Uploads:
 
     # -- artifacts
 
-    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> KeptArtifact:
+    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> StoredArtifact:
         number = ids.lease_ref(request.lease_id()).number
         key = keys.artifact_key(held.tenant, held.id, number, path)
         limit = await self._disk.do(lambda: self._left(held, number, path))
@@ -178,7 +178,7 @@ class Uploads:
         await self._check_still_held(who, request, key)
         self._keep_count(held.tenant, stored.bytes)
         uri = keys.artifact_uri(held.id, number, path)
-        return KeptArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
+        return StoredArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
 
     def _left(self, held: Attempt, number: int, path: str) -> int:
         """How large this artifact may be. Of those that come at the same moment none counts for the others."""
@@ -202,13 +202,13 @@ class Uploads:
                 return Streamed(stored, self._read(found))
         raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
 
-    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> KeptCache:
+    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> StoredCache:
         key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
         there = await self._disk.do(lambda: self._blobs.stat(key))
         if there is not None:
             async for _ in request.parts(self._bounds.cache_bytes):
                 pass  # Whoever sends a body must be able to send all of it before it hears an answer.
-            return KeptCache(stored=False, bytes=there.bytes, sha256=there.sha256)
+            return StoredCache(stored=False, bytes=there.bytes, sha256=there.sha256)
         limit = await self._within_quota(held.tenant, self._bounds.cache_bytes, request)
         async with self._body(request, limit) as (file, stored):
             await self._protocol.held(who, request.lease_id())
@@ -218,7 +218,7 @@ class Uploads:
             self._keep_count(held.tenant, stored.bytes)
             scope = job_spec(held).cache_scope
             await self._disk.do(lambda: self._shared.remember_cache(held.tenant, scope, name))
-        return KeptCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
+        return StoredCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
 
     # -- what they share
 

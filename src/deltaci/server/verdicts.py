@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deltaci.core.attempt import Verdict
 from deltaci.protocol.messages import Complete, JobSpec
-from deltaci.protocol.verdicts import details
+from deltaci.protocol.rule_results import describe_failed
 
 
 def verdict_of(said: Complete, spec: JobSpec) -> Verdict | None:
@@ -15,7 +15,7 @@ def verdict_of(said: Complete, spec: JobSpec) -> Verdict | None:
     if said.is_skipped and spec.condition:
         return None  # Nothing was done, and so there is nothing to look at.
     rules, verdicts = [rule for rule in spec.rules if not rule.is_servers], said.verdicts or []
-    if broken := details(verdicts):
+    if broken := describe_failed(verdicts):
         return Verdict(is_passed=False, details=broken)
     if len(verdicts) < len(rules):
         found = f"found the runner's word for {len(verdicts)} of {len(rules)}"

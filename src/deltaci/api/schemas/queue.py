@@ -2,71 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from deltaci.api.schemas.inputs import PageQuery, Word
-from deltaci.api.schemas.records import Because, Shown
-from deltaci.protocol.messages import Moment, says
+from deltaci.api.schemas.inputs import LineText, PageQuery
+from deltaci.api.schemas.records import Reason, ResponseSchema
+from deltaci.protocol.messages import Timestamp, doc
 
 
 class QueueQuery(PageQuery, frozen=True, kw_only=True):
     """What of the queue."""
 
-    part: Annotated[Literal["all", "running"], says("all, or only what workers have: that costs less")] = "all"
-    reason: Annotated[Word, says("only what waits for this: the `id` or the `code` of a reason; empty: all")] = ""
-    label: Annotated[Word, says("only what asks for this label; empty: all")] = ""
-    project: Annotated[Word, says("only of this project; empty: of all")] = ""
+    part: Annotated[Literal["all", "running"], doc("all, or only what workers have: that costs less")] = "all"
+    reason: Annotated[LineText, doc("only what waits for this: the `id` or the `code` of a reason; empty: all")] = ""
+    label: Annotated[LineText, doc("only what asks for this label; empty: all")] = ""
+    project: Annotated[LineText, doc("only of this project; empty: of all")] = ""
 
 
-class Queued(Shown, frozen=True, kw_only=True):
+class QueueEntry(ResponseSchema, frozen=True, kw_only=True):
     """What both have, who waits and who is under way."""
 
-    id: Annotated[str, says("the attempt; or the job or the run, where there is none yet")]
-    run_id: Annotated[str, says("empty for a job of the plain queue")]
-    title: Annotated[str, says("what people call the run")]
+    schema_name: ClassVar[str] = "Queued"
+
+    id: Annotated[str, doc("the attempt; or the job or the run, where there is none yet")]
+    run_id: Annotated[str, doc("empty for a job of the plain queue")]
+    title: Annotated[str, doc("what people call the run")]
     project: str
     branch: str
-    job: Annotated[str, says("the name of the job; empty for a run that has no plan yet")]
-    index: Annotated[int, says("which attempt of the job; 0: there is none yet")]
+    job: Annotated[str, doc("the name of the job; empty for a run that has no plan yet")]
+    index: Annotated[int, doc("which attempt of the job; 0: there is none yet")]
     state: str
-    priority: Annotated[int, says("the higher, the sooner")]
-    runs_on: Annotated[list[str], says("labels that its worker must have")]
-    group: Annotated[str, says("of all that have the same one, one is under way at a time")]
-    since: Annotated[Moment, says("since when it waits, or a worker has it")]
+    priority: Annotated[int, doc("the higher, the sooner")]
+    runs_on: Annotated[list[str], doc("labels that its worker must have")]
+    group: Annotated[str, doc("of all that have the same one, one is under way at a time")]
+    since: Annotated[Timestamp, doc("since when it waits, or a worker has it")]
 
 
-class Waiting(Queued, frozen=True, kw_only=True):
+class WaitingEntry(QueueEntry, frozen=True, kw_only=True):
     """One that waits."""
 
-    ready_at: Annotated[Moment | None, says("when its time comes, if that is later than now")]
-    reason: Annotated[str, says("the `id` of the reason that it shares with others")]
-    reasons: Annotated[list[Because], says("why it waits, the most important first")]
+    schema_name: ClassVar[str] = "Waiting"
+
+    ready_at: Annotated[Timestamp | None, doc("when its time comes, if that is later than now")]
+    reason: Annotated[str, doc("the `id` of the reason that it shares with others")]
+    reasons: Annotated[list[Reason], doc("why it waits, the most important first")]
 
 
-class UnderWay(Queued, frozen=True, kw_only=True):
+class RunningEntry(QueueEntry, frozen=True, kw_only=True):
     """One that a worker has."""
 
+    schema_name: ClassVar[str] = "UnderWay"
+
     worker_id: str
-    reasons: Annotated[list[Because], says("that it was not begun yet, or is being stopped; mostly nothing")]
+    reasons: Annotated[list[Reason], doc("that it was not begun yet, or is being stopped; mostly nothing")]
 
 
-class SharedReason(Shown, frozen=True, kw_only=True):
+class SharedReason(ResponseSchema, frozen=True, kw_only=True):
     """So many wait for the same."""
 
-    id: Annotated[str, says("its code, and behind a colon what else those have in common")]
+    id: Annotated[str, doc("its code, and behind a colon what else those have in common")]
     code: str
     text: str
-    about: Annotated[str, says("the job or the worker that has to be looked at; empty: none in particular")]
+    about: Annotated[str, doc("the job or the worker that has to be looked at; empty: none in particular")]
     count: int
 
 
-class Queue(Shown, frozen=True, kw_only=True):
+class Queue(ResponseSchema, frozen=True, kw_only=True):
     """What waits, in the order in which it is claimed; then what waits for people, for a time and for other jobs."""
 
-    waiting: list[Waiting]
+    waiting: list[WaitingEntry]
     next: str | None
-    count: Annotated[int, says("how many wait, as the filters want it, on all pages")]
-    reasons: Annotated[list[SharedReason], says("what all wait for, whatever `reason` says; first what needs somebody")]
-    running: Annotated[list[UnderWay], says("what workers have, the oldest first")]
+    count: Annotated[int, doc("how many wait, as the filters want it, on all pages")]
+    reasons: Annotated[list[SharedReason], doc("what all wait for, whatever `reason` says; first what needs somebody")]
+    running: Annotated[list[RunningEntry], doc("what workers have, the oldest first")]
     running_count: int
-    is_whole: Annotated[bool, says("whether all was looked at; of what is very long only the beginning is")]
+    is_whole: Annotated[bool, doc("whether all was looked at; of what is very long only the beginning is")]

@@ -30,7 +30,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.core.worker import queue_key
 from deltaci.git.commit_builder import HEADS
 from deltaci.protocol.job_spec import JobSpec as Work
-from deltaci.protocol.job_spec import Rule, Source, Tree
+from deltaci.protocol.job_spec import Source, ValidationRule, Worktree
 
 LABEL: Final = "merge-queue"
 STREAM: Final = "merge-"
@@ -44,7 +44,7 @@ def check(entry: Entry) -> None:
     if entry.method not in METHODS:
         raise Refused("bad_request", f"the method is {entry.method!r}; expected one of {', '.join(METHODS)}")
     try:
-        rules = msgspec.convert(entry.rules, list[Rule])
+        rules = msgspec.convert(entry.rules, list[ValidationRule])
         msgspec.convert(entry.work, Work)
     except msgspec.ValidationError as error:
         raise Refused("bad_request", f"the rules of workstream {entry.id} make no sense: {error}") from None
@@ -81,8 +81,8 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     work = msgspec.structs.replace(
         msgspec.convert(entry.work, Work),
         name=_name(tested),
-        rules=[msgspec.convert(each, Rule) for each in tested.rules],
-        tree=Tree(
+        rules=[msgspec.convert(each, ValidationRule) for each in tested.rules],
+        tree=Worktree(
             stream=stream,
             source=Source(
                 url=project.url,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from deltaci.pipeline.paths import BadPattern, path_filter
-from deltaci.protocol.messages import Rule, Verdict
+from deltaci.protocol.messages import RuleResult, ValidationRule
 
 MAX_SHOWN: Final = 5
 MAX_PATH_CHARS: Final = 80
@@ -25,22 +25,22 @@ def outside(paths_changed: Iterable[str], patterns: Sequence[str]) -> list[str]:
     return sorted({path for path in paths_changed if not meant.matches(path)})
 
 
-def within(rule: Rule, paths_changed: Iterable[str]) -> Verdict:
+def within(rule: ValidationRule, paths_changed: Iterable[str]) -> RuleResult:
     """Whether nothing was changed but what the rule allows."""
     meant = _listed(rule.within)
     name, wanted = rule.name or meant, f"only {meant}"
     try:
         strays = outside(paths_changed, rule.within)
     except BadPattern as bad:
-        return Verdict(rule=name, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
-    return Verdict(rule=name, is_passed=not strays, found=_listed(strays), wanted=wanted)
+        return RuleResult(rule=name, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
+    return RuleResult(rule=name, is_passed=not strays, found=_listed(strays), wanted=wanted)
 
 
-def mergeable(rule: Rule, base: str, conflicts: Sequence[str]) -> Verdict:
+def mergeable(rule: ValidationRule, base: str, conflicts: Sequence[str]) -> RuleResult:
     """Whether the base, a branch by its name, can be merged as it is now; `conflicts` are the paths where it cannot."""
     wanted = f"none with {base}, as it is now; merge it, and solve them"
     found = f"conflicts in {_listed(conflicts)}" if conflicts else ""
-    return Verdict(rule=rule.name or MERGEABLE, is_passed=not conflicts, found=found, wanted=wanted)
+    return RuleResult(rule=rule.name or MERGEABLE, is_passed=not conflicts, found=found, wanted=wanted)
 
 
 def _listed(texts: Sequence[str]) -> str:

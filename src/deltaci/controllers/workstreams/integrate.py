@@ -18,13 +18,13 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Conflicting, Workshop
 from deltaci.pipeline.model import Rule
 from deltaci.pipeline.rules import wire_rules
-from deltaci.protocol.job_spec import Verdict
+from deltaci.protocol.job_spec import RuleResult
 
 
 class Broken(Exception):
     """A rule of a task or a workstream does not hold: which, what was found and what was wanted."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: RuleResult) -> None:
         super().__init__(f"rule {verdict.rule}: {verdict.found}; wanted {verdict.wanted}")
         self.verdict = verdict
 
@@ -101,7 +101,7 @@ class Joining:
         except Conflicting as conflict:
             found = f"conflicts with what other tasks did meanwhile in {', '.join(conflict.paths)}"
             wanted = "changes that fit together; let one task need the other"
-            raise Broken(Verdict(rule="join", is_passed=False, found=found, wanted=wanted)) from None
+            raise Broken(RuleResult(rule="join", is_passed=False, found=found, wanted=wanted)) from None
         await workshop.keep(f"streams/{stream.id}/tip", tip)
         return Joined(task=task, attempt_id=attempt.id, bundle=bundle, start=start, head=head, tip=tip)
 
@@ -128,6 +128,6 @@ class Joining:
                 _must(mergeable(rule, stream.base, paths))
 
 
-def _must(verdict: Verdict) -> None:
+def _must(verdict: RuleResult) -> None:
     if not verdict.is_passed:
         raise Broken(verdict)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.protocol.messages import Verdict
+from deltaci.protocol.messages import RuleResult
 from deltaci.storage.documents import Documents
 from deltaci.storage.port import Store
 
@@ -46,7 +46,7 @@ class Workstream(msgspec.Struct, frozen=True, kw_only=True):
     merged_as: str = ""  # the commit by which the base has it
     problem: str = ""  # why it was not merged
     # What did not hold when the server looked, by task; under "" what did not hold of the whole.
-    verdicts: dict[str, tuple[Verdict, ...]] = {}
+    verdicts: dict[str, tuple[RuleResult, ...]] = {}
 
     @property
     def tip(self) -> str:

@@ -60,7 +60,7 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
             secrets=list(task.secrets),
             rules=wire_rules(task.post_execution),
             needs=list(task.needs),
-            tree=wire.Tree(
+            tree=wire.Worktree(
                 stream=id,
                 source=source,
                 branch=branch,

@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 from urllib.parse import quote
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.answers import SharedArtifact
 from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
+from deltaci.protocol.responses import SharedArtifact
 from deltaci.runner.archive import COMPRESSION, unpack
 from deltaci.runner.artifacts import Bounds, Found, find, open_found
 from deltaci.runner.builtins.stage import Stage, StepFailed, flag, known, lines

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.answers import TreeStart
-from deltaci.protocol.job_spec import Source, Tree
+from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES
+from deltaci.protocol.responses import WorktreeStart
 from deltaci.runner.builtins.checkout import CODE, reaching
 from deltaci.runner.builtins.stage import Stage, StepFailed
 from deltaci.runner.client import Client, Unreachable
@@ -29,7 +29,7 @@ AS_IT_IS: Final = "the tree cannot be used as it is: {}; making a new one"
 ALL_ANEW: Final = "the stream's repository cannot be used: {}; making a new one"
 
 
-async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree) -> TreeStart:
+async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree) -> WorktreeStart:
     """Have the tree, exactly at the tip that the server names; nobody else has it until the job is over."""
     await trees.hold(spot)
     try:
@@ -46,7 +46,7 @@ async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree) -> TreeS
     return start
 
 
-async def _have(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: TreeStart) -> None:
+async def _have(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart) -> None:
     """As it is; or else a new tree; or else, if nobody else needs what is here, everything anew."""
     failed = await _tried(stage, trees, spot, tree, start)
     if failed is not None:
@@ -62,7 +62,7 @@ async def _have(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: T
         raise StepFailed(f"tree: {failed}", CODE)
 
 
-async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Tree, start: TreeStart) -> Exception | None:
+async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart) -> Exception | None:
     """Once; what went wrong, if that may be because of what is here."""
     repository = Repository(spot.repository)
     try:
@@ -89,7 +89,7 @@ async def _bring_base(stage: Stage, repository: Repository, source: Source, base
         raise StepFailed(f"tree: {failed}", CODE) from failed
 
 
-async def _bring_tip(stage: Stage, repository: Repository, source: Source, start: TreeStart) -> None:
+async def _bring_tip(stage: Stage, repository: Repository, source: Source, start: WorktreeStart) -> None:
     """From the server: these commits are nowhere else."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)

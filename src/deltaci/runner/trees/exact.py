@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from deltaci.protocol.job_spec import Tree
+from deltaci.protocol.job_spec import Worktree
 from deltaci.runner.folders import opened, parent
 from deltaci.runner.git import GitFailed, checked_ref, git
 from deltaci.runner.mirrors import LOCAL_SECONDS
@@ -123,7 +123,7 @@ def _empty(tree: Path, paths: Iterable[str]) -> None:
 # -- what the job calls its repository
 
 
-def make_git_dir(repository: Repository, spot: Spot, tree: Tree, base: str, tip: str) -> None:
+def make_git_dir(repository: Repository, spot: Spot, tree: Worktree, base: str, tip: str) -> None:
     """A repository of the job's own, at the tip of its branch; it sees the objects of ours. What was there is gone."""
     branch = checked_ref(f"refs/heads/{tree.branch}")
     name, email = identity(tree.author)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.job_spec import Tree
+from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
 from deltaci.runner.artifacts import Found, find, literally, open_found
 from deltaci.runner.builtins.stage import Stage
@@ -67,7 +67,7 @@ class NotLeft(Exception):
     """Nothing can be handed over, by the job's own doing."""
 
 
-async def commit(stage: Stage, tree: Tree, tip: str, seconds: float) -> Left:
+async def commit(stage: Stage, tree: Worktree, tip: str, seconds: float) -> Left:
     """Commit what the steps did not, and bundle what is new; raises `NotLeft`."""
     layout = stage.layout
     inner = f"{layout.inner(layout.temp)}/{FOLDER}"

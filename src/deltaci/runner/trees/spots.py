@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.job_spec import Name, Tree
+from deltaci.protocol.job_spec import Name, Worktree
 from deltaci.protocol.messages import MAX_STREAMS
 from deltaci.runner.client import Unreachable
 from deltaci.runner.executors.cell import CellFailed, Shown
@@ -105,7 +105,7 @@ class Worktrees:
 
     # -- who has which
 
-    def take(self, tree: Tree) -> Spot:
+    def take(self, tree: Worktree) -> Spot:
         """A place for this job. One that keeps nothing gets any tree that is free, warm if there is one."""
         stream = self.folder / safe_name(tree.stream)
         about = About(tree.stream, bool(tree.commit))

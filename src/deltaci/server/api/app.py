@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.api.routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, ROUTES, Route
-from deltaci.api.schemas.inputs import MAX_BODY_BYTES, Asked
+from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RequestSchema
 from deltaci.api.schemas.records import ApiProblem
 from deltaci.core.errors import Refused
 from deltaci.engine.requests import Overloaded
@@ -254,7 +254,7 @@ def _query(route: Route, query: bytes) -> Any:
         raise msgspec.ValidationError(explained(error, route.query)) from None
 
 
-def _converted(given: Mapping[str, Any], kind: type[Asked] | None) -> Any:
+def _converted(given: Mapping[str, Any], kind: type[RequestSchema] | None) -> Any:
     if kind is None:
         return None
     try:

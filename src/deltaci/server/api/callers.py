@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.api.routes import ANYBODY, OPERATOR, Needed
+from deltaci.api.routes import ANY_KEY, OPERATOR, RequiredScope
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -53,9 +53,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int = 0
     is_operator: bool = False
 
-    def check(self, needed: Needed) -> None:
+    def check(self, needed: RequiredScope) -> None:
         """Refuse what the key is not for."""
-        if needed == ANYBODY or needed in self.scopes:
+        if needed == ANY_KEY or needed in self.scopes:
             return
         if needed != OPERATOR:
             has = ", ".join(sorted(self.scopes)) or "none"

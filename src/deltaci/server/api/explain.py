@@ -106,11 +106,9 @@ def _shown(explanation: explain.Explanation) -> api.Explanation:
     )
 
 
-def because(reason: explain.Reason) -> api.Because:
+def because(reason: explain.Reason) -> api.Reason:
     """One sentence."""
-    return api.Because(
-        code=reason.code, text=reason.text, about=reason.about, at=shown.maybe(reason.at), seq=reason.seq
-    )
+    return api.Reason(code=reason.code, text=reason.text, about=reason.about, at=shown.maybe(reason.at), seq=reason.seq)
 
 
 HANDLERS: Final[dict[str, Handler]] = {

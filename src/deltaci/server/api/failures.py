@@ -41,7 +41,7 @@ async def set_rules(call: Call) -> api_failures.FailureRules:
     return await read_rules(call)
 
 
-def _shown(rules: Iterable[FailureRule], of: api_failures.RulesOf) -> list[api_failures.FailureRule]:
+def _shown(rules: Iterable[FailureRule], of: api_failures.RuleSource) -> list[api_failures.FailureRule]:
     return [
         api_failures.FailureRule(
             of=of,

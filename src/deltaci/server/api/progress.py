@@ -13,7 +13,7 @@ from deltaci.controllers.workstreams import records
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.protocol.messages import Verdict
+from deltaci.protocol.messages import RuleResult
 from deltaci.storage.port import Load, Look, Store, jobs_of
 
 MAX_NAMES: Final = 5  # Of tasks that are told by name.
@@ -75,12 +75,12 @@ def report(last: Sequence[Attempt]) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def verdicts(last: Sequence[Attempt]) -> list[Verdict]:
+def verdicts(last: Sequence[Attempt]) -> list[RuleResult]:
     """What the runner of the last attempt found when it looked at the rules."""
-    return msgspec.convert(report(last).get("verdicts") or [], list[Verdict])
+    return msgspec.convert(report(last).get("verdicts") or [], list[RuleResult])
 
 
-def rules(verdicts: Iterable[Verdict]) -> list[wire.FailedRule]:
+def rules(verdicts: Iterable[RuleResult]) -> list[wire.FailedRule]:
     """Those that did not hold."""
     return [
         wire.FailedRule(rule=each.rule, found=each.found, wanted=each.wanted) for each in verdicts if not each.is_passed

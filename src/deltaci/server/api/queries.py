@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from deltaci.api.schemas.inputs import Asked
+from deltaci.api.schemas.inputs import RequestSchema
 from deltaci.core.errors import Refused
 
 MAX_FIELDS: Final = 100
@@ -21,7 +21,7 @@ MAX_SHOWN: Final = 200
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _WORDS: Final = {"true": True, "false": False}
 
-A = TypeVar("A", bound=Asked)
+A = TypeVar("A", bound=RequestSchema)
 
 
 def read(query: bytes, kind: type[A]) -> A:
@@ -47,7 +47,7 @@ def number(text: str) -> int | str:
 
 
 @cache
-def _defaults(kind: type[Asked]) -> dict[str, Any]:
+def _defaults(kind: type[RequestSchema]) -> dict[str, Any]:
     """What each field is when it is not given: that shows of which kind it is."""
     return {field.name: field.default for field in msgspec.structs.fields(kind)}
 

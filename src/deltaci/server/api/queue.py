@@ -155,9 +155,9 @@ def _fits(query: api_queue.QueueQuery, seen: Seen, of: Record) -> bool:
 # -- how it is shown
 
 
-def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.Waiting:
+def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.WaitingEntry:
     at = _time(wait.of)
-    return api_queue.Waiting(
+    return api_queue.WaitingEntry(
         **_named(seen, wait.of),
         since=shown.moment(wait.since),
         ready_at=shown.moment(at) if at > seen.around.now else None,
@@ -166,8 +166,8 @@ def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.Waiting:
     )
 
 
-def _under_way(story: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.UnderWay:
-    return api_queue.UnderWay(
+def _under_way(story: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.RunningEntry:
+    return api_queue.RunningEntry(
         **_named(seen, attempt),
         since=shown.moment(explained.held_since(attempt)),
         worker_id=attempt.lease.worker_id if attempt.lease is not None else "",

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.api.routes import IDEMPOTENCY_HEADER, MAX_KEY_CHARS
-from deltaci.api.schemas.inputs import Asked
+from deltaci.api.schemas.inputs import RequestSchema
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.server.api.calls import Call
@@ -21,7 +21,7 @@ _KEY: Final = IDEMPOTENCY_HEADER.lower().encode()
 class Repeat:
     """Whether a request was made before: the id of its run follows from the caller's key and its idempotency key."""
 
-    def __init__(self, call: Call, what: str, body: Asked) -> None:
+    def __init__(self, call: Call, what: str, body: RequestSchema) -> None:
         self._call = call
         self.key = _idempotency_key(call)
         self.asked = ""

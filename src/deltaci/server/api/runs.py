@@ -161,8 +161,8 @@ def _lists(query: RunQuery) -> list[str]:
 
 async def read_run(call: Call) -> api.RunWithJobs:
     """With its jobs and their attempts."""
-    record, every, tries = await family_of(call, api.MAX_JOBS_SHOWN)
-    jobs = [shown.job(each, tries.get(each.id, ())) for each in every[: api.MAX_JOBS_SHOWN]]
+    record, every, tries = await family_of(call, api.MAX_EMBEDDED_JOBS)
+    jobs = [shown.job(each, tries.get(each.id, ())) for each in every[: api.MAX_EMBEDDED_JOBS]]
     return shown.run_with_jobs(record, jobs, len(every))
 
 
@@ -179,7 +179,7 @@ async def read_plan(call: Call) -> api.Plan:
         compared_with=why.compared_with,
         unknown_because=why.unknown_because,
         group=why.group,
-        choices=[api.Choice(**msgspec.structs.asdict(each)) for each in why.choices],
+        choices=[api.JobChoice(**msgspec.structs.asdict(each)) for each in why.choices],
         problems=list(why.problems),
     )
 
@@ -228,17 +228,17 @@ async def cancel_run(call: Call) -> api.Run:
     return shown.run(changed)
 
 
-async def approve_run(call: Call) -> api.Decided:
+async def approve_run(call: Call) -> api.DecisionResult:
     """Every approval that waits, or the one that is named. Safe to repeat."""
     return await _decide(call, job.Approve)
 
 
-async def reject_run(call: Call) -> api.Decided:
+async def reject_run(call: Call) -> api.DecisionResult:
     """The same, with a no."""
     return await _decide(call, job.Reject)
 
 
-async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.Decided:
+async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
     asked: DecisionInput = call.body
     record = await run_of(call)
     chosen = addressed(await jobs_of(call, record), order, call.who.person, asked.job)
@@ -262,7 +262,7 @@ async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> ap
     if refused and not decided:
         raise refused[0]
     now = await run_of(call)
-    return api.Decided(
+    return api.DecisionResult(
         run=shown.run(now),
         jobs=[each.spec.name for each in decided],
         still_waiting=[each.spec.name for each in decided if job.MACHINE.changes(each.state, order)],

@@ -77,7 +77,7 @@ def _run(record: Run) -> dict[str, Any]:
         "rerun_of": record.rerun_of,
         "fail_fast": record.is_fail_fast,
         "timeout_seconds": record.timeout_seconds,
-        "tally": api.Tally(open=tally.open, active=tally.active, waiting=tally.waiting, lost=tally.doomed),
+        "tally": api.JobCounts(open=tally.open, active=tally.active, waiting=tally.waiting, lost=tally.doomed),
         "created_at": moment(record.created_at),
         "started_at": maybe(record.started_at),
         "updated_at": moment(record.updated_at),
@@ -158,11 +158,11 @@ def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
     )
 
 
-def _gate(record: Job) -> api.Gate | None:
+def _gate(record: Job) -> api.ApprovalGate | None:
     if record.spec.kind != jobs.APPROVAL:
         return None
     gate = record.spec.gate
-    return api.Gate(
+    return api.ApprovalGate(
         role=gate.role,
         approvers=gate.approvers,
         not_by_starter=gate.not_by_starter,

@@ -116,7 +116,7 @@ async def save_template(call: Call) -> api.Template:
     return await template_of(call, name, version)
 
 
-async def remove_template(call: Call) -> api.TemplateLine:
+async def remove_template(call: Call) -> api.TemplateSummary:
     """Nobody starts runs from it any more; what was started goes on."""
     name = str(call.params["template"])
     document, head = await _head(call, name)
@@ -166,8 +166,8 @@ async def list_versions(call: Call) -> api.TemplatePage:
     )
 
 
-def _line(name: str, head: _Head | _Version) -> api.TemplateLine:
-    return api.TemplateLine(
+def _line(name: str, head: _Head | _Version) -> api.TemplateSummary:
+    return api.TemplateSummary(
         name=name,
         version=head.version,
         description=head.description,

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from deltaci.api.schemas.failures import FlakyTest
-from deltaci.api.schemas.tests import EarlierRun, Outcome, Past, ReportedTests, RunTest, RunTestQuery, RunTests
+from deltaci.api.schemas.tests import (
+    EarlierOutcome,
+    EarlierRun,
+    ReportedTests,
+    RunTest,
+    RunTestQuery,
+    RunTests,
+    TestOutcome,
+)
 from deltaci.core import flaky, listing
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import job_id
@@ -22,7 +30,7 @@ from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
-from deltaci.protocol.junit import FAILED, SKIPPED, Case
+from deltaci.protocol.junit import FAILED, SKIPPED, TestCase
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.lookup import family_of
@@ -43,7 +51,7 @@ class Found(NamedTuple):
 
     job: str
     attempt: int
-    case: Case
+    case: TestCase
     flake: Flake | None
     is_timed: bool = True
 
@@ -155,10 +163,12 @@ def _totals(job: str, attempt: Attempt, reported: Reported) -> ReportedTests:
     )
 
 
-def _told_failures(attempt: Attempt) -> list[Case]:
+def _told_failures(attempt: Attempt) -> list[TestCase]:
     """What the record knows of single tests: the first that failed."""
     return [
-        Case(name=each.get("name", ""), outcome=FAILED, is_flaky=False, seconds=0.0, message=each.get("message", ""))
+        TestCase(
+            name=each.get("name", ""), outcome=FAILED, is_flaky=False, seconds=0.0, message=each.get("message", "")
+        )
         for each in _told(attempt).get("failures", ())
     ]
 
@@ -210,7 +220,7 @@ async def _past(call: Call, runs: Sequence[Run], names: Sequence[str]) -> dict[t
     return {(each.run_id, flaky.job_name(each)): each for each in attempts if isinstance(each, Attempt)}
 
 
-def _result(attempt: Attempt | None, name: str) -> Past:
+def _result(attempt: Attempt | None, name: str) -> EarlierOutcome:
     if attempt is None or not _told(attempt):
         return "unknown"
     failed, is_all = flaky.failed_tests(attempt.report)
@@ -223,7 +233,7 @@ def _shown(each: Found, earlier: Sequence[Run], past: Mapping[tuple[str, str], A
         job=each.job,
         attempt=each.attempt,
         name=case.name,
-        outcome=cast(Outcome, case.outcome),
+        outcome=cast(TestOutcome, case.outcome),
         seconds=case.seconds if each.is_timed else None,
         message=case.message,
         output=case.output,

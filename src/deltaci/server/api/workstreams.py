@@ -140,7 +140,7 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
         if record is not None:
             line["base"] = line["base"] or record.base
             line["progress"] = _progress(known[each.id], record, queues) if query.progress else None
-        found.append(wire.WorkstreamLine(**{"progress": None, **line}))
+        found.append(wire.WorkstreamSummary(**{"progress": None, **line}))
     return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
 
 
@@ -273,10 +273,10 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _added(joined: records.Joined | None) -> wire.Added | None:
+def _added(joined: records.Joined | None) -> wire.TaskCommits | None:
     if joined is None:
         return None
-    return wire.Added(
+    return wire.TaskCommits(
         attempt_id=joined.attempt_id,
         is_changed=bool(joined.bundle),
         start=joined.start,

@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import quote
 
-from deltaci.api.schemas.queue import Queue, Queued, SharedReason, UnderWay, Waiting
+from deltaci.api.schemas.queue import Queue, QueueEntry, RunningEntry, SharedReason, WaitingEntry
 from deltaci.audit.explain.codes import WAITS
 from deltaci.audit.explain.queue import is_about_workers, is_urgent
 from deltaci.core.ids import worker_name
@@ -129,7 +129,7 @@ def _waiting(queue: Queue) -> Markup:
     return rows(HEADINGS, [_line(each) for each in queue.waiting], caption="What waits, next first", keys=keys)
 
 
-def _line(each: Waiting) -> list[Child]:
+def _line(each: WaitingEntry) -> list[Child]:
     said: list[Child] = [div(sentence(why.text), class_="because") for why in each.reasons]
     if each.ready_at is not None:
         said.append(div("its time comes ", when(each.ready_at), class_="because quiet"))
@@ -142,7 +142,7 @@ def _line(each: Waiting) -> list[Child]:
     ]
 
 
-def _name(each: Queued) -> Markup:
+def _name(each: QueueEntry) -> Markup:
     if not each.run_id:
         return join([span(each.id, class_="name mono"), span("of the plain queue", class_="quiet")])
     run = a(each.title, href=path("runs", each.run_id))
@@ -159,7 +159,7 @@ def _name(each: Queued) -> Markup:
     )
 
 
-def _asked(each: Queued) -> Markup | None:
+def _asked(each: QueueEntry) -> Markup | None:
     group = span(f"group {each.group}", class_="quiet") if each.group else None
     return join([labels_of(each.runs_on), group]) if each.runs_on or group else None
 
@@ -191,7 +191,7 @@ def _running(queue: Queue) -> Markup:
     )
 
 
-def _running_line(each: UnderWay) -> list[Child]:
+def _running_line(each: RunningEntry) -> list[Child]:
     name = worker_name(each.worker_id)
     return [
         _name(each),

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from deltaci.api.routes import ANYBODY, OPERATOR, ROUTES, Needed
+from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES, RequiredScope
 from deltaci.core.errors import Refused
 from deltaci.server.api.app import ApiApp
 from deltaci.server.api.callers import Caller
@@ -20,7 +20,7 @@ from deltaci.server.api.calls import Parts
 from deltaci.server.http import Request, Send
 from deltaci.server.ui.markup import Markup
 
-NEEDS: Final[Mapping[str, Needed]] = {route.id: route.needs for route in ROUTES}
+NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.needs for route in ROUTES}
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     def may(self, id: str) -> bool:
         """Whether the API would let this person do it, as far as scopes go."""
         needs = NEEDS[id]
-        return needs == ANYBODY or (self.who.is_operator if needs == OPERATOR else needs in self.who.scopes)
+        return needs == ANY_KEY or (self.who.is_operator if needs == OPERATOR else needs in self.who.scopes)
 
     def field(self, name: str, default: str = "") -> str:
         """What a field of the form says; of many the last one."""

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from deltaci.api.schemas.queue import Queue, UnderWay
+from deltaci.api.schemas.queue import Queue, RunningEntry
 from deltaci.api.schemas.records import Worker
 from deltaci.core import worker as core
 from deltaci.core.machine import Command
@@ -27,7 +27,7 @@ WHY_GONE: Final = {
 }
 
 
-async def running_now(visit: Visit) -> dict[str, UnderWay]:
+async def running_now(visit: Visit) -> dict[str, RunningEntry]:
     """What workers have, by the attempt."""
     queue = await visit.ask("listQueue", Queue, query={"part": "running"})
     return {each.id: each for each in queue.running}
@@ -101,7 +101,7 @@ NOTICES: Final = {
 }
 
 
-def _now(worker: Worker, running: Mapping[str, UnderWay]) -> Markup:
+def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
     if not worker.tasks:
         return nothing("Nothing just now.")
     known = [(id, running.get(id)) for id in worker.tasks]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from deltaci.api.schemas.queue import UnderWay
+from deltaci.api.schemas.queue import RunningEntry
 from deltaci.api.schemas.records import Worker, WorkerPage
 from deltaci.core import worker as core
 from deltaci.server.ui import let_in
@@ -160,7 +160,7 @@ def _empty(is_filtered: bool) -> Markup:
     )
 
 
-def _line(visit: Visit, worker: Worker, running: Mapping[str, UnderWay]) -> list[Child]:
+def _line(visit: Visit, worker: Worker, running: Mapping[str, RunningEntry]) -> list[Child]:
     return [
         join(
             [
@@ -233,7 +233,7 @@ def _slots(worker: Worker) -> Markup:
     return span(f"{len(worker.tasks)} of {worker.slots}", class_="number")
 
 
-def _tasks(worker: Worker, running: Mapping[str, UnderWay]) -> Markup | None:
+def _tasks(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup | None:
     some = worker.tasks[:MAX_TASKS]
     lines = [li(_task(id, running.get(id)), id=f"task-{quote(id, safe='')}") for id in some]
     left = len(worker.tasks) - len(some)
@@ -242,7 +242,7 @@ def _tasks(worker: Worker, running: Mapping[str, UnderWay]) -> Markup | None:
     return ul(*lines, class_="tasks") if lines else None
 
 
-def _task(id: str, known: UnderWay | None) -> Markup:
+def _task(id: str, known: RunningEntry | None) -> Markup:
     """An attempt that a worker has: its job, its run, and for how long."""
     if known is None or not known.run_id:
         return code(id)

@@ -15,7 +15,7 @@ from deltaci.api.schemas.records import Attempt, Job
 from deltaci.core import attempt as attempt_core
 from deltaci.core.ids import worker_name
 from deltaci.core.text import plain
-from deltaci.protocol.log_sections import is_marker
+from deltaci.protocol.log_sections import looks_like_marker
 from deltaci.protocol.messages import Timings
 from deltaci.server.api.tails import LogFile
 from deltaci.server.ui.markup import (
@@ -155,7 +155,7 @@ async def _last_lines(visit: Visit, job: Job, attempt: Attempt, number: int, add
     lines = [
         plain(line, MAX_LINE)
         for line in (await log.last(TAIL_BYTES)).decode(errors="replace").split("\n")
-        if not is_marker(line)
+        if not looks_like_marker(line)
     ]
     return join(
         [

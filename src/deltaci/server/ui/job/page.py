@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.api.schemas.records import Attempt, Because, Explanation, Job, RunWithJobs
+from deltaci.api.schemas.records import Attempt, Explanation, Job, Reason, RunWithJobs
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.job.attempt import attempt_part, name_of_attempt
 from deltaci.server.ui.job.gate import gate_part
@@ -113,7 +113,7 @@ def _summary(why: Explanation) -> str:
     return why.waiting[0].text if len(why.waiting) == 1 else why.summary
 
 
-def _because(reason: Because) -> Markup:
+def _because(reason: Reason) -> Markup:
     return li(reason.text, [" ", when(reason.at)] if reason.at else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from deltaci.api.schemas.records import Decided, Gate, Job, Run, RunWithJobs
+from deltaci.api.schemas.records import ApprovalGate, DecisionResult, Job, Run, RunWithJobs
 from deltaci.core import gates
 from deltaci.core import job as job_core
 from deltaci.core import run as run_core
@@ -122,7 +122,7 @@ def _gate(visit: Visit, run: RunWithJobs, at: int, job: Job, *, is_first: bool) 
     )
 
 
-def _needed(gate: Gate, run: Run) -> Child:
+def _needed(gate: ApprovalGate, run: Run) -> Child:
     who = "one person" if gate.approvers == 1 else f"{gate.approvers} different people"
     starter = run.started_by
     return [
@@ -135,7 +135,7 @@ def _needed(gate: Gate, run: Run) -> Child:
     ]
 
 
-def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: Gate, *, is_first: bool) -> list[Markup]:
+def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *, is_first: bool) -> list[Markup]:
     asked = job_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
     who, starter = visit.who, run.started_by
     found: list[Markup] = []
@@ -201,7 +201,7 @@ async def cancel_one(visit: Visit) -> Answer:
 async def approve(visit: Visit) -> Answer:
     """Say yes to one gate."""
     id = visit.params["run"]
-    decided = await visit.ask("approveRun", Decided, run=id, body=_decision(visit))
+    decided = await visit.ask("approveRun", DecisionResult, run=id, body=_decision(visit))
     more = " It waits for more people." if decided.still_waiting else ""
     return Redirect(to=path("runs", id), said=f"You approved {', '.join(decided.jobs)}.{more}")
 
@@ -209,7 +209,7 @@ async def approve(visit: Visit) -> Answer:
 async def reject(visit: Visit) -> Answer:
     """Say no to one gate."""
     id = visit.params["run"]
-    decided = await visit.ask("rejectRun", Decided, run=id, body=_decision(visit))
+    decided = await visit.ask("rejectRun", DecisionResult, run=id, body=_decision(visit))
     return Redirect(to=path("runs", id), said=f"You rejected {', '.join(decided.jobs)}.")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from deltaci.api.routes import ROOT
-from deltaci.api.schemas.records import Because, Explanation, Job, Plan, RunWithJobs
+from deltaci.api.schemas.records import Explanation, Job, Plan, Reason, RunWithJobs
 from deltaci.api.schemas.timeline import Timeline
 from deltaci.core.ids import worker_name
 from deltaci.server.ui.markup import (
@@ -149,7 +149,7 @@ def _links(run: RunWithJobs) -> Mapping[str, str]:
     return found
 
 
-def _because(reason: Because, links: Mapping[str, str], *, is_past: bool = False) -> Markup:
+def _because(reason: Reason, links: Mapping[str, str], *, is_past: bool = False) -> Markup:
     to = links.get(reason.about)
     return li(
         when(reason.at) if is_past and reason.at is not None else None,
@@ -238,7 +238,7 @@ def _line(visit: Visit, run: RunWithJobs, at: int, job: Job, reason: Child) -> l
     ]
 
 
-def _reason(job: Job, known: Mapping[str, Job], reasons: Sequence[Because]) -> Child:
+def _reason(job: Job, known: Mapping[str, Job], reasons: Sequence[Reason]) -> Child:
     """Why it is so: what the job itself tells, or what was found to keep it."""
     said = why(job, known)
     if not said:

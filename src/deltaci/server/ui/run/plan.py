@@ -68,7 +68,7 @@ def _about(plan: api.Plan, left: int) -> Markup:
     return card("Plan", facts(known), id="plan")
 
 
-def _jobs(visit: Visit, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[str, api.Choice]) -> Markup:
+def _jobs(visit: Visit, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[str, api.JobChoice]) -> Markup:
     start = start_of(visit, "jobs")
     lines = [_job(run_id, each, kept.get(each.name)) for each in jobs[start : start + PER_PAGE]]
     keys = [f"planned-{at}" for at in range(start, start + len(lines))]
@@ -81,7 +81,7 @@ def _jobs(visit: Visit, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[s
     )
 
 
-def _job(run_id: str, each: api.PlannedJob, why: api.Choice | None) -> list[Child]:
+def _job(run_id: str, each: api.PlannedJob, why: api.JobChoice | None) -> list[Child]:
     origin = f"of {why.job}" if why is not None and why.job != each.name else ""
     return [
         join(
@@ -153,11 +153,11 @@ def _limits(each: api.PlannedJob) -> Child:
     return [div(each) for each in said if each]
 
 
-def _reason(why: api.Choice) -> Markup:
+def _reason(why: api.JobChoice) -> Markup:
     return join([why.reason, [" ", code(why.path)] if why.path and why.path not in why.reason else None])
 
 
-def _left_out(visit: Visit, left: list[api.Choice]) -> Markup:
+def _left_out(visit: Visit, left: list[api.JobChoice]) -> Markup:
     start = start_of(visit, "left")
     lines: list[list[Child]] = [
         [

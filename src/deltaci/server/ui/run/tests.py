@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas import records as api
-from deltaci.api.schemas.tests import EarlierRun, Past, ReportedTests, RunTest, RunTests
+from deltaci.api.schemas.tests import EarlierOutcome, EarlierRun, ReportedTests, RunTest, RunTests
 from deltaci.server.ui.filters import MAX_OFFERED, box, choice, filters, search
 from deltaci.server.ui.markup import (
     Child,
@@ -42,7 +42,7 @@ HEADINGS: Final = ("Test", "Result", "Took", "Job", "Earlier runs")
 FILTERS: Final = (("", "All"), ("failed", "Failed"), ("flaky", "Flaky"), ("skipped", "Skipped"), ("passed", "Passed"))
 ORDERS: Final = (("worst", "failures first"), ("slowest", "slowest first"), ("name", "by name"))
 # The class of the sign, and the words for whoever does not see it.
-PAST: Final[dict[Past, tuple[str, str]]] = {
+PAST: Final[dict[EarlierOutcome, tuple[str, str]]] = {
     "failed": ("bad", "failed"),
     "not_failed": ("good", "did not fail"),
     "unknown": ("idle", "not known"),

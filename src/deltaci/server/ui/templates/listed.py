@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.api.schemas.records import TemplateLine, TemplatePage
+from deltaci.api.schemas.records import TemplatePage, TemplateSummary
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, a, code, join, span
 from deltaci.server.ui.pages import PageRoute
@@ -43,7 +43,7 @@ async def listed(visit: Visit) -> Answer:
     )
 
 
-def _line(visit: Visit, template: TemplateLine) -> list[Child]:
+def _line(visit: Visit, template: TemplateSummary) -> list[Child]:
     return [
         [
             a(template.name, href=path("templates", template.name), class_="name"),

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.inputs import MAX_PAGE, InputRule, JobInput
-from deltaci.api.schemas.records import Run, RunPage, Template, TemplateLine, TemplatePage
+from deltaci.api.schemas.records import Run, RunPage, Template, TemplatePage, TemplateSummary
 from deltaci.server.api.plans import needs_of
 from deltaci.server.ui.forms import STYLES, way
 from deltaci.server.ui.markup import Child, Markup, a, code, div, join, p, pre, span, strong
@@ -57,9 +57,9 @@ async def _page(visit: Visit, template: Template, *, is_named: bool = False) -> 
     )
 
 
-async def _versions(visit: Visit, name: str) -> tuple[list[TemplateLine], bool]:
+async def _versions(visit: Visit, name: str) -> tuple[list[TemplateSummary], bool]:
     """The versions, the newest first, and whether these are all."""
-    found: list[TemplateLine] = []
+    found: list[TemplateSummary] = []
     cursor = ""
     for _ in range(MAX_VERSION_PAGES):
         query = {"limit": MAX_PAGE, "cursor": cursor}
@@ -149,7 +149,7 @@ def _runs(name: str, runs: list[Run]) -> Markup:
     return join([p(a("All its runs", href=to)), table(runs, HEADINGS, caption="The newest runs")])
 
 
-def _table(template: Template, versions: list[TemplateLine], *, is_all: bool) -> Markup:
+def _table(template: Template, versions: list[TemplateSummary], *, is_all: bool) -> Markup:
     lines: list[list[Child]] = [
         [
             a(
@@ -172,7 +172,7 @@ def _table(template: Template, versions: list[TemplateLine], *, is_all: bool) ->
 
 async def remove(visit: Visit) -> Answer:
     """Let nobody start runs from it any more."""
-    gone = await visit.ask("removeTemplate", TemplateLine, template=visit.params["template"])
+    gone = await visit.ask("removeTemplate", TemplateSummary, template=visit.params["template"])
     return Redirect(to="/templates", said=f"The template {gone.name} is removed.")
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.api.schemas.workstreams import WORKSTREAM_STATES, WorkstreamLine, WorkstreamPage, WorkstreamProgress
+from deltaci.api.schemas.workstreams import WORKSTREAM_STATES, WorkstreamPage, WorkstreamProgress, WorkstreamSummary
 from deltaci.server.ui.filters import box, filters, search
 from deltaci.server.ui.markup import (
     Child,
@@ -71,7 +71,7 @@ class Filled(msgspec.Struct, frozen=True):
     """A column with its cards, and whether there are more."""
 
     column: Column
-    lines: list[WorkstreamLine]
+    lines: list[WorkstreamSummary]
     is_more: bool
 
 
@@ -116,12 +116,12 @@ async def _filled(visit: Visit, column: Column, wanted: dict[str, str], search: 
     return Filled(column, found[: column.shows], is_more)
 
 
-def _place(line: WorkstreamLine) -> int:
+def _place(line: WorkstreamSummary) -> int:
     """In the order in which they are merged; all others stay as they came."""
     return line.progress.position if line.progress is not None else 0
 
 
-def _has(line: WorkstreamLine, text: str) -> bool:
+def _has(line: WorkstreamSummary, text: str) -> bool:
     told = (line.id, line.name, line.title, line.project, line.base, line.created_by)
     return not text or any(text in each.lower() for each in told)
 
@@ -146,7 +146,7 @@ def _column(visit: Visit, filled: Filled) -> Markup:
     )
 
 
-def card(line: WorkstreamLine) -> Markup:
+def card(line: WorkstreamSummary) -> Markup:
     """One workstream in a few lines."""
     far = line.progress
     begun = line.started_at or line.created_at
@@ -166,7 +166,7 @@ def card(line: WorkstreamLine) -> Markup:
     )
 
 
-def now(line: WorkstreamLine) -> Markup | None:
+def now(line: WorkstreamSummary) -> Markup | None:
     """What it does, waits for or failed by, in a few words; a failure beside it, for one that is not critical."""
     far = line.progress
     if far is None:
@@ -222,7 +222,7 @@ async def _all_of(visit: Visit, wanted: dict[str, Any], search: str) -> Markup:
     )
 
 
-def _line(line: WorkstreamLine) -> list[Child]:
+def _line(line: WorkstreamSummary) -> list[Child]:
     far = line.progress
     return [
         join([link(line.id, name_of(line), class_="name"), span(line.id, class_="quiet mono")]),

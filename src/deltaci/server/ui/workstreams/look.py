@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from deltaci.api.schemas.workstreams import FailedRule, WorkstreamLine
+from deltaci.api.schemas.workstreams import FailedRule, WorkstreamSummary
 from deltaci.server.ui.markup import Child, Markup, a, code, dd, div, dl, dt, join, li, span, strong, svg, tag, ul
 from deltaci.server.ui.parts import path, tone
 
@@ -20,7 +20,7 @@ _RUN: Final = re.compile(r"\b(merge-[0-9a-f]{8,64}-[0-9a-f]{8,64})\b")
 _PARTS: Final = ("completed", "failed", "cancelled", "running", "validating", "retrying")
 
 
-def name_of(line: WorkstreamLine) -> str:
+def name_of(line: WorkstreamSummary) -> str:
     """What people call it."""
     return line.title or line.name or line.id
 
@@ -103,7 +103,7 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(known[:-1])} and {known[-1]}" if len(known) > 1 else "".join(known)
 
 
-def to_base(line: WorkstreamLine) -> Markup:
+def to_base(line: WorkstreamSummary) -> Markup:
     """Project and base."""
     project = line.project or "its project"
     return join(

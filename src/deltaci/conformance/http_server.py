@@ -26,21 +26,21 @@ class Request(NamedTuple):
     is_gone: Callable[[], bool]
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What goes back."""
 
     status: int
     body: bytes
 
 
-Handler = Callable[[Request], Awaitable[Answer | None]]  # None: hang up without an answer.
+Handler = Callable[[Request], Awaitable[Response | None]]  # None: hang up without an answer.
 
 
 class BadHttp(Exception):
     """No request that can be understood."""
 
 
-class Listening:
+class HttpServer:
     """Use it as a context manager; `url` is where it listens."""
 
     def __init__(self, handler: Handler) -> None:
@@ -49,7 +49,7 @@ class Listening:
         self._talks: set[asyncio.Task[None]] = set()
         self.url = ""
 
-    async def __aenter__(self) -> Listening:
+    async def __aenter__(self) -> HttpServer:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -82,7 +82,7 @@ class Listening:
         except (BadHttp, ValueError) as error:
             with suppress(OSError):
                 told = json.dumps({"code": "bad_request", "message": str(error)})
-                writer.write(_written(Answer(400, told.encode())))
+                writer.write(_written(Response(400, told.encode())))
         except asyncio.CancelledError:
             writer.transport.abort()  # The scenario is over.
         finally:
@@ -133,7 +133,7 @@ def _bounded(size: int) -> int:
     return size
 
 
-def _written(answer: Answer) -> bytes:
+def _written(answer: Response) -> bytes:
     head = (
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(answer.body)}\r\n\r\n"

@@ -13,7 +13,7 @@ from deltaci.protocol.routes import ROOT
 TIMEOUT_SECONDS: Final = 15.0
 
 
-class Unreachable(Exception):
+class ServerUnreachable(Exception):
     """Nobody answered."""
 
 
@@ -35,7 +35,7 @@ class Reply(NamedTuple):
         return f"{self.status} {self.word}".strip()
 
 
-class Caller:
+class HttpClient:
     """One address. Every request is a connection of its own: a broken one harms no other."""
 
     def __init__(self, url: str) -> None:
@@ -61,7 +61,7 @@ class Caller:
             with connection.getresponse() as answer:
                 return Reply(answer.status, _read(answer.read()))
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
+            raise ServerUnreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
 

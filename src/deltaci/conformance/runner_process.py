@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-GUARD: Final = Path(__file__).with_name("guard.py")
+GUARD: Final = Path(__file__).with_name("subreaper.py")
 END_SECONDS: Final = 15.0
 
 
-class Subject:
+class RunnerProcess:
     """One process of the runner's command."""
 
     def __init__(self, command: Sequence[str], output: Path, on_exit: Callable[[str], None]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.conformance.items import FAIL, NOT_SHOWN, PASS, Finding, failed, is_compliant, not_shown, passed, settled
+from deltaci.conformance.results import FAIL, NOT_SHOWN, PASS, Finding, combine, failed, is_compliant, not_shown, passed
+from deltaci.conformance.runner_checks import RUNNER_CHECKS, check_runner, scenarios_for
 from deltaci.conformance.scenarios import SCENARIOS, WORD
 from deltaci.conformance.transcript import Entry, Transcript
-from deltaci.conformance.verdicts import CHECKS, judge, scenarios_for
 
 COMPLETE = {"status": "SUCCEEDED", "exit_code": 0, "artifacts": [{"type": "log", "uri": "log:1"}]}
 
@@ -50,11 +50,13 @@ def verdict(rule: str, entries: list[Entry], scenario: str = "life", **fields: A
     """What is said about one rule."""
     told: dict[str, Any] = {"logs": {"life": "first line\nsecond line\nthird line\n"}, **fields}
     transcript = Transcript(scenario=scenario, entries=sorted(entries, key=lambda each: each.at), **told)
-    [item] = judge({scenario: transcript}, [rule])
+    [item] = check_runner({scenario: transcript}, [rule])
     return item.verdict, item.evidence
 
 
-@pytest.mark.parametrize("rule", [check.id for check in CHECKS if "life" in check.judges and check.id != "PRO-X3"])
+@pytest.mark.parametrize(
+    "rule", [check.id for check in RUNNER_CHECKS if "life" in check.judges and check.id != "PRO-X3"]
+)
 def test_a_blameless_life_passes(rule: str) -> None:
     """Otherwise nobody could."""
     assert verdict(rule, life())[0] == PASS
@@ -65,8 +67,8 @@ def test_nothing_is_passed_when_nothing_happened() -> None:
     ended = [entry(1.0, "ended", "")]
     empty = {each.name: Transcript(scenario=each.name, entries=ended) for each in SCENARIOS}
 
-    assert {item.verdict for item in judge(empty)} == {FAIL, NOT_SHOWN}
-    assert [item.id for item in judge(empty) if item.verdict == FAIL] == ["PRO-C1"]
+    assert {item.verdict for item in check_runner(empty)} == {FAIL, NOT_SHOWN}
+    assert [item.id for item in check_runner(empty) if item.verdict == FAIL] == ["PRO-C1"]
 
 
 def test_the_first_step_before_the_lease_is_active_is_found() -> None:
@@ -163,16 +165,16 @@ def test_a_cancel_is_acknowledged_in_time_and_when_nobody_is_left(
 )
 def test_one_breach_is_enough(findings: list[Finding], expected: str) -> None:
     """And what was shown once was shown."""
-    assert settled("PRO-C1", "title", findings).verdict == expected
+    assert combine("PRO-C1", "title", findings).verdict == expected
 
 
 def test_nothing_but_passes_and_gaps_complies_and_gaps_alone_do_not() -> None:
     """The exit code says so."""
-    good, gap = settled("a", "", [passed("")]), settled("b", "", [])
+    good, gap = combine("a", "", [passed("")]), combine("b", "", [])
 
     assert is_compliant([good, gap])
     assert not is_compliant([gap])
-    assert not is_compliant([good, settled("c", "", [failed("")])])
+    assert not is_compliant([good, combine("c", "", [failed("")])])
 
 
 def test_every_scenario_shows_something_and_every_check_has_a_scenario() -> None:
@@ -180,5 +182,5 @@ def test_every_scenario_shows_something_and_every_check_has_a_scenario() -> None
     names = {each.name for each in SCENARIOS}
 
     assert scenarios_for([]) == names
-    assert {name for check in CHECKS for name in check.judges} == names
+    assert {name for check in RUNNER_CHECKS for name in check.judges} == names
     assert scenarios_for(["PRO-C7"]) == {"stale"}

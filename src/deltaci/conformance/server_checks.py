@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.conformance.caller import Caller, Reply, Unreachable
-from deltaci.conformance.items import FAIL, NOT_SHOWN, PASS, Item
-from deltaci.conformance.visitor import (
+from deltaci.conformance.http_client import HttpClient, Reply, ServerUnreachable
+from deltaci.conformance.results import FAIL, NOT_SHOWN, PASS, CheckResult
+from deltaci.conformance.scripted_runner import (
     LARGE_SPEC,
     SPEC,
     WAIT_SECONDS,
-    Held,
-    Missing,
-    Unexpected,
-    Visitor,
-    Work,
+    CheckFailed,
+    HeldLease,
+    JobSource,
+    NotCheckable,
+    ScriptedRunner,
+    decode,
     expect,
-    read,
 )
 from deltaci.protocol import messages as wire
 
@@ -33,28 +33,30 @@ MIN_SECRET_CHARS: Final = 22  # 128 bits in base64.
 SLACK_SECONDS: Final = 1.0
 
 
-class Visit:
+class ServerChecks:
     """What is known so far. Each method shows one item and returns its evidence."""
 
-    def __init__(self, caller: Caller, tokens: Sequence[str], work: Work | None, patience_seconds: float) -> None:
+    def __init__(
+        self, caller: HttpClient, tokens: Sequence[str], work: JobSource | None, patience_seconds: float
+    ) -> None:
         self._caller = caller
         self._tokens = tokens
         self._work = work
         self._patience = patience_seconds
-        self._visitors: list[Visitor] = []
-        self._spare: list[Held] = []
-        self._live: Held | None = None  # The lease of the longest story.
-        self._over: Held | None = None  # The same when it is completed.
-        self._lost: Held | None = None  # One that expired.
+        self._visitors: list[ScriptedRunner] = []
+        self._spare: list[HeldLease] = []
+        self._live: HeldLease | None = None  # The lease of the longest story.
+        self._over: HeldLease | None = None  # The same when it is completed.
+        self._lost: HeldLease | None = None  # One that expired.
 
     # -- what is needed
 
-    def _me(self) -> Visitor:
+    def _me(self) -> ScriptedRunner:
         if not self._visitors:
-            raise Missing("no runner could register (see token-once)")
+            raise NotCheckable("no runner could register (see token-once)")
         return self._visitors[0]
 
-    def _take(self, spec: dict[str, Any] | None = None) -> Held:
+    def _take(self, spec: dict[str, Any] | None = None) -> HeldLease:
         """A fresh lease of one of the kit's jobs."""
         me = self._me()
         if self._spare and spec is None:
@@ -62,16 +64,16 @@ class Visit:
         if self._work is not None:
             self._work.enqueue(spec or SPEC)
         elif spec is not None:
-            raise Missing("it needs a job of its own: give --store")
+            raise NotCheckable("it needs a job of its own: give --store")
         # What lies ready is there at once; what was just enqueued has to be heard of first.
         found = me.held(me.lease(WAIT_SECONDS if self._work is not None else 0.0))
         if not found:
-            raise Missing(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
+            raise NotCheckable(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
         return found[0]
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldLease:
         if self._live is None:
-            raise Missing("there is no lease (see granted)")
+            raise NotCheckable("there is no lease (see granted)")
         return self._live
 
     # -- strangers and nonsense
@@ -79,13 +81,13 @@ class Visit:
     def token_once(self) -> str:
         """A registration token is good once."""
         first = expect(self._caller.ask("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time")
-        self._visitors.append(Visitor(self._caller, read(first.body, wire.Registered)))
+        self._visitors.append(ScriptedRunner(self._caller, decode(first.body, wire.Registered)))
         again = self._caller.ask("POST", "register", {"token": self._tokens[0]})
         expect(again, 401, "bad_credential", "the same token again")
         expect(self._caller.ask("POST", "register", {"token": "no token"}), 401, "bad_credential", "an invented token")
         for token in self._tokens[1:]:
             other = expect(self._caller.ask("POST", "register", {"token": token}), 200, "", "another token")
-            self._visitors.append(Visitor(self._caller, read(other.body, wire.Registered)))
+            self._visitors.append(ScriptedRunner(self._caller, decode(other.body, wire.Registered)))
         return f"runner {self._me().runner_id!r} registered once; the same token again was answered with {again}"
 
     def credential_needed(self) -> str:
@@ -101,9 +103,9 @@ class Visit:
     def renewed(self) -> str:
         """A good credential is exchanged for a fresh one."""
         me = self._me()
-        fresh = Visitor(self._caller, read(expect(me.ask("POST", "renew"), 200, "").body, wire.Registered))
+        fresh = ScriptedRunner(self._caller, decode(expect(me.ask("POST", "renew"), 200, "").body, wire.Registered))
         if fresh.runner_id != me.runner_id:
-            raise Unexpected(f"expected the same runner_id {me.runner_id!r}, the answer was {fresh.runner_id!r}")
+            raise CheckFailed(f"expected the same runner_id {me.runner_id!r}, the answer was {fresh.runner_id!r}")
         expect(fresh.ask("POST", "renew"), 200, "", "a request with the fresh one")
         return f"a fresh one is good for {fresh.expires_at - time.monotonic():.0f} s"
 
@@ -152,7 +154,7 @@ class Visit:
             lease_id="invented", job_id="invented", run_id="", lease_ttl_seconds=1,
             heartbeat_interval_seconds=1, max_runtime_seconds=1,
         )  # fmt: skip
-        invented = Held(granted, me)
+        invented = HeldLease(granted, me)
         for type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
             self._stale(invented, type, "UNKNOWN_LEASE")
         expect(invented.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
@@ -165,9 +167,9 @@ class Visit:
         took = time.monotonic() - began
         if found:
             self._spare += found
-            raise Missing("there was work at once")
+            raise NotCheckable("there was work at once")
         if took < 0.9:
-            raise Unexpected(f"expected an empty answer after 1 s, it came after {took:.2f} s")
+            raise CheckFailed(f"expected an empty answer after 1 s, it came after {took:.2f} s")
         return f"no work: an empty answer after {took:.2f} s"
 
     # -- under a lease
@@ -177,12 +179,12 @@ class Visit:
         self._live = held = self._take()
         told = held.granted
         if (told.job_spec is None) == (told.job_spec_ref is None):
-            raise Unexpected("expected either job_spec or job_spec_ref")
+            raise CheckFailed("expected either job_spec or job_spec_ref")
         if len(told.lease_id) < MIN_SECRET_CHARS:
-            raise Unexpected(f"expected an unguessable lease_id, it has {len(told.lease_id)} characters")
+            raise CheckFailed(f"expected an unguessable lease_id, it has {len(told.lease_id)} characters")
         if not 0 < told.heartbeat_interval_seconds < told.lease_ttl_seconds:
             beats, ttl = told.heartbeat_interval_seconds, told.lease_ttl_seconds
-            raise Unexpected(f"expected heartbeats more often than the lease lasts, found every {beats} s of {ttl} s")
+            raise CheckFailed(f"expected heartbeats more often than the lease lasts, found every {beats} s of {ttl} s")
         return (
             f"job {told.job_id!r} for {told.lease_ttl_seconds} s, heartbeats every {told.heartbeat_interval_seconds} s"
         )
@@ -191,9 +193,9 @@ class Visit:
         """AckLease makes the lease active; saying it again is no error."""
         held = self._held()
         for what in ("AckLease", "AckLease again"):
-            answer = read(expect(held.say("AckLease"), 200, "HeartbeatAck", what).body, wire.HeartbeatAck)
+            answer = decode(expect(held.say("AckLease"), 200, "HeartbeatAck", what).body, wire.HeartbeatAck)
             if not answer.extend_lease or answer.cancel_requested:
-                raise Unexpected(f"{what}: expected extend_lease=true and no cancel, the answer was {answer}")
+                raise CheckFailed(f"{what}: expected extend_lease=true and no cancel, the answer was {answer}")
         return "AckLease, and the same again: 200 HeartbeatAck with extend_lease=true"
 
     def heartbeat_renews(self) -> str:
@@ -203,9 +205,9 @@ class Visit:
         began = time.monotonic()
         until = began + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
         while True:
-            answer = read(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if not answer.extend_lease or abs(answer.new_lease_ttl_seconds - ttl) > SLACK_SECONDS:
-                raise Unexpected(f"expected {ttl} s anew, the answer was {answer.new_lease_ttl_seconds} s")
+                raise CheckFailed(f"expected {ttl} s anew, the answer was {answer.new_lease_ttl_seconds} s")
             if time.monotonic() >= until:
                 break
             time.sleep(min(held.granted.heartbeat_interval_seconds, max(0.0, until - time.monotonic())))
@@ -215,7 +217,7 @@ class Visit:
         """A lease is of no use to another runner."""
         held = self._held()
         if len(self._visitors) < 2:
-            raise Missing("it needs a second runner: give a second --token")
+            raise NotCheckable("it needs a second runner: give a second --token")
         other = self._visitors[1]
         for type in ("Heartbeat", "Complete"):
             expect(held.say(type, other), 403, "wrong_runner", f"{type} with another's credential")
@@ -237,7 +239,7 @@ class Visit:
         words = [Reply(200, each).word for each in reply.body] if isinstance(reply.body, list) else [reply.word]
         expected = ["HeartbeatAck", "bad_message", "UNKNOWN_LEASE", "HeartbeatAck"]
         if words != expected:
-            raise Unexpected(f"expected {expected}, the answers were {words}")
+            raise CheckFailed(f"expected {expected}, the answers were {words}")
         return f"good, bad, unknown, good: {', '.join(words)}"
 
     def log_offsets(self) -> str:
@@ -250,12 +252,12 @@ class Visit:
         ):
             reply = expect(held.log(offset, data), 200, "", what)
             if reply.body != {"size": size}:
-                raise Unexpected(f"{what}: expected a size of {size}, the answer was {reply.body}")
+                raise CheckFailed(f"{what}: expected a size of {size}, the answer was {reply.body}")
         gap = expect(held.log(20, b"x"), 409, "log_gap", "a part after a hole")
         expect(held.log("x", b"x"), 400, "bad_request", "an offset that is no number")
         now = expect(self._me().ask("GET", "log", Delta_Lease=held.granted.lease_id), 200, "")
         if now.body != {"size": 15}:
-            raise Unexpected(f"expected a size of 15 after all this, it is {now.body}")
+            raise CheckFailed(f"expected a size of 15 after all this, it is {now.body}")
         return f"a repeat and an overlap count once, a hole is {gap}"
 
     def cancel_unasked(self) -> str:
@@ -267,19 +269,19 @@ class Visit:
         held = self._held()
         self._live = None
         for what in ("Complete", "the same again"):
-            answer = read(expect(held.say("Complete"), 200, "CompleteAck", what).body, wire.CompleteAck)
+            answer = decode(expect(held.say("Complete"), 200, "CompleteAck", what).body, wire.CompleteAck)
             if not answer.accepted:
-                raise Unexpected(f"{what}: expected accepted=true, the answer was {answer.reason!r}")
+                raise CheckFailed(f"{what}: expected accepted=true, the answer was {answer.reason!r}")
         self._over = held
         other = held.say("Complete", status="FAILED", exit_code=1)
         if other.status == 200 and other.body.get("accepted"):
-            raise Unexpected("another result after the accepted one: expected a refusal, it was accepted")
+            raise CheckFailed("another result after the accepted one: expected a refusal, it was accepted")
         return f"CompleteAck for the result and for its repeat; another result: {other}"
 
     def stale_after_end(self) -> str:
         """Nothing counts under a lease that is over."""
         if self._over is None:
-            raise Missing("no result was accepted (see complete-once)")
+            raise NotCheckable("no result was accepted (see complete-once)")
         self._stale(self._over, "Heartbeat", "LEASE_COMPLETED")
         self._stale(self._over, "CancelAck", "LEASE_COMPLETED")
         expect(self._over.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
@@ -292,32 +294,34 @@ class Visit:
         ttl = held.granted.lease_ttl_seconds
         if ttl + SLACK_SECONDS > self._patience:
             expect(held.say("Complete"), 200, "CompleteAck")  # It is left as done as it can be.
-            raise Missing(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
+            raise NotCheckable(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
         time.sleep(ttl + SLACK_SECONDS)
         self._lost = held
         for type in ("Heartbeat", "Complete"):
             reply = held.say(type)
             if reply.status != 409 or reply.word not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
-                raise Unexpected(f"{type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}")
+                raise CheckFailed(
+                    f"{type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}"
+                )
         return f"Heartbeat and Complete after {ttl + SLACK_SECONDS:.0f} s of silence: 409 StaleLease"
 
     def leased_again(self) -> str:
         """A job whose lease was lost is granted anew, and the old lease is of no use."""
         lost = self._lost
         if lost is None:
-            raise Missing("no lease expired (see expires)")
+            raise NotCheckable("no lease expired (see expires)")
         me = self._me()
         until = time.monotonic() + WAIT_SECONDS + lost.granted.lease_ttl_seconds
-        found: list[Held] = []
+        found: list[HeldLease] = []
         while not found and time.monotonic() < until:
             found = [each for each in me.held(me.lease(WAIT_SECONDS)) if each.granted.job_id == lost.granted.job_id]
         if not found:
-            raise Unexpected(f"expected job {lost.granted.job_id!r} to be granted again, it was not")
+            raise CheckFailed(f"expected job {lost.granted.job_id!r} to be granted again, it was not")
         if found[0].granted.lease_id == lost.granted.lease_id:
-            raise Unexpected("expected a new lease_id, it is the old one")
+            raise CheckFailed("expected a new lease_id, it is the old one")
         late = lost.say("Complete")
         expect(late, 409, late.word, "Complete under the lost lease")
-        read(late.body, wire.StaleLease)
+        decode(late.body, wire.StaleLease)
         expect(found[0].say("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
         expect(found[0].say("Complete"), 200, "CompleteAck", "Complete under the new lease")
         return f"the job came again under another lease_id; Complete under the old one: {late}"
@@ -325,21 +329,21 @@ class Visit:
     def cancel(self) -> str:
         """A cancel reaches the runner with the next heartbeat, and ends with its CancelAck."""
         if self._work is None:
-            raise Missing("somebody must ask for the cancel: give --store")
+            raise NotCheckable("somebody must ask for the cancel: give --store")
         held = self._take()
         expect(held.say("AckLease"), 200, "HeartbeatAck", "AckLease")
         self._work.cancel(held.granted.job_id)
         until = time.monotonic() + WAIT_SECONDS
         while True:
-            answer = read(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if answer.cancel_requested or time.monotonic() >= until:
                 break
             time.sleep(0.1)
         if not answer.cancel_requested or not answer.cancel_deadline_seconds:
-            raise Unexpected(f"expected cancel_requested with a deadline, the answer was {answer}")
-        read(expect(held.say("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
+            raise CheckFailed(f"expected cancel_requested with a deadline, the answer was {answer}")
+        decode(expect(held.say("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
         if (late := held.say("Complete")).status == 200 and late.body.get("accepted") is not False:
-            raise Unexpected(f"Complete after CancelAck: expected that it does not count, the answer was {late}")
+            raise CheckFailed(f"Complete after CancelAck: expected that it does not count, the answer was {late}")
         return f"HeartbeatAck asked for a stop within {answer.cancel_deadline_seconds} s; CancelAck was accepted"
 
     def large_spec(self) -> str:
@@ -347,10 +351,10 @@ class Visit:
         held = self._take(LARGE_SPEC)
         ref = held.granted.job_spec_ref
         if ref is None:
-            raise Missing("the server embeds specifications of this size")
+            raise NotCheckable("the server embeds specifications of this size")
         spec = held.visitor.spec(held.granted)
         if spec.steps != LARGE_SPEC["steps"]:
-            raise Unexpected("expected the specification that was enqueued, it is another one")
+            raise CheckFailed("expected the specification that was enqueued, it is another one")
         expect(held.say("AckLease"), 200, "HeartbeatAck", "AckLease")
         expect(held.say("Complete"), 200, "CompleteAck", "Complete")
         return f"{len(str(spec.steps))} characters were read under the lease"
@@ -360,90 +364,105 @@ class Visit:
         me = self._me()
         left = me.expires_at - time.monotonic()
         if left + SLACK_SECONDS > self._patience:
-            raise Missing(f"a credential lasts another {left:.0f} s, longer than --patience {self._patience:.0f}")
+            raise NotCheckable(f"a credential lasts another {left:.0f} s, longer than --patience {self._patience:.0f}")
         time.sleep(max(0.0, left) + SLACK_SECONDS)
         return f"a request with an old credential: {expect(me.lease(), 401, 'expired_credential')}"
 
     def leave(self) -> None:
         """Nothing that was taken is left half done."""
         for held in (*self._spare, *([self._live] if self._live else [])):
-            with suppress(Unreachable):
+            with suppress(ServerUnreachable):
                 held.say("AckLease")
                 held.say("Complete")
 
     @staticmethod
-    def _stale(held: Held, type: str, reason: str) -> None:
+    def _stale(held: HeldLease, type: str, reason: str) -> None:
         body = expect(held.say(type), 409, reason, type).body
-        read(body, wire.StaleLease)
+        decode(body, wire.StaleLease)
         if type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
-            raise Unexpected(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
+            raise CheckFailed(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
 
 
-class Promise(msgspec.Struct, frozen=True):
+class ServerCheck(msgspec.Struct, frozen=True):
     """A line of the server's checklist."""
 
     id: str
     title: str
-    show: Callable[[Visit], str]
+    show: Callable[[ServerChecks], str]
     needs: tuple[str, ...] = ("token-once",)
 
 
 # In this order: later ones need what earlier ones got.
-PROMISES: Final = (
-    Promise("token-once", "a registration token is good once (PRO-X3)", Visit.token_once, ()),
-    Promise("credential-needed", "nobody speaks without a credential (PRO-X3)", Visit.credential_needed),
-    Promise("renewed", "a good credential is exchanged for a fresh one", Visit.renewed),
-    Promise("own-name", "a runner speaks in its own name only (PRO-N1)", Visit.own_name),
-    Promise("addresses", "unknown addresses and methods are refused", Visit.addresses),
-    Promise("strict", "what is no message is refused with a stable code (PRO-U3)", Visit.strict),
-    Promise("too-large", "a message has a limit", Visit.too_large),
-    Promise("unknown-lease", "an unknown lease is stale (PRO-H3)", Visit.unknown_lease),
-    Promise("long-poll", "who asks for work may wait for it (PRO-B2)", Visit.long_poll),
-    Promise("granted", "the grant is complete, its lease_id unguessable (PRO-M1, PRO-Q1)", Visit.granted),
-    Promise("ack-activates", "AckLease activates the lease (PRO-Q3)", Visit.ack_activates, ("granted",)),
-    Promise(
-        "heartbeat-renews", "every heartbeat renews the lease (PRO-Q5)", Visit.heartbeat_renews, ("ack-activates",)
-    ),
-    Promise("not-yours", "a lease is of no use to another runner (PRO-K2)", Visit.not_yours, ("ack-activates",)),
-    Promise("batch", "each message of a batch is answered in its place", Visit.batch, ("ack-activates",)),
-    Promise("log-offsets", "a log has no hole and nothing twice", Visit.log_offsets, ("ack-activates",)),
-    Promise(
-        "cancel-unasked", "CancelAck counts only after a request (PRO-Q11)", Visit.cancel_unasked, ("ack-activates",)
-    ),
-    Promise(
-        "complete-once",
-        "the first result stands, its repeat is no error (PRO-Q7)",
-        Visit.complete_once,
+SERVER_CHECKS: Final = (
+    ServerCheck("token-once", "a registration token is good once (PRO-X3)", ServerChecks.token_once, ()),
+    ServerCheck("credential-needed", "nobody speaks without a credential (PRO-X3)", ServerChecks.credential_needed),
+    ServerCheck("renewed", "a good credential is exchanged for a fresh one", ServerChecks.renewed),
+    ServerCheck("own-name", "a runner speaks in its own name only (PRO-N1)", ServerChecks.own_name),
+    ServerCheck("addresses", "unknown addresses and methods are refused", ServerChecks.addresses),
+    ServerCheck("strict", "what is no message is refused with a stable code (PRO-U3)", ServerChecks.strict),
+    ServerCheck("too-large", "a message has a limit", ServerChecks.too_large),
+    ServerCheck("unknown-lease", "an unknown lease is stale (PRO-H3)", ServerChecks.unknown_lease),
+    ServerCheck("long-poll", "who asks for work may wait for it (PRO-B2)", ServerChecks.long_poll),
+    ServerCheck("granted", "the grant is complete, its lease_id unguessable (PRO-M1, PRO-Q1)", ServerChecks.granted),
+    ServerCheck("ack-activates", "AckLease activates the lease (PRO-Q3)", ServerChecks.ack_activates, ("granted",)),
+    ServerCheck(
+        "heartbeat-renews",
+        "every heartbeat renews the lease (PRO-Q5)",
+        ServerChecks.heartbeat_renews,
         ("ack-activates",),
     ),
-    Promise(
-        "stale-after-end", "nothing counts after the end (PRO-S4, PRO-Q12)", Visit.stale_after_end, ("complete-once",)
+    ServerCheck(
+        "not-yours", "a lease is of no use to another runner (PRO-K2)", ServerChecks.not_yours, ("ack-activates",)
     ),
-    Promise("expires", "silence costs the lease (PRO-S1, PRO-Q6)", Visit.expires),
-    Promise("leased-again", "a lost job is granted anew (PRO-F1, PRO-S3)", Visit.leased_again, ("expires",)),
-    Promise("cancel", "a cancel reaches the runner and ends with CancelAck (PRO-Q13)", Visit.cancel),
-    Promise("large-spec", "a large specification is referred to (PRO-Q2)", Visit.large_spec),
-    Promise("credential-ends", "an old credential is refused (PRO-X3)", Visit.credential_ends),
+    ServerCheck("batch", "each message of a batch is answered in its place", ServerChecks.batch, ("ack-activates",)),
+    ServerCheck("log-offsets", "a log has no hole and nothing twice", ServerChecks.log_offsets, ("ack-activates",)),
+    ServerCheck(
+        "cancel-unasked",
+        "CancelAck counts only after a request (PRO-Q11)",
+        ServerChecks.cancel_unasked,
+        ("ack-activates",),
+    ),
+    ServerCheck(
+        "complete-once",
+        "the first result stands, its repeat is no error (PRO-Q7)",
+        ServerChecks.complete_once,
+        ("ack-activates",),
+    ),
+    ServerCheck(
+        "stale-after-end",
+        "nothing counts after the end (PRO-S4, PRO-Q12)",
+        ServerChecks.stale_after_end,
+        ("complete-once",),
+    ),
+    ServerCheck("expires", "silence costs the lease (PRO-S1, PRO-Q6)", ServerChecks.expires),
+    ServerCheck("leased-again", "a lost job is granted anew (PRO-F1, PRO-S3)", ServerChecks.leased_again, ("expires",)),
+    ServerCheck("cancel", "a cancel reaches the runner and ends with CancelAck (PRO-Q13)", ServerChecks.cancel),
+    ServerCheck("large-spec", "a large specification is referred to (PRO-Q2)", ServerChecks.large_spec),
+    ServerCheck("credential-ends", "an old credential is refused (PRO-X3)", ServerChecks.credential_ends),
 )
 
 
 def _needed(only: Collection[str]) -> set[str]:
     """These items, and those that they need."""
-    found = set(only) or {promise.id for promise in PROMISES}
-    for promise in reversed(PROMISES):
+    found = set(only) or {promise.id for promise in SERVER_CHECKS}
+    for promise in reversed(SERVER_CHECKS):
         if promise.id in found:
             found.update(promise.needs)
     return found
 
 
-def visit(
-    caller: Caller, tokens: Sequence[str], work: Work | None, patience_seconds: float, only: Collection[str] = ()
-) -> Iterator[Item]:
+def check_server(
+    caller: HttpClient,
+    tokens: Sequence[str],
+    work: JobSource | None,
+    patience_seconds: float,
+    only: Collection[str] = (),
+) -> Iterator[CheckResult]:
     """Each item as soon as it is known."""
-    here = Visit(caller, tokens, work, patience_seconds)
+    here = ServerChecks(caller, tokens, work, patience_seconds)
     needed = _needed(only)
     try:
-        for promise in PROMISES:
+        for promise in SERVER_CHECKS:
             if promise.id in needed:
                 item = _shown(promise, here)
                 if not only or promise.id in only:
@@ -452,10 +471,10 @@ def visit(
         here.leave()
 
 
-def _shown(promise: Promise, here: Visit) -> Item:
+def _shown(promise: ServerCheck, here: ServerChecks) -> CheckResult:
     try:
-        return Item(promise.id, promise.title, PASS, promise.show(here))
-    except Missing as why:
-        return Item(promise.id, promise.title, NOT_SHOWN, str(why))
-    except (Unexpected, Unreachable) as evidence:
-        return Item(promise.id, promise.title, FAIL, str(evidence))
+        return CheckResult(promise.id, promise.title, PASS, promise.show(here))
+    except NotCheckable as why:
+        return CheckResult(promise.id, promise.title, NOT_SHOWN, str(why))
+    except (CheckFailed, ServerUnreachable) as evidence:
+        return CheckResult(promise.id, promise.title, FAIL, str(evidence))

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from deltaci.conformance.caller import Caller, Reply
+from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.protocol.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted, Registered
 from deltaci.protocol.routes import ROOT
 
@@ -18,15 +18,15 @@ LARGE_SPEC: Final[dict[str, Any]] = {"name": JOB_NAME, "steps": [f": '{'x' * MAX
 WAIT_SECONDS: Final = 5.0
 
 
-class Unexpected(Exception):
+class CheckFailed(Exception):
     """The server broke the rule; the text is the evidence."""
 
 
-class Missing(Exception):
+class NotCheckable(Exception):
     """The rule cannot be shown here; the text says why."""
 
 
-class Work(Protocol):
+class JobSource(Protocol):
     """Where jobs for the server come from, when the kit may make its own."""
 
     def enqueue(self, spec: dict[str, Any]) -> str:
@@ -36,11 +36,11 @@ class Work(Protocol):
         """Ask for a stop."""
 
 
-class Held(msgspec.Struct):
+class HeldLease(msgspec.Struct):
     """A lease, and whose it is."""
 
     granted: LeaseGranted
-    visitor: Visitor
+    visitor: ScriptedRunner
 
     def message(self, type: str, **fields: Any) -> dict[str, Any]:
         """One of the runner's messages, with everything that it needs."""
@@ -54,21 +54,21 @@ class Held(msgspec.Struct):
         told = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.visitor.runner_id}
         return {**told, **needs[type], **fields}
 
-    def say(self, type: str, by: Visitor | None = None, **fields: Any) -> Reply:
+    def say(self, type: str, by: ScriptedRunner | None = None, **fields: Any) -> Reply:
         """Send it."""
         return (by or self.visitor).ask("POST", "messages", self.message(type, **fields))
 
-    def log(self, offset: int | str, data: bytes, by: Visitor | None = None) -> Reply:
+    def log(self, offset: int | str, data: bytes, by: ScriptedRunner | None = None) -> Reply:
         """Append to its log."""
         return (by or self.visitor).ask(
             "POST", "log", data, Delta_Lease=self.granted.lease_id, Delta_Offset=str(offset)
         )
 
 
-class Visitor:
+class ScriptedRunner:
     """One registered runner."""
 
-    def __init__(self, caller: Caller, told: Registered) -> None:
+    def __init__(self, caller: HttpClient, told: Registered) -> None:
         self._caller = caller
         self.runner_id = told.runner_id
         self.credential = told.credential
@@ -83,13 +83,13 @@ class Visitor:
         asked = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
         return self.ask("POST", "lease", asked)
 
-    def held(self, reply: Reply) -> list[Held]:
+    def held(self, reply: Reply) -> list[HeldLease]:
         """The leases of an answer. A job that is not the kit's own is left alone: it was never acknowledged."""
         expect(reply, 200, "", "a request for work")
-        found = [Held(read(each, LeaseGranted), self) for each in reply.body.get("leases", [])]
+        found = [HeldLease(decode(each, LeaseGranted), self) for each in reply.body.get("leases", [])]
         for each in found:
             if self.spec(each.granted).name != JOB_NAME:
-                raise Missing(
+                raise NotCheckable(
                     f"the server granted job {each.granted.job_id!r}, which is not the kit's; it was not acknowledged "
                     "and goes back to the queue: use tokens of a tenant that has no other work"
                 )
@@ -101,20 +101,20 @@ class Visitor:
             return granted.job_spec
         ref = (granted.job_spec_ref or "").rpartition(ROOT)[2]
         reply = expect(self.ask("GET", ref, Delta_Lease=granted.lease_id), 200, "", f"GET {ref}")
-        spec: JobSpec = read(reply.body, JobSpec)
+        spec: JobSpec = decode(reply.body, JobSpec)
         return spec
 
 
-def read(body: Any, type: type[msgspec.Struct]) -> Any:
+def decode(body: Any, type: type[msgspec.Struct]) -> Any:
     """A message as a runner reads it: strictly."""
     try:
         return msgspec.convert(body, type)
     except msgspec.ValidationError as error:
-        raise Unexpected(f"expected {type.__name__}; its answer is none: {error}") from None
+        raise CheckFailed(f"expected {type.__name__}; its answer is none: {error}") from None
 
 
 def expect(reply: Reply, status: int, word: str, what: str = "the request") -> Reply:
     """The answer must be this; `word` may be empty when only the status counts."""
     if reply.status != status or (word and reply.word != word):
-        raise Unexpected(f"{what}: expected {status} {word}".rstrip() + f", the answer was {reply}")
+        raise CheckFailed(f"{what}: expected {status} {word}".rstrip() + f", the answer was {reply}")
     return reply

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.conformance.items import Finding, Item, failed, not_shown, passed, settled
+from deltaci.conformance.results import CheckResult, Finding, combine, failed, not_shown, passed
 from deltaci.conformance.scenarios import (
     CANCEL_SECONDS,
     EXIT_CODE,
@@ -20,7 +20,7 @@ from deltaci.conformance.scenarios import (
     STOP_SECONDS,
     WORD,
 )
-from deltaci.conformance.scripted import INTERVAL_SECONDS
+from deltaci.conformance.scripted_job import INTERVAL_SECONDS
 from deltaci.conformance.transcript import Entry, Transcript
 
 SLACK_SECONDS: Final = 0.3  # What was on its way already is no breach.
@@ -45,7 +45,7 @@ def _never_began(t: Transcript, job: str) -> Finding | None:
 def lease_first(job: str) -> Judge:
     """PRO-C1: nothing runs before its lease is active."""
 
-    def judge(t: Transcript) -> Finding:
+    def check_runner(t: Transcript) -> Finding:
         if not t.heard("lease"):
             exits = [f"{each.note} at {_at(each)}" for each in t.find("exited")] or ["it was still there"]
             return failed(f"expected a request for a lease; none came in {t.entries[-1].at:.1f} s ({exits[0]})")
@@ -62,7 +62,7 @@ def lease_first(job: str) -> Judge:
             )
         return passed(f"AckLease was accepted at {_at(active[0])}, the first step ran at {_at(began)}")
 
-    return judge
+    return check_runner
 
 
 def acknowledged(t: Transcript) -> Finding:
@@ -114,7 +114,7 @@ def log_kept(t: Transcript) -> Finding:
 def one_end(job: str) -> Judge:
     """PRO-C5: one result; the same words again only while nobody answered."""
 
-    def judge(t: Transcript) -> Finding:
+    def check_runner(t: Transcript) -> Finding:
         completes = t.heard("Complete", job)
         if not completes:
             if (unknown := _never_began(t, job)) is not None:
@@ -135,7 +135,7 @@ def one_end(job: str) -> Judge:
         repeats = f", sent {len(completes)} times until it was answered" if len(completes) > 1 else ""
         return passed(f"one Complete at {_at(completes[0])}{repeats}")
 
-    return judge
+    return check_runner
 
 
 def canceled(t: Transcript) -> Finding:
@@ -209,7 +209,7 @@ def works_once(t: Transcript) -> Finding:
 def no_late_result(job: str) -> Judge:
     """PRO-H2: when the lease is over by its own clock, it keeps its result to itself."""
 
-    def judge(t: Transcript) -> Finding:
+    def check_runner(t: Transcript) -> Finding:
         if (unknown := _never_began(t, job)) is not None:
             return unknown
         renewed = t.answered("AckLease", "HeartbeatAck", job) + t.answered("Heartbeat", "HeartbeatAck", job)
@@ -223,7 +223,7 @@ def no_late_result(job: str) -> Judge:
             return failed(f"its lease ended at {end:.2f} s without a renewal; it sent Complete at {_at(late[0])}")
         return passed(f"its lease ended at {end:.2f} s without a renewal, and no Complete came after that")
 
-    return judge
+    return check_runner
 
 
 def silent_after_end(t: Transcript) -> Finding:
@@ -335,7 +335,7 @@ def renews(t: Transcript) -> Finding:
     return passed(f"a credential for {SHORT_CREDENTIAL_SECONDS} s was renewed at {_at(renewals[0])}")
 
 
-class Check(msgspec.Struct, frozen=True):
+class RunnerCheck(msgspec.Struct, frozen=True):
     """A line of the checklist: a rule, and what shows it in which scenario."""
 
     id: str
@@ -347,53 +347,55 @@ class Check(msgspec.Struct, frozen=True):
 _EVERYWHERE: Final = ("life", "cancel", "lost-answers", "silence", "late-result", "stale", "same-twice", "no-lease")
 _SOME: Final = ("life", "cancel", "stale")
 
-CHECKS: Final = (
-    Check("PRO-C1", "obtains a lease before execution", {"life": lease_first("life")}),
-    Check("PRO-C2", "sends AckLease", {"life": acknowledged}),
-    Check("PRO-C3", "heartbeats at the configured interval", {"life": heartbeats}),
-    Check("PRO-C4", "uploads logs and references them in completion", {"life": log_kept}),
-    Check(
+RUNNER_CHECKS: Final = (
+    RunnerCheck("PRO-C1", "obtains a lease before execution", {"life": lease_first("life")}),
+    RunnerCheck("PRO-C2", "sends AckLease", {"life": acknowledged}),
+    RunnerCheck("PRO-C3", "heartbeats at the configured interval", {"life": heartbeats}),
+    RunnerCheck("PRO-C4", "uploads logs and references them in completion", {"life": log_kept}),
+    RunnerCheck(
         "PRO-C5", "sends Complete exactly once per lease", {"life": one_end("life"), "lost-answers": one_end("lost")}
     ),
-    Check("PRO-C6", "supports cancellation: stops, then CancelAck", {"cancel": canceled}),
-    Check("PRO-C7", "stops work on StaleLease", {"stale": obeys_stale}),
-    Check("PRO-H1", "no lease, no execution", {"no-lease": no_lease_no_work, "same-twice": works_once}),
-    Check(
+    RunnerCheck("PRO-C6", "supports cancellation: stops, then CancelAck", {"cancel": canceled}),
+    RunnerCheck("PRO-C7", "stops work on StaleLease", {"stale": obeys_stale}),
+    RunnerCheck("PRO-H1", "no lease, no execution", {"no-lease": no_lease_no_work, "same-twice": works_once}),
+    RunnerCheck(
         "PRO-H2",
         "no Complete after its lease expired",
         {"silence": no_late_result("silent"), "late-result": no_late_result("late")},
     ),
-    Check("PRO-Q2", "fetches a specification that is referred to", {"no-lease": follows_reference}),
-    Check("PRO-Q8", "is silent after CompleteAck", {"life": silent_after_end}),
-    Check(
+    RunnerCheck("PRO-Q2", "fetches a specification that is referred to", {"no-lease": follows_reference}),
+    RunnerCheck("PRO-Q8", "is silent after CompleteAck", {"life": silent_after_end}),
+    RunnerCheck(
         "PRO-U2", "runs steps in order and reports exit codes truly", {"life": tells_truth, "no-lease": tells_failure}
     ),
-    Check("PRO-F4", "survives lost answers and a server that is away", {"lost-answers": survives}),
-    Check("PRO-M11", "sends the protocol's messages, in its own name", dict.fromkeys(_EVERYWHERE, well_formed), _SOME),
-    Check(
+    RunnerCheck("PRO-F4", "survives lost answers and a server that is away", {"lost-answers": survives}),
+    RunnerCheck(
+        "PRO-M11", "sends the protocol's messages, in its own name", dict.fromkeys(_EVERYWHERE, well_formed), _SOME
+    ),
+    RunnerCheck(
         "PRO-X2", "never exposes lease_id, cancel_token or credential", dict.fromkeys(_EVERYWHERE, keeps_secrets), _SOME
     ),
-    Check("PRO-X3", "renews its credential in time", {"life": renews}),
+    RunnerCheck("PRO-X3", "renews its credential in time", {"life": renews}),
 )
 
 
-def judge(transcripts: Mapping[str, Transcript], only: Collection[str] = ()) -> list[Item]:
+def check_runner(transcripts: Mapping[str, Transcript], only: Collection[str] = ()) -> list[CheckResult]:
     """The whole checklist, or the items that are asked for."""
-    return [_judged(check, transcripts) for check in CHECKS if not only or check.id in only]
+    return [_judged(check, transcripts) for check in RUNNER_CHECKS if not only or check.id in only]
 
 
-def _judged(check: Check, transcripts: Mapping[str, Transcript]) -> Item:
+def _judged(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> CheckResult:
     found = {name: look(transcripts[name]) for name, look in check.judges.items() if name in transcripts}
     if len(check.judges) > 1 and not check.shown_by:  # Each tells its own story, with its own clock.
         found = {name: Finding(each.verdict, f"{name}: {each.evidence}") for name, each in found.items()}
-    return settled(check.id, check.title, found.values())
+    return combine(check.id, check.title, found.values())
 
 
 def scenarios_for(only: Collection[str]) -> set[str]:
     """The scenarios that show these items; all, when none is named."""
     if not only:
         return set(_EVERYWHERE)
-    return {name for check in CHECKS if check.id in only for name in check.shown_by or check.judges}
+    return {name for check in RUNNER_CHECKS if check.id in only for name in check.shown_by or check.judges}
 
 
 def _words(complete: Entry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-class Witness:
+class ProcessMonitor:
     """One job's pipe. `tell` gets each word, and None when nobody is left."""
 
     def __init__(self, folder: Path, name: str, tell: Callable[[str | None], None]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from deltaci.conformance.listening import Listening
-from deltaci.conformance.orchestrator import Orchestrator
-from deltaci.conformance.scenarios import SCENARIOS, Patient, Scenario
-from deltaci.conformance.subject import Subject
+from deltaci.conformance.http_server import HttpServer
+from deltaci.conformance.orchestrator import ScriptedOrchestrator
+from deltaci.conformance.runner_process import RunnerProcess
+from deltaci.conformance.scenarios import SCENARIOS, Patience, Scenario
 from deltaci.conformance.transcript import Transcript
 
 AT_ONCE: Final = 6  # They mostly wait.
@@ -26,18 +26,18 @@ class _Stage:
 
     def __init__(self, scenario: Scenario, command: Sequence[str], folder: Path) -> None:
         folder.mkdir()
-        self.server = Orchestrator(scenario.name, folder, scenario.credential_seconds)
+        self.server = ScriptedOrchestrator(scenario.name, folder, scenario.credential_seconds)
         self._scenario = scenario
         self._command = command
         self._folder = folder
         self._starts = 0
-        self._subjects: list[Subject] = []
+        self._subjects: list[RunnerProcess] = []
         self._exits: asyncio.Queue[str] = asyncio.Queue()
 
-    async def play(self, patience: Patient) -> Transcript:
+    async def run(self, patience: Patience) -> Transcript:
         """From the runner's start to its end; whatever happens, nothing of it is left."""
         try:
-            async with Listening(self.server.handle) as listening:
+            async with HttpServer(self.server.handle) as listening:
                 following = asyncio.create_task(self._follow(listening.url))
                 playing = asyncio.ensure_future(self._scenario.play(self.server, patience))
                 try:
@@ -61,7 +61,7 @@ class _Stage:
         """Start the runner. One that leaves after a job, as it may, is started again, but not for ever."""
         while self._starts < MAX_STARTS:
             self._starts += 1
-            subject = Subject(self._command, self._folder / "output", self._exits.put_nowait)
+            subject = RunnerProcess(self._command, self._folder / "output", self._exits.put_nowait)
             self._subjects.append(subject)
             self.server.note("began", note=f"start {self._starts}")
             await subject.start(url, self.server.token(), self._folder / f"work-{self._starts}")
@@ -70,7 +70,7 @@ class _Stage:
             await asyncio.sleep(RESTART_SECONDS)
 
 
-async def play(
+async def run_scenarios(
     command: Sequence[str], names: Collection[str], patience_seconds: float, tell: Progress
 ) -> dict[str, Transcript]:
     """Play these scenarios against this command."""
@@ -80,7 +80,7 @@ async def play(
     async def one(scenario: Scenario, folder: Path) -> None:
         async with places:
             tell(scenario.name, "begins")
-            found[scenario.name] = await _Stage(scenario, command, folder).play(Patient(patience_seconds))
+            found[scenario.name] = await _Stage(scenario, command, folder).run(Patience(patience_seconds))
             tell(scenario.name, f"ended after {found[scenario.name].entries[-1].at:.1f} s")
 
     with TemporaryDirectory(prefix="deltaci-conformance-", ignore_cleanup_errors=True) as root:

@@ -25,7 +25,7 @@ SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class BusAddress(msgspec.Struct, frozen=True):
+class NatsAddress(msgspec.Struct, frozen=True):
     """Where NATS is, and how to come in. A URL may carry a user and a password, or a token: it is a secret."""
 
     url: str
@@ -56,10 +56,10 @@ def _library(name: str, what: str, how: str) -> Any:
         raise ValueError(f"{what} cannot be used: the library {name!r} is not installed; {how}") from None
 
 
-class Link:
+class NatsConnection:
     """Connects, again and again for as long as it takes; whoever serves starts anew with each connection."""
 
-    def __init__(self, address: BusAddress, name: str, inbox: str = "_INBOX") -> None:
+    def __init__(self, address: NatsAddress, name: str, inbox: str = "_INBOX") -> None:
         self._address = address
         self._name = name
         self._inbox = inbox

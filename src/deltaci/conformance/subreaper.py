@@ -50,7 +50,7 @@ def send(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-class Guard:
+class Subreaper:
     """One runner and all who come from it."""
 
     def __init__(self, command: list[str]) -> None:
@@ -89,7 +89,7 @@ def main(command: list[str]) -> None:
     """Run it, say when it is over, and wait until the kit has seen enough."""
     adopt()
     try:
-        guard = Guard(command)
+        guard = Subreaper(command)
     except OSError as error:
         os.write(KIT, f"failed: {error}\n".encode())
         return

@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: str
 
 
-class Item(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """A line of the checklist."""
 
     id: str
@@ -44,16 +44,16 @@ def not_shown(why: str) -> Finding:
     return Finding(NOT_SHOWN, why)
 
 
-def settled(id: str, title: str, findings: Iterable[Finding]) -> Item:
+def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
     """One verdict out of many looks: one breach is enough, and what was never shown is not passed."""
     found = list(findings)
     for verdict in (FAIL, PASS, NOT_SHOWN):
         told = list(dict.fromkeys(each.evidence for each in found if each.verdict == verdict))
         if told:
-            return Item(id, title, verdict, "; ".join(told))
-    return Item(id, title, NOT_SHOWN, "no scenario that shows it was played")
+            return CheckResult(id, title, verdict, "; ".join(told))
+    return CheckResult(id, title, NOT_SHOWN, "no scenario that shows it was played")
 
 
-def is_compliant(items: Sequence[Item]) -> bool:
+def is_compliant(items: Sequence[CheckResult]) -> bool:
     """Nothing failed, and at least something was shown: silence is no proof."""
     return all(each.verdict != FAIL for each in items) and any(each.verdict == PASS for each in items)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from deltaci.conformance.witness import Witness
+from deltaci.conformance.process_monitor import ProcessMonitor
 from deltaci.protocol.messages import Complete, JobSpec, LeaseGranted, StaleReason
 from deltaci.protocol.routes import ROOT
 
@@ -19,7 +19,7 @@ INTERVAL_SECONDS: Final = 1
 MAX_RUNTIME_SECONDS: Final = 120
 
 
-class Reaction(msgspec.Struct, frozen=True):
+class Fault(msgspec.Struct, frozen=True):
     """What happens to one message instead of the plain answer."""
 
     kind: Literal["cut", "busy", "hold", "stale"]
@@ -28,8 +28,8 @@ class Reaction(msgspec.Struct, frozen=True):
 
 
 # Neither counts: a server that dies, or has too much to do, has done nothing.
-CUT: Final = Reaction("cut")
-BUSY: Final = Reaction("busy")
+CUT: Final = Fault("cut")
+BUSY: Final = Fault("busy")
 
 
 class ScriptedJob:
@@ -48,7 +48,7 @@ class ScriptedJob:
         self.job_id = f"conformance-{name}"
         self.lease_id = f"{self.job_id}.{secrets.token_urlsafe(24)}"
         self.cancel_token = secrets.token_urlsafe(24)
-        self.witness = Witness(folder, name, lambda word: tell(name, word))
+        self.witness = ProcessMonitor(folder, name, lambda word: tell(name, word))
         self.ttl_seconds = ttl_seconds
         self.spec = JobSpec(name=name)
         self.log = bytearray()
@@ -56,7 +56,7 @@ class ScriptedJob:
         self.over: StaleReason | None = None
         self.deadline_seconds = 0  # More: it is asked to stop.
         self._by_ref = by_ref
-        self._reactions: dict[str, deque[Reaction]] = {}
+        self._reactions: dict[str, deque[Fault]] = {}
         self._result: Complete | None = None
 
     def step(self, word: str, *commands: str) -> str:
@@ -68,12 +68,12 @@ class ScriptedJob:
         self.spec = JobSpec(name=self.name, steps=list(steps), env=env or {}, executor="process")
         return self
 
-    def reacts(self, type: str, *reactions: Reaction) -> ScriptedJob:
+    def reacts(self, type: str, *reactions: Fault) -> ScriptedJob:
         """What happens to the first messages of this type."""
         self._reactions.setdefault(type, deque()).extend(reactions)
         return self
 
-    def reaction(self, type: str) -> Reaction | None:
+    def reaction(self, type: str) -> Fault | None:
         """What happens to this one."""
         waiting = self._reactions.get(type)
         return waiting.popleft() if waiting else None
@@ -94,10 +94,10 @@ class ScriptedJob:
 
     def is_repeat(self, result: Complete) -> bool:
         """Whether this result is, word for word, the one that was accepted. Remembers the first."""
-        plain = msgspec.structs.replace(result, sequence_no=None)
+        to_builtins = msgspec.structs.replace(result, sequence_no=None)
         if self._result is None:
-            self._result = plain
-        return self._result == plain
+            self._result = to_builtins
+        return self._result == to_builtins
 
     def append(self, offset: int, data: bytes) -> bool:
         """Add to its log; False when there would be a hole."""
@@ -107,6 +107,6 @@ class ScriptedJob:
         return True
 
 
-def plain(message: msgspec.Struct) -> dict[str, Any]:
+def to_builtins(message: msgspec.Struct) -> dict[str, Any]:
     """A message as it stands in a transcript."""
     return dict(msgspec.to_builtins(message))

@@ -37,7 +37,7 @@ def stream(tenant: str) -> str:
     return f"deltaci-{token(tenant)}"
 
 
-def dispatches(tenant: str) -> str:
+def all_dispatches(tenant: str) -> str:
     """All subjects of that stream."""
     return f"deltaci.dispatch.{token(tenant)}.>"
 
@@ -57,12 +57,12 @@ def consumer(key: str) -> str:
     return token(key)
 
 
-def pull(tenant: str, key: str) -> str:
+def next_dispatch(tenant: str, key: str) -> str:
     """Where a runner asks for the next dispatch of a queue."""
     return f"$JS.API.CONSUMER.MSG.NEXT.{stream(tenant)}.{consumer(key)}"
 
 
-def news(tenant: str) -> str:
+def new_queues(tenant: str) -> str:
     """Where it is told that there is a queue that was not there before."""
     return f"deltaci.queues.{token(tenant)}"
 
@@ -77,7 +77,7 @@ def inbox(tenant: str, runner_id: str) -> str:
     return f"deltaci.inbox.{token(tenant)}.{token(first_life(runner_id))}"
 
 
-def keys(labels: Iterable[str]) -> list[str]:
+def queue_keys(labels: Iterable[str]) -> list[str]:
     """Every queue that a runner with these labels may take from, the plain one first; none when they are too many."""
     offered = sorted(set(labels))
     if len(offered) > MAX_LABELS:
