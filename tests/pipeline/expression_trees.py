@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from deltaci.pipeline.expressions import Expression, Value, printed
+from deltaci.pipeline.expressions import Expression, Value, format_expression
 from deltaci.pipeline.expressions.functions import SIGNATURES
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
@@ -62,7 +62,9 @@ trees: st.SearchStrategy[Expression] = st.recursive(leaves, _within, max_leaves=
 plain = st.sampled_from(["", "$", "{", "{{", "}}", "'", " ", "x", "$ {{"])
 tricks = st.sampled_from(["env.trick", "env.dollar", "env.open", "matrix.none"]).map(lambda name: f"${{{{ {name} }}}}")
 TRICKS: dict[str, Value] = {"trick": "${{ needs.b }}", "dollar": "$", "open": "{{ 'a", "A": "it's"}
-templates = st.lists(plain | tricks | trees.map(lambda tree: f"${{{{ {printed(tree)} }}}}"), max_size=6).map("".join)
+templates = st.lists(plain | tricks | trees.map(lambda tree: f"${{{{ {format_expression(tree)} }}}}"), max_size=6).map(
+    "".join
+)
 
 words = st.sampled_from(
     [

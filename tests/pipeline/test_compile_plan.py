@@ -15,7 +15,7 @@ from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile
-from deltaci.pipeline.expressions import mentions_status, parse, printed
+from deltaci.pipeline.expressions import format_expression, parse, uses_status_function
 from deltaci.pipeline.reader import read
 from deltaci.protocol.messages import JobSpec
 from tests.pipeline.good import ALL
@@ -71,7 +71,7 @@ def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
 
     condition = told.spec.work["condition"]
     assert condition == "success() && needs.a.outputs.o == 'x'"
-    assert printed(parse(condition)) == condition
+    assert format_expression(parse(condition)) == condition
     assert (told.spec.needs, told.spec.after) == (("a",), ())
     assert told.spec.work["needs"] == ["a"]
 
@@ -369,7 +369,7 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
             told = msgspec.convert(each.spec.work, JobSpec)
             for line in (told.condition, *(getattr(step, "condition", "") for step in told.steps)):
                 # Whether it is read as it is or as people write it, it says the same.
-                assert not line or line == "false" or mentions_status(parse(line))
+                assert not line or line == "false" or uses_status_function(parse(line))
 
 
 @given(pipelines(), st.sampled_from([PUSH, PULL, replace(PULL, is_fork=True), replace(PUSH, event="manual")]))

@@ -3,8 +3,14 @@
 import pytest
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.expressions import BadExpression, Mistake, check, line_and_column, parse
-from deltaci.pipeline.expressions.errors import MAX_SHOWN, shown
+from deltaci.pipeline.expressions import (
+    ExpressionProblem,
+    ExpressionSyntaxError,
+    check_expression,
+    line_and_column,
+    parse,
+)
+from deltaci.pipeline.expressions.errors import MAX_QUOTED_LENGTH, quote
 
 OPERAND = "a value, a context or a function"
 
@@ -23,8 +29,8 @@ UNREADABLE: list[tuple[str, int, str, str, str]] = [
     ("a | b", 3, "'|'", "an operator", "'||'"),
     ("a === b", 5, "'='", "an operator", "'=='"),
     ('a == "main"', 6, "a double quote", "a text in single quotes, such as 'main'", ""),
-    ("a == 'main", 6, "''main'", "a text that ends with a single quote", ""),
-    ("'it''s", 1, "''it''s'", "a text that ends with a single quote", ""),
+    ("a == 'main", 6, "''main'", "a closing single quote", ""),
+    ("'it''s", 1, "''it''s'", "a closing single quote", ""),
     ("(a", 3, "the end", "an operator or ')'", ""),
     ("a)", 2, "')'", "an operator or the end", ""),
     ("()", 2, "')'", OPERAND, ""),
@@ -63,10 +69,10 @@ UNREADABLE: list[tuple[str, int, str, str, str]] = [
 def test_what_is_no_expression_is_refused_where_it_goes_wrong(
     expression: str, column: int, found: str, expected: str, hint: str
 ) -> None:
-    with pytest.raises(BadExpression) as refused:
+    with pytest.raises(ExpressionSyntaxError) as refused:
         parse(expression)
 
-    assert refused.value.mistake == Mistake(column, found, expected, hint)
+    assert refused.value.problem == ExpressionProblem(column, found, expected, hint)
 
 
 CONTEXTS = ("github", "matrix", "needs", "env")
@@ -83,7 +89,7 @@ WRONG: list[tuple[str, list[tuple[int, str, str, str]]]] = [
     ("always", [(1, "the context 'always'", LISTED, "")]),
     ("success", [(1, "'success'", "a context", "'success()'")]),
     ("startWith(env.a, 'b')", [(1, "the function 'startWith'", KNOWN, "'startsWith'")]),
-    ("always()", [(1, "the function 'always'", f"one that can be used here: {KNOWN}", "")]),
+    ("always()", [(1, "the function 'always'", f"one that is available here: {KNOWN}", "")]),
     ("toLower(env.a)", [(1, "the function 'toLower'", KNOWN, "")]),
     ("contains(env.a)", [(1, "1 in contains()", "2 arguments", "")]),
     ("!contains(1, 2, 3)", [(2, "3 in contains()", "2 arguments", "")]),
@@ -94,7 +100,7 @@ WRONG: list[tuple[str, list[tuple[int, str, str, str]]]] = [
     ("case(true, 1, 2, 3)", [(1, "4 in case()", "pairs of a condition and a value, and one last value", "")]),
     (
         "format('{0} {1}', 'a')",
-        [(8, "'{1}' in a format with 1 argument after it", "an argument for every number, from {0}", "")],
+        [(8, "'{1}' in a format with 1 argument after it", "an argument for every number, counting from {0}", "")],
     ),
     ("format('{0')", [(8, "a single '{' in a format", "{0} for an argument, {{ or }} for a bracket", "")]),
     ("format('{0}}', 1)", [(8, "a single '}' in a format", "{0} for an argument, {{ or }} for a bracket", "")]),
@@ -114,23 +120,23 @@ WRONG: list[tuple[str, list[tuple[int, str, str, str]]]] = [
 def test_every_unknown_name_and_wrong_number_of_arguments_is_found_before_anything_runs(
     expression: str, expected: list[tuple[int, str, str, str]]
 ) -> None:
-    assert check(parse(expression), CONTEXTS, FUNCTIONS) == [Mistake(*each) for each in expected]
+    assert check_expression(parse(expression), CONTEXTS, FUNCTIONS) == [ExpressionProblem(*each) for each in expected]
 
 
 def test_a_missing_property_of_a_known_context_is_no_mistake() -> None:
     """It is null, as on GitHub: nobody knows all properties of an event."""
-    assert check(parse("github.event.pull_request.draft"), CONTEXTS, FUNCTIONS) == []
+    assert check_expression(parse("github.event.pull_request.draft"), CONTEXTS, FUNCTIONS) == []
 
 
 def test_where_nothing_is_allowed_the_mistake_says_so() -> None:
-    assert [str(each) for each in check(parse("env.a || f()"), (), ())] == [
-        "column 1: found the context 'env', expected no context at all here",
-        "column 10: found the function 'f', expected no function at all here",
+    assert [str(each) for each in check_expression(parse("env.a || f()"), (), ())] == [
+        "column 1: found the context 'env', expected no context, because none is available here",
+        "column 10: found the function 'f', expected no function, because none is available here",
     ]
 
 
 def test_a_refusal_is_one_readable_line() -> None:
-    with pytest.raises(BadExpression) as refused:
+    with pytest.raises(ExpressionSyntaxError) as refused:
         parse("a = 'b'")
 
     assert str(refused.value) == "bad_spec: column 3: found '=', expected an operator; did you mean '=='?"
@@ -139,16 +145,16 @@ def test_a_refusal_is_one_readable_line() -> None:
 def test_a_column_of_a_text_of_several_lines_has_a_line() -> None:
     written = "github.ref ==\n  'main' &&\n  x = 1\n"
 
-    with pytest.raises(BadExpression) as refused:
+    with pytest.raises(ExpressionSyntaxError) as refused:
         parse(written)
 
-    assert line_and_column(written, refused.value.mistake.column) == (3, 5)
+    assert line_and_column(written, refused.value.problem.column) == (3, 5)
     assert line_and_column(written, 1) == (1, 1)
 
 
 def test_a_message_shows_no_control_signs_and_no_long_texts_of_others() -> None:
-    assert shown("\x1b[31m") == "'�[31m'"
-    assert len(shown("x" * 1000)) == MAX_SHOWN + 2
+    assert quote("\x1b[31m") == "'�[31m'"
+    assert len(quote("x" * 1000)) == MAX_QUOTED_LENGTH + 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deltaci.pipeline.expressions import FailedExpression, Value, evaluate, parse
+from deltaci.pipeline.expressions import EvaluationError, Value, evaluate, parse
 
 CONTEXTS: dict[str, Value] = {
     "list": ["push", "Pull_Request", 3, None, True],
@@ -164,10 +164,10 @@ def test_case_gives_the_value_of_the_first_condition_that_is_true_and_looks_no_f
 
 
 FAILURES = [
-    ("fromJSON('')", 1, "no JSON"),
-    ("'' || fromJSON('{a: 1}')", 7, "no JSON"),
+    ("fromJSON('')", 1, "not JSON"),
+    ("'' || fromJSON('{a: 1}')", 7, "not JSON"),
     ("fromJSON(list)", 1, "an array"),
-    ("fromJSON('1e999')", 1, "no JSON"),
+    ("fromJSON('1e999')", 1, "not JSON"),
     ("case('true', 1, 2)", 6, "text as a condition"),
     ("case(null, 1, 2)", 6, "null as a condition"),
     ("format(list[0], 1) && format(object.two[0], 1) && format(toJSON(object))", 51, "a single '{'"),
@@ -178,11 +178,11 @@ FAILURES = [
 
 @pytest.mark.parametrize(("expression", "column", "found"), FAILURES)
 def test_what_has_no_value_is_refused_with_its_column(expression: str, column: int, found: str) -> None:
-    with pytest.raises(FailedExpression) as refused:
+    with pytest.raises(EvaluationError) as refused:
         value(expression)
 
-    assert refused.value.mistake.column == column
-    assert found in refused.value.mistake.found
+    assert refused.value.problem.column == column
+    assert found in refused.value.problem.found
 
 
 def test_functions_of_the_caller_get_the_values_of_their_arguments() -> None:

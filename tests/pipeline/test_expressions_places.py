@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaci.pipeline.expressions import PLACES, check, parse
+from deltaci.pipeline.expressions import AVAILABILITY, check_expression, parse
 
 ALLOWED = [
     ("jobs.if", "always() && needs.build.result == 'success' && github.ref && inputs.x && vars.y"),
@@ -28,11 +28,11 @@ REFUSED = [
 
 @pytest.mark.parametrize(("place", "expression"), ALLOWED)
 def test_a_place_knows_what_github_documents_for_it(place: str, expression: str) -> None:
-    assert check(parse(expression), PLACES[place].contexts, PLACES[place].functions) == []
+    assert check_expression(parse(expression), AVAILABILITY[place].contexts, AVAILABILITY[place].functions) == []
 
 
 @pytest.mark.parametrize(("place", "expression", "found"), REFUSED)
 def test_what_is_not_there_in_a_place_is_found_when_the_file_is_read(place: str, expression: str, found: str) -> None:
-    mistakes = check(parse(expression), PLACES[place].contexts, PLACES[place].functions)
+    mistakes = check_expression(parse(expression), AVAILABILITY[place].contexts, AVAILABILITY[place].functions)
 
-    assert [mistake.found for mistake in mistakes] == [found]
+    assert [problem.found for problem in mistakes] == [found]

@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from hypothesis import assume, given, settings
 
 from deltaci.pipeline.expressions import (
-    BadExpression,
     Expression,
-    ExpressionRefused,
+    ExpressionError,
+    ExpressionSyntaxError,
     Function,
-    Known,
-    Remains,
+    Residual,
+    Resolved,
     Value,
-    check,
-    condition,
+    check_expression,
     evaluate,
+    format_expression,
     interpolate,
     parse,
-    printed,
-    read,
-    reduce,
-    reduce_text,
+    parse_condition,
+    parse_template,
+    reduce_expression,
+    reduce_template,
 )
 from tests.pipeline.expression_trees import EARLY, LATE, TRICKS, scraps, templates, trees
 
@@ -38,7 +38,7 @@ def outcome(expression: Expression, contexts: Mapping[str, Value]) -> str:
     """The value in a form that tells true from 1 and lets NaN be NaN; or that there is none."""
     try:
         return _told(evaluate(expression, contexts, FUNCTIONS))
-    except ExpressionRefused:
+    except ExpressionError:
         return "refused"
 
 
@@ -56,8 +56,8 @@ def _told(value: Value) -> str:
 
 @given(trees)
 def test_an_expression_is_read_back_from_its_text_as_it_was(tree: Expression) -> None:
-    assert parse(printed(tree)) == tree
-    assert hash(parse(printed(tree))) == hash(tree)
+    assert parse(format_expression(tree)) == tree
+    assert hash(parse(format_expression(tree))) == hash(tree)
 
 
 @given(trees)
@@ -66,9 +66,9 @@ def test_an_expression_is_worth_the_same_however_early_it_is_reduced(tree: Expre
     """At planning time some contexts are known; the runner evaluates what remains."""
     whole = outcome(tree, EARLY | LATE)
 
-    reduced = reduce(tree, EARLY)
+    reduced = reduce_expression(tree, EARLY)
 
-    if isinstance(reduced, Remains):
+    if isinstance(reduced, Residual):
         assert parse(reduced.text) == reduced.expression
         assert outcome(parse(reduced.text), EARLY | LATE) == whole
     else:
@@ -77,9 +77,9 @@ def test_an_expression_is_worth_the_same_however_early_it_is_reduced(tree: Expre
 
 @given(trees)
 def test_everything_known_leaves_a_value_unless_it_is_refused(tree: Expression) -> None:
-    reduced = reduce(tree, EARLY | LATE, FUNCTIONS)
+    reduced = reduce_expression(tree, EARLY | LATE, FUNCTIONS)
 
-    if isinstance(reduced, Remains):
+    if isinstance(reduced, Residual):
         assert outcome(tree, EARLY | LATE) == "refused"
 
 
@@ -90,19 +90,19 @@ def test_a_text_says_the_same_however_early_it_is_reduced(template: str) -> None
     early = EARLY | {"env": TRICKS}
 
     try:
-        read(template)
-    except BadExpression:
+        parse_template(template)
+    except ExpressionSyntaxError:
         assume(False)  # two plain parts became the beginning of an expression
-    reduced = reduce_text(template, early)
+    reduced = reduce_template(template, early)
 
-    found = _told(reduced.value) if isinstance(reduced, Known) else _interpolation(reduced.text, early | LATE)
+    found = _told(reduced.value) if isinstance(reduced, Resolved) else _interpolation(reduced.text, early | LATE)
     assert found == _interpolation(template, early | LATE)
 
 
 def _interpolation(template: str, contexts: Mapping[str, Value]) -> str:
     try:
         return _told(interpolate(template, contexts, FUNCTIONS))
-    except ExpressionRefused:
+    except ExpressionError:
         return "refused"
 
 
@@ -112,25 +112,25 @@ def test_no_text_raises_anything_but_a_refusal_with_a_column(text: str) -> None:
     for act in (_parsed, _interpolated, _conditional):
         try:
             act(text)
-        except ExpressionRefused as refused:
-            mistake = refused.mistake
-            assert 0 <= mistake.column <= len(text) + 1
-            assert mistake.found
-            assert mistake.expected
+        except ExpressionError as refused:
+            problem = refused.problem
+            assert 0 <= problem.column <= len(text) + 1
+            assert problem.found
+            assert problem.expected
 
 
 def _parsed(text: str) -> None:
     tree = parse(text)
-    assert parse(printed(tree)) == tree
-    for mistake in check(tree, ["github"], ["contains"]):
-        assert 1 <= mistake.column <= len(text)
+    assert parse(format_expression(tree)) == tree
+    for problem in check_expression(tree, ["github"], ["contains"]):
+        assert 1 <= problem.column <= len(text)
     evaluate(tree, EARLY | LATE, FUNCTIONS)
 
 
 def _interpolated(text: str) -> None:
-    reduce_text(text, EARLY)
+    reduce_template(text, EARLY)
     interpolate(text, EARLY | LATE, FUNCTIONS)
 
 
 def _conditional(text: str) -> None:
-    evaluate(condition(text), EARLY | LATE, FUNCTIONS)
+    evaluate(parse_condition(text), EARLY | LATE, FUNCTIONS)

@@ -3,18 +3,18 @@
 import pytest
 
 from deltaci.pipeline.expressions import (
-    ExpressionRefused,
+    ExpressionError,
     Function,
-    Known,
-    RemainingText,
-    Remains,
+    Residual,
+    ResidualText,
+    Resolved,
     Value,
-    contexts_of,
+    context_names,
     evaluate,
     interpolate,
     parse,
-    reduce,
-    reduce_text,
+    reduce_expression,
+    reduce_template,
 )
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
 from deltaci.pipeline.expressions.reducer import MAX_EMBEDDED
@@ -45,7 +45,7 @@ WHOLE: list[tuple[str, Value]] = [
 
 @pytest.mark.parametrize(("expression", "expected"), WHOLE)
 def test_what_depends_only_on_what_is_known_is_a_value(expression: str, expected: Value) -> None:
-    assert reduce(parse(expression), KNOWN) == Known(expected)
+    assert reduce_expression(parse(expression), KNOWN) == Resolved(expected)
 
 
 PARTLY: list[tuple[str, str]] = [
@@ -80,9 +80,9 @@ PARTLY: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("expression", "expected"), PARTLY)
 def test_what_remains_mentions_only_what_still_matters(expression: str, expected: str) -> None:
-    reduced = reduce(parse(expression), KNOWN)
+    reduced = reduce_expression(parse(expression), KNOWN)
 
-    assert isinstance(reduced, Remains)
+    assert isinstance(reduced, Residual)
     assert reduced.text == expected
     assert parse(reduced.text) == reduced.expression
 
@@ -97,36 +97,36 @@ def test_what_remains_is_worth_the_same_later(expression: str) -> None:
     def later(text: str) -> Value:
         try:
             return evaluate(parse(text), KNOWN | LATER, functions)
-        except ExpressionRefused as refused:
+        except ExpressionError as refused:
             return type(refused).__name__
 
-    reduced = reduce(parse(expression), KNOWN)
+    reduced = reduce_expression(parse(expression), KNOWN)
 
-    assert (later(reduced.text) if isinstance(reduced, Remains) else reduced.value) == later(expression)
+    assert (later(reduced.text) if isinstance(reduced, Residual) else reduced.value) == later(expression)
 
 
 def test_an_object_that_something_unknown_indexes_is_carried_along() -> None:
     """So the later evaluation needs nothing of what was known at planning time."""
-    reduced = reduce(parse("fromJSON(toJSON(matrix.objects))[0][steps.key]"), KNOWN)
+    reduced = reduce_expression(parse("fromJSON(toJSON(matrix.objects))[0][steps.key]"), KNOWN)
 
-    assert isinstance(reduced, Remains)
+    assert isinstance(reduced, Residual)
     assert reduced.text == "fromJSON('{\"x\":1}')[steps.key]"
-    assert contexts_of(reduced.expression) == {"steps"}
+    assert context_names(reduced.expression) == {"steps"}
 
 
 def test_functions_that_are_known_early_are_used_early() -> None:
-    reduced = reduce(parse("hashFiles('a') == steps.a"), KNOWN, {"hashfiles": lambda _: "abc"})
+    reduced = reduce_expression(parse("hashFiles('a') == steps.a"), KNOWN, {"hashfiles": lambda _: "abc"})
 
-    assert isinstance(reduced, Remains)
+    assert isinstance(reduced, Residual)
     assert reduced.text == "'abc' == steps.a"
 
 
 def test_what_would_become_too_deep_stays_as_it_is_written() -> None:
     written = "!" * (MAX_DEPTH - 3) + "matrix.list[steps.index]"
 
-    reduced = reduce(parse(written), KNOWN)
+    reduced = reduce_expression(parse(written), KNOWN)
 
-    assert isinstance(reduced, Remains)
+    assert isinstance(reduced, Residual)
     assert parse(reduced.text) == reduced.expression
 
 
@@ -134,45 +134,45 @@ def test_one_tree_may_stand_in_two_places_of_another() -> None:
     """Trees are also put together by programs, which may use one twice."""
     twice, between = parse("matrix.n"), parse("steps.a")
 
-    assert reduce(And((twice, between, twice)), KNOWN) == Remains(And((between, Literal(3.0))))
+    assert reduce_expression(And((twice, between, twice)), KNOWN) == Residual(And((between, Literal(3.0))))
 
 
-TEXTS: list[tuple[str, Known | RemainingText]] = [
-    ("plain", Known("plain")),
-    ("${{ matrix.list }}", Known(["a", "b"])),
-    ("on ${{ matrix.os }}", Known("on linux")),
-    ("${{ steps.a }}", RemainingText("${{ steps.a }}")),
-    ("${{ matrix.os }}/${{ steps.a }}", RemainingText("linux/${{ steps.a }}")),
-    ("${{ matrix.none }}${{ steps.a }}", RemainingText("${{ steps.a }}${{ '' }}")),
-    ("${{ env.TRICK }} ${{ steps.b }}", RemainingText("${{ '${{ steps.a }} ' }}${{ steps.b }}")),
-    ("${{ env.DOLLAR }}{{ x ${{ steps.b }}", RemainingText("${{ '${{ x ' }}${{ steps.b }}")),
-    ("${{ env.DOLLAR }}${{ steps.b }}", RemainingText("$${{ steps.b }}")),
+TEXTS: list[tuple[str, Resolved | ResidualText]] = [
+    ("plain", Resolved("plain")),
+    ("${{ matrix.list }}", Resolved(["a", "b"])),
+    ("on ${{ matrix.os }}", Resolved("on linux")),
+    ("${{ steps.a }}", ResidualText("${{ steps.a }}")),
+    ("${{ matrix.os }}/${{ steps.a }}", ResidualText("linux/${{ steps.a }}")),
+    ("${{ matrix.none }}${{ steps.a }}", ResidualText("${{ steps.a }}${{ '' }}")),
+    ("${{ env.TRICK }} ${{ steps.b }}", ResidualText("${{ '${{ steps.a }} ' }}${{ steps.b }}")),
+    ("${{ env.DOLLAR }}{{ x ${{ steps.b }}", ResidualText("${{ '${{ x ' }}${{ steps.b }}")),
+    ("${{ env.DOLLAR }}${{ steps.b }}", ResidualText("$${{ steps.b }}")),
 ]
 
 
 @pytest.mark.parametrize(("template", "expected"), TEXTS)
 def test_a_text_is_reduced_and_what_was_a_value_never_becomes_an_expression(
-    template: str, expected: Known | RemainingText
+    template: str, expected: Resolved | ResidualText
 ) -> None:
     """A value that looks like an expression must stay a value, or whoever wrote it could read what is secret."""
-    reduced = reduce_text(template, KNOWN)
+    reduced = reduce_template(template, KNOWN)
 
     assert reduced == expected
-    later = interpolate(reduced.text, LATER) if isinstance(reduced, RemainingText) else reduced.value
+    later = interpolate(reduced.text, LATER) if isinstance(reduced, ResidualText) else reduced.value
     assert later == interpolate(template, KNOWN | LATER)
 
 
 def test_a_part_of_a_text_does_not_keep_its_type_when_it_is_all_that_remains() -> None:
-    reduced = reduce_text("${{ matrix.none }}${{ steps.nothing }}", KNOWN)
+    reduced = reduce_template("${{ matrix.none }}${{ steps.nothing }}", KNOWN)
 
-    assert isinstance(reduced, RemainingText)
+    assert isinstance(reduced, ResidualText)
     assert interpolate(reduced.text, LATER) == ""
 
 
 def test_a_long_value_that_looks_like_expressions_is_quoted_in_pieces() -> None:
     trick = "${{ 'it''s' }}" * 5_000
 
-    reduced = reduce_text("${{ env.x }}${{ steps.a }}", {"env": {"x": trick}})
+    reduced = reduce_template("${{ env.x }}${{ steps.a }}", {"env": {"x": trick}})
 
-    assert isinstance(reduced, RemainingText)
+    assert isinstance(reduced, ResidualText)
     assert interpolate(reduced.text, LATER) == trick + "yes"

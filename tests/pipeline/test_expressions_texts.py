@@ -3,16 +3,16 @@
 import pytest
 
 from deltaci.pipeline.expressions import (
-    BadExpression,
+    ExpressionSyntaxError,
     Value,
     check_template,
-    condition,
-    holds,
+    evaluate_condition,
+    format_expression,
     interpolate,
-    mentions_status,
     parse,
-    printed,
-    read,
+    parse_condition,
+    parse_template,
+    uses_status_function,
 )
 
 CONTEXTS: dict[str, Value] = {
@@ -74,18 +74,18 @@ BROKEN: list[tuple[str, int, str]] = [
 
 @pytest.mark.parametrize(("template", "column", "found"), BROKEN)
 def test_a_mistake_has_the_column_of_the_whole_text(template: str, column: int, found: str) -> None:
-    with pytest.raises(BadExpression) as refused:
-        read(template)
+    with pytest.raises(ExpressionSyntaxError) as refused:
+        parse_template(template)
 
-    assert (refused.value.mistake.column, refused.value.mistake.found) == (column, found)
+    assert (refused.value.problem.column, refused.value.problem.found) == (column, found)
 
 
 def test_names_are_checked_with_the_column_of_the_whole_text() -> None:
-    template = read("echo ${{ matrx.os }} ${{ 1 }} ${{ frmat('x') }}")
+    template = parse_template("echo ${{ matrx.os }} ${{ 1 }} ${{ frmat('x') }}")
 
     mistakes = check_template(template, ["matrix"], ["format"])
 
-    assert [(mistake.column, mistake.nearest) for mistake in mistakes] == [(10, "'matrix'"), (35, "'format'")]
+    assert [(problem.column, problem.nearest) for problem in mistakes] == [(10, "'matrix'"), (35, "'format'")]
 
 
 CONDITIONS: list[tuple[str, str]] = [
@@ -105,12 +105,12 @@ CONDITIONS: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("written", "expected"), CONDITIONS)
 def test_a_condition_without_a_status_function_also_asks_for_success(written: str, expected: str) -> None:
-    assert printed(condition(written)) == expected
+    assert format_expression(parse_condition(written)) == expected
 
 
 def test_a_status_function_is_mentioned_wherever_it_stands() -> None:
-    assert mentions_status(parse("a && !(b == success())"))
-    assert not mentions_status(parse("success.x && hashFiles('a')"))
+    assert uses_status_function(parse("a && !(b == success())"))
+    assert not uses_status_function(parse("success.x && hashFiles('a')"))
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_a_status_function_is_mentioned_wherever_it_stands() -> None:
 )
 def test_a_condition_that_would_always_be_true_is_refused(written: str, column: int) -> None:
     """Brackets around a part make a text of the whole, and a text is true whatever is in it."""
-    with pytest.raises(BadExpression) as refused:
-        condition(written)
+    with pytest.raises(ExpressionSyntaxError) as refused:
+        parse_condition(written)
 
-    assert refused.value.mistake.column == column
+    assert refused.value.problem.column == column
 
 
 def test_a_condition_holds_if_its_value_is_truthy() -> None:
     status = {"success": lambda _: True, "failure": lambda _: False}
 
-    assert holds(condition("matrix.os"), CONTEXTS, status)
-    assert not holds(condition("matrix.none"), CONTEXTS, status)
-    assert not holds(condition("failure() && matrix.os"), CONTEXTS, status)
+    assert evaluate_condition(parse_condition("matrix.os"), CONTEXTS, status)
+    assert not evaluate_condition(parse_condition("matrix.none"), CONTEXTS, status)
+    assert not evaluate_condition(parse_condition("failure() && matrix.os"), CONTEXTS, status)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from deltaci.pipeline.expressions import Value, evaluate, parse, truthy
-from deltaci.pipeline.expressions.values import text
+from deltaci.pipeline.expressions import Value, evaluate, is_truthy, parse
+from deltaci.pipeline.expressions.values import to_text
 
 LABELS: list[Value] = [{"name": "bug", "n": 1}, {"Name": "ci", "n": [2, 3]}, "no object", ["in a list"]]
 CONTEXTS: dict[str, Value] = {
@@ -274,7 +274,7 @@ TRUTH: list[tuple[Value, bool]] = [
 
 @pytest.mark.parametrize(("given", "expected"), TRUTH)
 def test_only_false_zero_nan_null_and_the_empty_text_are_falsy(given: Value, expected: bool) -> None:
-    assert truthy(given) is expected
+    assert is_truthy(given) is expected
 
 
 TEXTS: list[tuple[Value, str]] = [
@@ -309,4 +309,4 @@ TEXTS: list[tuple[Value, str]] = [
 def test_in_a_text_null_is_nothing_numbers_have_15_digits_and_arrays_only_say_what_they_are(
     given: Value, expected: str
 ) -> None:
-    assert text(given) == expected
+    assert to_text(given) == expected

@@ -12,8 +12,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.conditions import SKIPPED, Verdict
-from deltaci.pipeline.expressions import ExpressionRefused
-from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
+from deltaci.pipeline.expressions import ExpressionError
+from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.plan import LeftOut
 from deltaci.pipeline.problems import shown
@@ -107,8 +107,8 @@ class Chooser:
             verdict = conditions.decide(
                 self._filling.condition(written), known, skipped=gone, status=status, whole=self._filling.budget
             )
-        except ExpressionRefused as refused:
-            self._filling.refuse_expression(("jobs", name, "if"), written or "", refused.mistake)
+        except ExpressionError as refused:
+            self._filling.refuse_expression(("jobs", name, "if"), written or "", refused.problem)
             verdict = conditions.ALWAYS
         if skipped and not verdict.asks_status:
             need = skipped[0]
@@ -157,16 +157,16 @@ class Chooser:
             reaches=tuple(sorted(reaches)),
         )
 
-    def _mentions(self, name: str, job: model.Job) -> Iterable[Mention]:
+    def _mentions(self, name: str, job: model.Job) -> Iterable[ContextReference]:
         for text in _texts(job):
             yield from self._filling.mentioned(("jobs", name), text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
                 expression = self._filling.condition(condition)
-            except ExpressionRefused:  # It is told where it is decided.
+            except ExpressionError:  # It is told where it is decided.
                 continue
             if expression is not None:
-                yield from mentions(expression)
+                yield from context_references(expression)
 
     # -- what was asked for
 
@@ -238,7 +238,7 @@ def downloads(job: model.Job) -> bool:
     return any(step.uses == "download-artifact" for step in job.steps or ())
 
 
-def _takes(mentioned: Iterable[Mention], needs: Collection[str]) -> set[str]:
+def _takes(mentioned: Iterable[ContextReference], needs: Collection[str]) -> set[str]:
     """The needs whose outputs are mentioned."""
     taken: set[str] = set()
     folded = {need.lower(): need for need in needs}
@@ -248,7 +248,7 @@ def _takes(mentioned: Iterable[Mention], needs: Collection[str]) -> set[str]:
         match mention.keys:
             case (_, "result", *_):
                 continue
-            case (first, *_) if first != EVERY:
+            case (first, *_) if first != ANY_KEY:
                 taken |= {folded[first.lower()]} if first.lower() in folded else set()
             case _:
                 taken |= set(needs)

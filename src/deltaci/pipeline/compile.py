@@ -32,8 +32,7 @@ from deltaci.pipeline import conditions, contexts, jobs, model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.choosing import NOT_ASKED_FOR, Chooser, Chosen
 from deltaci.pipeline.expansion import Grown, Matrices
-from deltaci.pipeline.expressions.values import is_list
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import is_list, to_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Found, Path
 from deltaci.pipeline.jobs import Member, Setting
@@ -320,7 +319,7 @@ class _Compiler:
             at = (*path, "runs-on", position)
             filled = self._filling.known(at, label, known)
             values = [] if filled is None else filled.value if is_list(filled.value) else [filled.value]
-            for text in map(as_text, values):
+            for text in map(to_text, values):
                 if not text or "," in text or not text.isprintable():
                     self._filling.refuse(at, f"{shown(text)} as a label", "expected a label without commas")
                 found.append(text)

@@ -10,21 +10,20 @@ from msgspec import Struct
 from deltaci.pipeline.expressions import (
     Contexts,
     Expression,
-    Known,
-    Remains,
-    mentions_status,
-    printed,
-    reduce,
-    truthy,
+    Residual,
+    Resolved,
+    format_expression,
+    is_truthy,
+    reduce_expression,
+    uses_status_function,
 )
-from deltaci.pipeline.expressions.errors import ExpressionRefused
+from deltaci.pipeline.expressions.errors import ExpressionError
 from deltaci.pipeline.expressions.evaluator import Functions, evaluate
 from deltaci.pipeline.expressions.limits import Budget
-from deltaci.pipeline.expressions.references import Mention, mentions, replaced
-from deltaci.pipeline.expressions.templates import asked
+from deltaci.pipeline.expressions.references import ContextReference, context_references, replace_nodes
+from deltaci.pipeline.expressions.templates import parse_bare_condition
 from deltaci.pipeline.expressions.tree import And, Call, Context, Index, Literal, Not, Or
-from deltaci.pipeline.expressions.values import is_primitive
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import is_primitive, to_text
 
 MAX_CONDITION: Final = 2000  # characters, as the wire has it
 MAX_TOLD: Final = 4  # values in a reason
@@ -62,10 +61,12 @@ def decide(
     """An `if` over what is known. `skipped` are needs that are no part of the run; `status`: how things went so far."""
     if expression is None:
         return ALWAYS
-    asks_status = mentions_status(expression)
-    reduced = reduce(_with_skipped(expression, skipped), known, _functions({"always": True, **(status or {})}), whole)
+    asks_status = uses_status_function(expression)
+    reduced = reduce_expression(
+        _with_skipped(expression, skipped), known, _functions({"always": True, **(status or {})}), whole
+    )
     holds = _holds(reduced)
-    if holds is None and isinstance(reduced, Remains):
+    if holds is None and isinstance(reduced, Residual):
         return Verdict(holds=None, remaining=reduced.expression, asks_status=asks_status)
     if holds:
         return Verdict(holds=True, asks_status=asks_status)
@@ -73,17 +74,17 @@ def decide(
     return Verdict(holds=False, asks_status=asks_status, reason=reason)
 
 
-def _holds(reduced: Known | Remains) -> bool | None:
+def _holds(reduced: Resolved | Residual) -> bool | None:
     """Whether it is true, where that is sure: one operand may be enough, wherever it stands."""
-    return truthy(reduced.value) if isinstance(reduced, Known) else _is_true(reduced.expression)
+    return is_truthy(reduced.value) if isinstance(reduced, Resolved) else _is_true(reduced.expression)
 
 
 def _is_true(expression: Expression) -> bool | None:
     match expression:
         case Literal(value):
-            return truthy(value)
-        case Not(of):
-            inner = _is_true(of)
+            return is_truthy(value)
+        case Not(operand):
+            inner = _is_true(operand)
             return None if inner is None else not inner
         case And(operands) | Or(operands):
             decisive = isinstance(expression, Or)
@@ -104,28 +105,28 @@ def _with_skipped(expression: Expression, skipped: Collection[str]) -> Expressio
     def by(node: Expression) -> Expression | None:
         match node:
             case Index(Context(name), Literal(str() as key)) if name.lower() == "needs" and key.lower() in names:
-                return Call("fromJSON", (Literal(_SKIPPED_TEXT, node.at),), node.at)
+                return Call("fromJSON", (Literal(_SKIPPED_TEXT, node.column),), node.column)
             case _:
                 return None
 
-    return replaced(expression, by) if names else expression
+    return replace_nodes(expression, by) if names else expression
 
 
 def _false_because(expression: Expression, known: Contexts, skipped: Collection[str]) -> str:
-    told = printed(expression)
+    told = format_expression(expression)
     values = []
     contexts = {**known, "needs": dict.fromkeys(skipped, SKIPPED)}
-    for mention in dict.fromkeys((each.context, each.keys) for each in mentions(expression)):
+    for mention in dict.fromkeys((each.context, each.keys) for each in context_references(expression)):
         context, keys = mention
         node: Expression = Context(context)
         for key in keys:
             node = Index(node, Literal(key))
         try:
             value = evaluate(node, contexts)
-        except ExpressionRefused:
+        except ExpressionError:
             continue
         if keys and is_primitive(value):
-            shown = as_text(value)
+            shown = to_text(value)
             cut = shown if len(shown) <= MAX_VALUE else f"{shown[: MAX_VALUE - 1]}…"
             quoted = f"'{cut}'" if isinstance(value, str) else "not given" if value is None else cut
             values.append(f"{'.'.join((context, *keys))} is {quoted}")
@@ -149,7 +150,7 @@ def as_job(verdict: Verdict, *, has_needs: bool, may_be_skipped: bool) -> Expres
 
 def _asking(expression: Expression) -> Expression:
     """A condition that goes on asking how things went, so that nobody who reads it adds a success()."""
-    return _all_of(expression) if mentions_status(expression) else _all_of(ALWAYS_TRUE, expression)
+    return _all_of(expression) if uses_status_function(expression) else _all_of(ALWAYS_TRUE, expression)
 
 
 def _all_of(*expressions: Expression) -> Expression:
@@ -165,12 +166,12 @@ def as_step(expression: Expression | None, known: Contexts, whole: Budget | None
     """What the runner asks before a step: nothing, if it only runs while all went well."""
     if expression is None:
         return None
-    asks_status = mentions_status(expression)
-    if any(_is_for_the_runner(each) for each in mentions(expression)):
+    asks_status = uses_status_function(expression)
+    if any(_is_for_the_runner(each) for each in context_references(expression)):
         known = {name: value for name, value in known.items() if name != "github"}
-    reduced = reduce(expression, known, whole=whole)
+    reduced = reduce_expression(expression, known, shared_budget=whole)
     holds = _holds(reduced)
-    if holds is not None or isinstance(reduced, Known):
+    if holds is not None or isinstance(reduced, Resolved):
         return None if holds and not asks_status else ALWAYS_TRUE if holds else Literal(False)
     if asks_status:
         left = _asking(reduced.expression)
@@ -178,22 +179,22 @@ def as_step(expression: Expression | None, known: Contexts, whole: Budget | None
     return _all_of(SUCCESS, reduced.expression)
 
 
-def _is_for_the_runner(mention: Mention) -> bool:
+def _is_for_the_runner(mention: ContextReference) -> bool:
     return mention.context == "github" and (not mention.keys or mention.keys[0].lower() in OF_THE_RUNNER)
 
 
 def unreduced(written: str) -> Expression:
     """What people wrote, with its success(): for what is shorter that way."""
-    expression = asked(written)
+    expression = parse_bare_condition(written)
     if expression is None:
         return SUCCESS
-    return expression if mentions_status(expression) else And((SUCCESS, expression))
+    return expression if uses_status_function(expression) else And((SUCCESS, expression))
 
 
 def as_line(expression: Expression, written: str | None) -> tuple[str, Expression] | None:
     """The shorter of both as one line, with what it says; nothing if neither is short enough for the wire."""
     for each in (expression, *([unreduced(written)] if written else [])):
-        line = printed(each)
+        line = format_expression(each)
         if len(line) <= MAX_CONDITION:
             return line, each
     return None

@@ -10,7 +10,7 @@ from msgspec import Struct
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import contexts, model
 from deltaci.pipeline.expressions import Value
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path
 from deltaci.pipeline.matrix import BadMatrix, Expansion, expand, split
@@ -88,8 +88,8 @@ class Matrices:
         is_wanted = True
         for key, texts in self._wanted.items():
             if key in values:
-                self._values.setdefault(key, set()).add(as_text(values[key]))
-                is_wanted = is_wanted and as_text(values[key]) in texts
+                self._values.setdefault(key, set()).add(to_text(values[key]))
+                is_wanted = is_wanted and to_text(values[key]) in texts
         return is_wanted
 
     def _expansion(self, name: str) -> Expansion | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from deltaci.pipeline import model
-from deltaci.pipeline.expressions import Mistake
+from deltaci.pipeline.expressions import ExpressionProblem
 from deltaci.pipeline.problems import Place, Problem, inside
 
 Path = tuple[str | int, ...]
@@ -37,7 +37,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return self.places.get(path, Place())
 
 
-def told(source: str, at: Place, text: str, mistake: Mistake) -> tuple[Place, str, str, str]:
+def told(source: str, at: Place, text: str, mistake: ExpressionProblem) -> tuple[Place, str, str, str]:
     """A mistake of an expression as a problem of its file: place, what was found, what is expected, nearest word."""
     place = inside(source, at, text, mistake.column - 1)
     return place, mistake.found, f"expected {mistake.expected}", mistake.nearest.strip("'")

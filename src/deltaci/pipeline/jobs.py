@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deltaci.pipeline import conditions, model
-from deltaci.pipeline.expressions import Expression, ExpressionRefused
-from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions import Expression, ExpressionError
+from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
+from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.filling import Filling
 from deltaci.pipeline.found import Path
 from deltaci.pipeline.rules import texts_of, wire_rules
@@ -71,11 +71,11 @@ class _Work:
         self._member = member
         self._job = member.job
         self._filling = filling
-        self._mentions = [Mention("github", (name,)) for name in VARIABLES]
+        self._mentions = [ContextReference("github", (name,)) for name in VARIABLES]
 
     def spec(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._setting.cache_scope
-        env = {name: as_text(value) for name, value in {**self._setting.pipeline.env, **job.env}.items()}
+        env = {name: to_text(value) for name, value in {**self._setting.pipeline.env, **job.env}.items()}
         condition = self._condition(self._member.condition, job.if_, ("if",))
         steps = list(self._steps())
         services, artifacts, caches = list(self._services()), list(self._artifacts()), list(self._caches())
@@ -118,7 +118,7 @@ class _Work:
             self._mentions += self._filling.mentioned((*self._member.path, *path), text)
             if "GITHUB_RUN_" in text:
                 self._mentions += [
-                    Mention("github", (name,)) for name in OF_THE_RUN if f"GITHUB_{name.upper()}" in text
+                    ContextReference("github", (name,)) for name in OF_THE_RUN if f"GITHUB_{name.upper()}" in text
                 ]
 
     def _condition(self, expression: Expression | None, written: str | None, path: Path) -> str:
@@ -130,7 +130,7 @@ class _Work:
             self._filling.refuse((*self._member.path, *path), "a condition that is too long", wanted)
             return ""
         line, said = found
-        self._mentions += mentions(said)
+        self._mentions += context_references(said)
         return line
 
     def _contexts(self) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class _Work:
     def _step(self, step: model.Step, path: Path) -> wire.Step:
         known, whole = self._member.known, (*self._member.path, *path)
         defaults = (self._job.defaults.run, self._setting.pipeline.defaults.run)
-        env = {name: as_text(value) for name, value in step.env.items()}
-        inputs = {name: as_text(value) for name, value in step.with_.items()}
+        env = {name: to_text(value) for name, value in step.env.items()}
+        inputs = {name: to_text(value) for name, value in step.with_.items()}
         shell = workdir = ""
         if step.run is not None:
             shell = step.shell or next((each.shell for each in defaults if each.shell), None) or ""
@@ -186,8 +186,8 @@ class _Work:
         try:
             asked = self._filling.condition(written)
             expression = conditions.as_step(asked, self._member.known, self._filling.budget)
-        except ExpressionRefused as refused:
-            self._filling.refuse_expression((*self._member.path, *path), written or "", refused.mistake)
+        except ExpressionError as refused:
+            self._filling.refuse_expression((*self._member.path, *path), written or "", refused.problem)
             return ""
         return self._condition(expression, written, path)
 
@@ -201,7 +201,7 @@ class _Work:
 
     def _services(self) -> Iterator[wire.Service]:
         for name, service in sorted(self._job.services.items()):
-            env = {key: as_text(value) for key, value in service.env.items()}
+            env = {key: to_text(value) for key, value in service.env.items()}
             self._look_at(("services", name, "env"), env.values())
             self._look_at(("services", name, "image"), (service.image,))
             yield wire.Service(
@@ -241,12 +241,12 @@ class _Work:
         if not self._setting.adds_secrets:
             return []
         told = {each.keys[0] for each in self._mentions if each.context == "secrets" and each.keys}
-        return sorted(told - set(self._job.secrets) - {EVERY})
+        return sorted(told - set(self._job.secrets) - {ANY_KEY})
 
 
 def cut(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
     """Only what is mentioned of a value. Names are the same in capitals and in small letters."""
-    if not isinstance(value, Mapping) or any(not each or each[0] == EVERY for each in keys):
+    if not isinstance(value, Mapping) or any(not each or each[0] == ANY_KEY for each in keys):
         return value
     wanted: dict[str, list[tuple[str, ...]]] = {}
     for first, *rest in keys:

@@ -16,10 +16,10 @@ from deltaci.core.errors import Refused
 from deltaci.core.nearest import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.checks import needs_of
-from deltaci.pipeline.expressions import PLACES, ExpressionRefused, check, read
+from deltaci.pipeline.expressions import AVAILABILITY, ExpressionError, check_expression, parse_template
 from deltaci.pipeline.expressions import Expression as Tree
-from deltaci.pipeline.expressions.references import EVERY, Mention, mentions
-from deltaci.pipeline.expressions.templates import OPEN, asked
+from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
+from deltaci.pipeline.expressions.templates import OPEN, parse_bare_condition
 from deltaci.pipeline.found import Expression, Found, Path, told
 from deltaci.pipeline.matrix import BadMatrix, expand, split
 from deltaci.pipeline.model import MAX_ITEMS
@@ -30,13 +30,13 @@ from deltaci.pipeline.projects import folder_of
 from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node
 
 MAX_LISTED: Final = 12
-OF_A_JOB: Final = frozenset(key.removeprefix("jobs.") for key in PLACES if key.startswith("jobs."))
+OF_A_JOB: Final = frozenset(key.removeprefix("jobs.") for key in AVAILABILITY if key.startswith("jobs."))
 ADD_SECRET: Final = "add it to its 'secrets'"
-OF_STEPS: Final = frozenset(key.removeprefix("steps.") for key in PLACES if key.startswith("steps."))
+OF_STEPS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY if key.startswith("steps."))
 
 
 def place_of(path: Path) -> str:
-    """The name under which `PLACES` has what may be mentioned at a path of a file; nothing if it is not there."""
+    """The name under which `AVAILABILITY` has what may be mentioned at a path of a file; nothing if it is not there."""
     match path:
         case ("jobs", _, "steps", int(), str() as key, *_):
             return f"steps.{key}" if key in OF_STEPS else ""
@@ -51,7 +51,7 @@ def place_of(path: Path) -> str:
         case ("defaults", *_):
             return "jobs.defaults"
         case (str() as key, *_):
-            return key if key in PLACES else ""
+            return key if key in AVAILABILITY else ""
         case _:
             return ""
 
@@ -142,20 +142,20 @@ class _Checker:
 
     def check(self, expression: Expression) -> None:
         """One text."""
-        place = PLACES.get(place_of(expression.path))
+        place = AVAILABILITY.get(place_of(expression.path))
         if place is None:
             return
         try:
             trees = self._trees(expression)
-        except ExpressionRefused as refused:
-            self._problems.add(*told(self._source, expression.at, expression.text, refused.mistake))
+        except ExpressionError as refused:
+            self._problems.add(*told(self._source, expression.at, expression.text, refused.problem))
             return
         scope = self._scopes.get(str(expression.path[1])) if expression.path[0] == "jobs" else None
         for tree in trees:
-            wrong = check(tree, place.contexts, place.functions)
-            for mistake in wrong:
-                self._problems.add(*told(self._source, expression.at, expression.text, mistake))
-            for mention in mentions(tree):
+            wrong = check_expression(tree, place.contexts, place.functions)
+            for problem in wrong:
+                self._problems.add(*told(self._source, expression.at, expression.text, problem))
+            for mention in context_references(tree):
                 if mention.context in place.contexts:
                     self._look_up(mention, scope, expression)
 
@@ -163,20 +163,20 @@ class _Checker:
         key = (expression.text, expression.is_condition)
         if key not in self._read:
             if expression.is_condition:
-                found = asked(expression.text)
+                found = parse_bare_condition(expression.text)
                 self._read[key] = (found,) if found is not None else ()
             else:
-                self._read[key] = read(expression.text).expressions
+                self._read[key] = parse_template(expression.text).expressions
         return self._read[key]
 
-    def _look_up(self, mention: Mention, scope: _Scope | None, expression: Expression) -> None:
-        if not mention.keys or mention.keys[0] == EVERY:
+    def _look_up(self, mention: ContextReference, scope: _Scope | None, expression: Expression) -> None:
+        if not mention.keys or mention.keys[0] == ANY_KEY:
             return
         for found, expected, near in self._wrong(mention, scope):
-            at = inside(self._source, expression.at, expression.text, mention.at - 1)
+            at = inside(self._source, expression.at, expression.text, mention.column - 1)
             self._problems.add(at, found, expected, near)
 
-    def _wrong(self, mention: Mention, scope: _Scope | None) -> Iterator[tuple[str, str, str]]:
+    def _wrong(self, mention: ContextReference, scope: _Scope | None) -> Iterator[tuple[str, str, str]]:
         name = mention.keys[0]
         match mention.context:
             case "inputs":
@@ -207,7 +207,7 @@ class _Checker:
             self._lacking[secret] = next(jobs, "")
         return self._lacking[secret]
 
-    def _wrong_need(self, mention: Mention, scope: _Scope) -> Iterator[tuple[str, str, str]]:
+    def _wrong_need(self, mention: ContextReference, scope: _Scope) -> Iterator[tuple[str, str, str]]:
         name, *keys = mention.keys
         found = scope.needs.find(name)
         if found is None:
@@ -217,9 +217,9 @@ class _Checker:
             return
         outputs = self._scopes[found].outputs if found in self._scopes else None
         match keys:
-            case ["outputs", str() as output, *_] if output != EVERY and outputs is not None:
+            case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
                 yield from _unknown("the output", output, outputs, f"{shown(found)} has no 'outputs'")
-            case [first, *_] if first != EVERY:
+            case [first, *_] if first != ANY_KEY:
                 yield from _unknown(f"'needs.{found}' with", first, OF_A_NEED, "")
             case _:
                 return

@@ -15,7 +15,7 @@ from typing import Any, Final
 from deltaci.core.errors import Refused
 from deltaci.pipeline import expressions
 from deltaci.pipeline.expressions.templates import OPEN
-from deltaci.pipeline.expressions.values import Value, text
+from deltaci.pipeline.expressions.values import Value, to_text
 from deltaci.protocol.messages import ArtifactRule, JobSpec, Source
 from deltaci.protocol.responses import NeededJob
 from deltaci.runner.artifacts import Bounds, find, open_found
@@ -102,7 +102,7 @@ class Scene:
         for name in _VARIABLES:
             value = github.get(name)
             if isinstance(value, str | int | float) and "\0" not in str(value):
-                told[f"GITHUB_{name.upper()}"] = text(value)
+                told[f"GITHUB_{name.upper()}"] = to_text(value)
         if github.get("event") is not None:
             told["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
         if ".github/workflows/" in str(github.get("workflow_ref", "")):
@@ -113,7 +113,7 @@ class Scene:
         """A text with the values of its expressions in it."""
         if not self._has_expressions or OPEN not in template:
             return template
-        return text(expressions.interpolate(template, self._contexts(env), self._functions()))
+        return to_text(expressions.interpolate(template, self._contexts(env), self._functions()))
 
     def texts(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Variables: one that is written later may mention those before it."""
@@ -128,7 +128,9 @@ class Scene:
 
     def holds(self, condition: str, env: Mapping[str, str] | None = None) -> bool:
         """Whether a step is to run."""
-        return expressions.holds(expressions.condition(condition), self._contexts(env), self._functions())
+        return expressions.evaluate_condition(
+            expressions.parse_condition(condition), self._contexts(env), self._functions()
+        )
 
     def job_holds(self, condition: str) -> bool:
         """Whether the job is to do anything: `success()` and the others are about its needs."""
@@ -139,7 +141,7 @@ class Scene:
             "cancelled": lambda _: False,
             "always": lambda _: True,
         }
-        return expressions.holds(expressions.condition(condition), self._contexts({}), functions)
+        return expressions.evaluate_condition(expressions.parse_condition(condition), self._contexts({}), functions)
 
     def told(self, id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
         """A step ended, or was left out."""
@@ -168,7 +170,7 @@ class Scene:
         }
 
     def _hash_files(self, arguments: Sequence[Value]) -> Value:
-        return hash_files(self._layout.workspace, [text(each) for each in arguments])
+        return hash_files(self._layout.workspace, [to_text(argument) for argument in arguments])
 
 
 def _of_source(source: Source | None) -> dict[str, Any]:

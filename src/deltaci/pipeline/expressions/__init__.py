@@ -1,70 +1,70 @@
-"""The expression language of GitHub Actions: `${{ … }}` in texts, and conditions.
+"""The expression language of GitHub Actions: `${{ … }}` in texts, and conditions (`if:`).
 
-Text in, values out. Nothing here reads files, and nothing is ever run by Python: an expression is read into a tree,
-checked against what there is in its place, and evaluated over contexts that the caller gives, within named limits.
-Whatever an expression says, only `ExpressionRefused` is raised.
+Pure: no file access, and no Python code is ever executed. An expression is parsed to a tree, checked against the
+contexts and functions that are available where it stands, and evaluated over given contexts within limits. Whatever an
+expression contains, only `ExpressionError` is raised. Imports only `core`. Start with `templates`, then `evaluator`.
 """
 
-from deltaci.pipeline.expressions.availability import PLACES, Place
-from deltaci.pipeline.expressions.check import check
+from deltaci.pipeline.expressions.availability import AVAILABILITY, Availability
+from deltaci.pipeline.expressions.check import check_expression
 from deltaci.pipeline.expressions.errors import (
-    BadExpression,
-    ExpressionRefused,
-    FailedExpression,
-    Mistake,
+    EvaluationError,
+    ExpressionError,
+    ExpressionProblem,
+    ExpressionSyntaxError,
     line_and_column,
 )
 from deltaci.pipeline.expressions.evaluator import Contexts, Functions, evaluate
-from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS, Function
+from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS_FUNCTIONS, Function
 from deltaci.pipeline.expressions.parser import parse
-from deltaci.pipeline.expressions.printer import printed
-from deltaci.pipeline.expressions.reducer import Known, Remains, reduce
+from deltaci.pipeline.expressions.printer import format_expression
+from deltaci.pipeline.expressions.reducer import Residual, Resolved, reduce_expression
 from deltaci.pipeline.expressions.templates import (
-    RemainingText,
+    ResidualText,
     Template,
     check_template,
-    condition,
-    holds,
+    evaluate_condition,
     interpolate,
-    mentions_status,
-    read,
-    reduce_text,
+    parse_condition,
+    parse_template,
+    reduce_template,
+    uses_status_function,
 )
-from deltaci.pipeline.expressions.tree import Expression, contexts_of, functions_of
-from deltaci.pipeline.expressions.values import Value, truthy
+from deltaci.pipeline.expressions.tree import Expression, context_names, function_names
+from deltaci.pipeline.expressions.values import Value, is_truthy
 
 __all__ = [
-    "PLACES",
+    "AVAILABILITY",
     "SIGNATURES",
-    "STATUS",
-    "BadExpression",
+    "STATUS_FUNCTIONS",
+    "Availability",
     "Contexts",
+    "EvaluationError",
     "Expression",
-    "ExpressionRefused",
-    "FailedExpression",
+    "ExpressionError",
+    "ExpressionProblem",
+    "ExpressionSyntaxError",
     "Function",
     "Functions",
-    "Known",
-    "Mistake",
-    "Place",
-    "RemainingText",
-    "Remains",
+    "Residual",
+    "ResidualText",
+    "Resolved",
     "Template",
     "Value",
-    "check",
+    "check_expression",
     "check_template",
-    "condition",
-    "contexts_of",
+    "context_names",
     "evaluate",
-    "functions_of",
-    "holds",
+    "evaluate_condition",
+    "format_expression",
+    "function_names",
     "interpolate",
+    "is_truthy",
     "line_and_column",
-    "mentions_status",
     "parse",
-    "printed",
-    "read",
-    "reduce",
-    "reduce_text",
-    "truthy",
+    "parse_condition",
+    "parse_template",
+    "reduce_expression",
+    "reduce_template",
+    "uses_status_function",
 ]

@@ -1,7 +1,7 @@
-"""Which contexts and functions there are in which place of a pipeline file, as GitHub documents it for its keys.
+"""Which contexts and functions an expression may use under which key of a pipeline file.
 
-A place is named by its key: `jobs.if` is the `if` of a job, `steps.run` the command of a step. What is not in the
-table takes no expressions at all.
+Follows GitHub's table "Context availability". `jobs.if` is the `if` of a job, `steps.run` the command of a step. Keys
+that are not in the table take no expressions.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from typing import Final
 
 from msgspec import Struct
 
-from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS
+from deltaci.pipeline.expressions.functions import SIGNATURES, STATUS_FUNCTIONS
 
-_ANYWHERE: Final = frozenset(SIGNATURES) - STATUS - {"hashfiles"}
-_RUN: Final = ("github", "inputs", "vars")
-_JOB: Final = (*_RUN, "needs")
-_MATRIX: Final = (*_JOB, "strategy", "matrix")
-_PLANNED: Final = (*_RUN, "strategy", "matrix")  # filled in when a run is planned
-_RUNNING: Final = (*_MATRIX, "job", "runner", "env")
-_STEP: Final = (*_RUNNING, "steps")
+_ALWAYS_AVAILABLE: Final = frozenset(SIGNATURES) - STATUS_FUNCTIONS - {"hashfiles"}
+_RUN_CONTEXTS: Final = ("github", "inputs", "vars")
+_JOB_CONTEXTS: Final = (*_RUN_CONTEXTS, "needs")
+_MATRIX_CONTEXTS: Final = (*_JOB_CONTEXTS, "strategy", "matrix")
+_PLANNING_CONTEXTS: Final = (*_RUN_CONTEXTS, "strategy", "matrix")  # evaluated when a run is planned
+_RUNNER_CONTEXTS: Final = (*_MATRIX_CONTEXTS, "job", "runner", "env")
+_STEP_CONTEXTS: Final = (*_RUNNER_CONTEXTS, "steps")
 
 
-class Place(Struct, frozen=True):
-    """What an expression may mention where it stands."""
+class Availability(Struct, frozen=True):
+    """The contexts and functions that an expression under one key may use."""
 
     contexts: frozenset[str]
     functions: frozenset[str]
 
 
-def _place(contexts: Iterable[str], special: Iterable[str] = ()) -> Place:
-    names = _ANYWHERE | {name.lower() for name in special}
-    return Place(frozenset(contexts), frozenset(SIGNATURES[name].name for name in names))
+def _available(contexts: Iterable[str], extra_functions: Iterable[str] = ()) -> Availability:
+    names = _ALWAYS_AVAILABLE | {name.lower() for name in extra_functions}
+    return Availability(frozenset(contexts), frozenset(SIGNATURES[name].name for name in names))
 
 
-PLACES: Final = {
-    "run-name": _place(_RUN),
-    "concurrency": _place(_RUN),
-    "env": _place((*_RUN, "secrets")),
-    "jobs.if": _place(_JOB, STATUS),
-    "jobs.strategy": _place(_JOB),
-    "jobs.name": _place(_MATRIX),
-    "jobs.runs-on": _place(_MATRIX),
-    "jobs.image": _place(_MATRIX),
-    "jobs.services": _place(_MATRIX),
-    "jobs.services.env": _place((*_RUNNING, "secrets")),
-    "jobs.concurrency": _place(_MATRIX),
-    "jobs.timeout-minutes": _place(_MATRIX),
-    "jobs.continue-on-error": _place(_MATRIX),
-    "jobs.defaults": _place((*_MATRIX, "env")),
-    "jobs.env": _place((*_MATRIX, "secrets")),
-    "jobs.artifacts": _place(_STEP, ("hashFiles",)),
-    "jobs.caches": _place(_RUNNING, ("hashFiles",)),
-    "jobs.validate": _place(_STEP, ("hashFiles",)),
-    "jobs.output-path": _place(_PLANNED),
-    "jobs.outputs": _place((*_STEP, "secrets")),
-    "steps.if": _place(_STEP, (*STATUS, "hashFiles")),
-    "steps.name": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.run": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.shell": _place(_PLANNED),
-    "steps.env": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.with": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.working-directory": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.timeout-minutes": _place((*_STEP, "secrets"), ("hashFiles",)),
-    "steps.continue-on-error": _place((*_STEP, "secrets"), ("hashFiles",)),
+AVAILABILITY: Final = {
+    "run-name": _available(_RUN_CONTEXTS),
+    "concurrency": _available(_RUN_CONTEXTS),
+    "env": _available((*_RUN_CONTEXTS, "secrets")),
+    "jobs.if": _available(_JOB_CONTEXTS, STATUS_FUNCTIONS),
+    "jobs.strategy": _available(_JOB_CONTEXTS),
+    "jobs.name": _available(_MATRIX_CONTEXTS),
+    "jobs.runs-on": _available(_MATRIX_CONTEXTS),
+    "jobs.image": _available(_MATRIX_CONTEXTS),
+    "jobs.services": _available(_MATRIX_CONTEXTS),
+    "jobs.services.env": _available((*_RUNNER_CONTEXTS, "secrets")),
+    "jobs.concurrency": _available(_MATRIX_CONTEXTS),
+    "jobs.timeout-minutes": _available(_MATRIX_CONTEXTS),
+    "jobs.continue-on-error": _available(_MATRIX_CONTEXTS),
+    "jobs.defaults": _available((*_MATRIX_CONTEXTS, "env")),
+    "jobs.env": _available((*_MATRIX_CONTEXTS, "secrets")),
+    "jobs.artifacts": _available(_STEP_CONTEXTS, ("hashFiles",)),
+    "jobs.caches": _available(_RUNNER_CONTEXTS, ("hashFiles",)),
+    "jobs.validate": _available(_STEP_CONTEXTS, ("hashFiles",)),
+    "jobs.output-path": _available(_PLANNING_CONTEXTS),
+    "jobs.outputs": _available((*_STEP_CONTEXTS, "secrets")),
+    "steps.if": _available(_STEP_CONTEXTS, (*STATUS_FUNCTIONS, "hashFiles")),
+    "steps.name": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.run": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.shell": _available(_PLANNING_CONTEXTS),
+    "steps.env": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.with": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.working-directory": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.timeout-minutes": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
+    "steps.continue-on-error": _available((*_STEP_CONTEXTS, "secrets"), ("hashFiles",)),
 }

@@ -1,47 +1,57 @@
-"""What is wrong with an expression, said when the file is read and not when it runs."""
+"""Static checks of expressions, made when a file is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.expressions.errors import Mistake, shown
-from deltaci.pipeline.expressions.functions import SIGNATURES, wrong_arguments
-from deltaci.pipeline.expressions.tokenizer import WORDS
+from deltaci.pipeline.expressions.errors import ExpressionProblem, quote
+from deltaci.pipeline.expressions.functions import SIGNATURES, argument_problem
+from deltaci.pipeline.expressions.tokenizer import KEYWORDS
 from deltaci.pipeline.expressions.tree import Call, Context, Expression, walk
 
 
-def check(expression: Expression, contexts: Iterable[str], functions: Iterable[str]) -> list[Mistake]:
-    """Every mistake, in the order of the text: contexts and functions that there are not here, and wrong arguments."""
-    known_contexts = {name.lower(): name for name in contexts}
-    known_functions = {name.lower(): name for name in functions}
-    mistakes = []
+def check_expression(
+    expression: Expression, contexts: Iterable[str], functions: Iterable[str]
+) -> list[ExpressionProblem]:
+    """Return unknown contexts, unknown functions and invalid arguments, in source order.
+
+    `contexts` and `functions` are the names that are available where the expression stands.
+    """
+    context_names = {name.lower(): name for name in contexts}
+    function_names = {name.lower(): name for name in functions}
+    problems = []
     for node, _ in walk(expression):
         match node:
-            case Context(name) if name.lower() not in known_contexts:
-                mistakes.append(_unknown_context(node, known_contexts.values(), known_functions))
-            case Call(name) if name.lower() not in known_functions:
-                mistakes.append(_unknown_function(node, known_functions.values()))
+            case Context(name) if name.lower() not in context_names:
+                problems.append(_unknown_context(node, context_names.values(), function_names))
+            case Call(name) if name.lower() not in function_names:
+                problems.append(_unknown_function(node, function_names.values()))
             case Call():
-                if wrong := wrong_arguments(node):
-                    mistakes.append(wrong)
+                if problem := argument_problem(node):
+                    problems.append(problem)
             case _:
                 pass
-    return mistakes
+    return problems
 
 
-def _unknown_context(context: Context, known: Iterable[str], functions: dict[str, str]) -> Mistake:
-    listed = ", ".join(sorted(known)) or "no context at all here"
+def _unknown_context(context: Context, available: Iterable[str], functions: dict[str, str]) -> ExpressionProblem:
+    expected = ", ".join(sorted(available)) or "no context, because none is available here"
     if context.name.lower() in functions:
-        return Mistake(context.at, shown(context.name), "a context", shown(f"{context.name}()"))
-    hint = nearest(context.name, [*known, *WORDS])
-    return Mistake(context.at, f"the context {shown(context.name)}", listed, hint and shown(hint))
+        return ExpressionProblem(context.column, quote(context.name), "a context", quote(f"{context.name}()"))
+    hint = nearest(context.name, [*available, *KEYWORDS])
+    return ExpressionProblem(context.column, f"the context {quote(context.name)}", expected, hint and quote(hint))
 
 
-def _unknown_function(call: Call, known: Iterable[str]) -> Mistake:
-    found = f"the function {shown(call.name)}"
+def _unknown_function(call: Call, available: Iterable[str]) -> ExpressionProblem:
+    found = f"the function {quote(call.name)}"
     signature = SIGNATURES.get(call.name.lower())
     if signature is not None:
-        return Mistake(call.at, found, f"one that can be used here: {', '.join(sorted(known))}")
-    hint = nearest(call.name, known)
-    return Mistake(call.at, found, ", ".join(sorted(known)) or "no function at all here", hint and shown(hint))
+        return ExpressionProblem(call.column, found, f"one that is available here: {', '.join(sorted(available))}")
+    hint = nearest(call.name, available)
+    return ExpressionProblem(
+        call.column,
+        found,
+        ", ".join(sorted(available)) or "no function, because none is available here",
+        hint and quote(hint),
+    )

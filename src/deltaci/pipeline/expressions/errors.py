@@ -1,4 +1,4 @@
-"""How an expression is refused: where, what was found, what was expected, and the word that was probably meant."""
+"""Errors of expressions: each names the column, what was found, what was expected and the nearest known word."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from deltaci.core.errors import Refused
 
-MAX_SHOWN: Final = 60  # characters of somebody else's text in a message
+MAX_QUOTED_LENGTH: Final = 60  # characters of quoted input in a message
 
 
-class Mistake(Struct, frozen=True):
-    """One thing that is wrong with an expression. Columns count characters from 1."""
+class ExpressionProblem(Struct, frozen=True):
+    """A problem with an expression. Columns count characters from 1."""
 
     column: int
     found: str
@@ -23,38 +23,38 @@ class Mistake(Struct, frozen=True):
         hint = f"; did you mean {self.nearest}?" if self.nearest else ""
         return f"column {self.column}: found {self.found}, expected {self.expected}{hint}"
 
-    def moved(self, by: int) -> Mistake:
-        """The same mistake, in a text that has `by` more characters before the expression."""
-        return Mistake(self.column + by, self.found, self.expected, self.nearest)
+    def shifted(self, characters: int) -> ExpressionProblem:
+        """Return the problem with its column increased, for an expression within a longer text."""
+        return ExpressionProblem(self.column + characters, self.found, self.expected, self.nearest)
 
 
-class ExpressionRefused(Refused):
-    """An expression that cannot be used. Nothing else is ever raised because of what an expression says."""
+class ExpressionError(Refused):
+    """An expression was refused. No other exception is raised because of the content of an expression."""
 
-    def __init__(self, mistake: Mistake) -> None:
-        super().__init__("bad_spec", str(mistake))
-        self.mistake = mistake
-
-
-class BadExpression(ExpressionRefused):
-    """The text is no expression: it can be said when the file is read."""
-
-    def moved(self, by: int) -> BadExpression:
-        """The same refusal, in a text that has `by` more characters before the expression."""
-        return BadExpression(self.mistake.moved(by))
+    def __init__(self, problem: ExpressionProblem) -> None:
+        super().__init__("bad_spec", str(problem))
+        self.problem = problem
 
 
-class FailedExpression(ExpressionRefused):
-    """The expression has no value with these contexts: it can only be said when it is evaluated."""
+class ExpressionSyntaxError(ExpressionError):
+    """The text is not a valid expression. Detected when the file is read."""
+
+    def shifted(self, characters: int) -> ExpressionSyntaxError:
+        """Return the error with its column increased, for an expression within a longer text."""
+        return ExpressionSyntaxError(self.problem.shifted(characters))
 
 
-def shown(text: str) -> str:
-    """Somebody else's text in quotes, on one line and short enough for a message."""
-    cut = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
-    return "'" + "".join(c if c.isprintable() else "�" for c in cut) + "'"
+class EvaluationError(ExpressionError):
+    """The expression has no value with the given contexts. Detected when it is evaluated."""
+
+
+def quote(text: str) -> str:
+    """Quote input for a message: shortened, unprintable characters replaced."""
+    shortened = text if len(text) <= MAX_QUOTED_LENGTH else text[: MAX_QUOTED_LENGTH - 1] + "…"
+    return "'" + "".join(c if c.isprintable() else "�" for c in shortened) + "'"
 
 
 def line_and_column(text: str, column: int) -> tuple[int, int]:
-    """The line of a column that counts through a text of several lines, and the column on that line, both from 1."""
+    """Convert a column that counts through all lines of a text to a line and a column on that line, both from 1."""
     before = text[: column - 1]
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1

@@ -1,4 +1,4 @@
-"""The value of a tree with these contexts. Nothing is ever given to Python to run; all work is counted."""
+"""Evaluates syntax trees over given contexts. Interprets the tree directly and counts all work."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.expressions.errors import FailedExpression, Mistake, shown
-from deltaci.pipeline.expressions.functions import Function, builtin, find, is_builtin, wrong_arguments
-from deltaci.pipeline.expressions.limits import Budget, check_text
+from deltaci.pipeline.expressions.errors import EvaluationError, ExpressionProblem, quote
+from deltaci.pipeline.expressions.functions import Function, argument_problem, call_builtin, find_function, is_builtin
+from deltaci.pipeline.expressions.limits import Budget, check_length
 from deltaci.pipeline.expressions.tree import (
     And,
     Call,
@@ -22,17 +22,17 @@ from deltaci.pipeline.expressions.tree import (
     Or,
 )
 from deltaci.pipeline.expressions.values import (
-    Filtered,
+    FilteredList,
     Value,
+    array_index,
     compare,
-    fold,
+    fold_case,
     is_list,
     is_object,
     is_primitive,
-    kind,
-    position,
-    text,
-    truthy,
+    is_truthy,
+    to_text,
+    type_name,
 )
 
 Contexts = Mapping[str, Value]
@@ -40,121 +40,129 @@ Functions = Mapping[str, Function]
 
 
 def evaluate(
-    expression: Expression, contexts: Contexts, functions: Functions | None = None, whole: Budget | None = None
+    expression: Expression, contexts: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
 ) -> Value:
-    """The value of an expression. `functions` has those that look at files or at how the job goes."""
-    value = Evaluator(contexts, functions or {}, whole).value(expression)
+    """Evaluate an expression.
+
+    `functions` are those that depend on files or on the status of the job. The work also counts against
+    `shared_budget`.
+    """
+    value = Evaluator(contexts, functions or {}, shared_budget).value(expression)
     if isinstance(value, str):
-        check_text(expression.at, len(value))
-    return list(value) if isinstance(value, Filtered) else value
+        check_length(expression.column, len(value))
+    return list(value) if isinstance(value, FilteredList) else value
 
 
 class Evaluator:
-    """One evaluation: what is known, and what may still be done."""
+    """Evaluates expressions over the same contexts and functions, within one budget."""
 
-    def __init__(self, contexts: Contexts, functions: Functions, whole: Budget | None = None) -> None:
+    def __init__(self, contexts: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
         self._contexts = {name.lower(): value for name, value in contexts.items()}
         self._functions = functions
-        self.budget = Budget(whole=whole)
+        self.budget = Budget(shared=shared_budget)
 
     def value(self, expression: Expression) -> Value:
-        """The value of one expression, and first of those within it."""
-        self.budget.step(expression.at)
+        """Evaluate one node and its subexpressions."""
+        self.budget.use_steps(expression.column)
         match expression:
             case Literal(value):
                 return value
             case Context():
                 return self._context(expression)
-            case Index(of, key):
-                return self.index(expression.at, self.value(of), self.value(key))
-            case Filter(of):
-                return self.filter(expression.at, self.value(of))
+            case Index(target, key):
+                return self.index(expression.column, self.value(target), self.value(key))
+            case Filter(target):
+                return self.filter(expression.column, self.value(target))
             case Call():
                 return self._call(expression)
-            case Not(of):
-                return not truthy(self.value(of))
+            case Not(operand):
+                return not is_truthy(self.value(operand))
             case Compare(operator, left, right):
-                return self.compare(expression.at, operator, self.value(left), self.value(right))
+                return self.compare(expression.column, operator, self.value(left), self.value(right))
             case And(operands):
-                return self._first(operands, wanted=False)
+                return self._evaluate_until(operands, stop_at=False)
             case Or(operands):
-                return self._first(operands, wanted=True)
+                return self._evaluate_until(operands, stop_at=True)
             case _:
                 assert_never(expression)
 
-    def compare(self, at: int, operator: str, left: Value, right: Value) -> Value:
-        """The value of a comparison, once both sides are known."""
+    def compare(self, column: int, operator: str, left: Value, right: Value) -> Value:
+        """Apply a comparison operator to values."""
         if isinstance(left, str) and isinstance(right, str):
-            self.budget.text(at, len(left) + len(right))
+            self.budget.use_characters(column, len(left) + len(right))
         return compare(operator, left, right)
 
     def call(self, call: Call, arguments: Sequence[Value]) -> Value:
-        """The value of a function, once its arguments are known."""
-        if wrong := wrong_arguments(call):
-            raise FailedExpression(wrong)
-        if given := find(self._functions, call.name):
-            return given(arguments)
+        """Apply a function to values."""
+        if problem := argument_problem(call):
+            raise EvaluationError(problem)
+        if function := find_function(self._functions, call.name):
+            return function(arguments)
         if not is_builtin(call.name):
-            names = self._functions
-            raise FailedExpression(
-                Mistake(call.at, shown(call.name), "a function that is known here", nearest(call.name, names))
+            known = self._functions
+            raise EvaluationError(
+                ExpressionProblem(
+                    call.column, quote(call.name), "a function that is available here", nearest(call.name, known)
+                )
             )
-        return builtin(call, arguments, self.budget)
+        return call_builtin(call, arguments, self.budget)
 
     def condition(self, argument: Expression, value: Value) -> bool:
-        """The value of a condition of case(), which must be a boolean."""
+        """Return the value of a condition of case(); raise EvaluationError unless it is a boolean."""
         if not isinstance(value, bool):
-            found = f"{kind(value)} as a condition of case()"
-            raise FailedExpression(Mistake(argument.at, found, "true or false; compare it with something"))
+            found = f"{type_name(value)} as a condition of case()"
+            raise EvaluationError(ExpressionProblem(argument.column, found, "true or false; compare it with something"))
         return value
 
-    def filter(self, at: int, of: Value) -> Filtered:
-        """Every item of an array, an object, or of each item that a filter gave before."""
+    def filter(self, column: int, target: Value) -> FilteredList:
+        """Return the items of an array or object; of a FilteredList, the items of each of its items."""
         items: list[Value] = []
-        for each in of if isinstance(of, Filtered) else (of,):
-            more = _items(each)
-            self.budget.step(at, len(more) + 1)
-            items.extend(more)
-        return Filtered(items)
+        for container in target if isinstance(target, FilteredList) else (target,):
+            children = _items(container)
+            self.budget.use_steps(column, len(children) + 1)
+            items.extend(children)
+        return FilteredList(items)
 
-    def index(self, at: int, of: Value, key: Value) -> Value:
-        """A property or an item; null if there is none. After a filter: of every item that has it."""
-        if isinstance(of, Filtered):
-            self.budget.step(at, len(of))
-            found = (self._one(at, item, key) for item in of)
-            return Filtered(item for has, item in found if has)
-        return self._one(at, of, key)[1]
+    def index(self, column: int, target: Value, key: Value) -> Value:
+        """Return a property or item, or null if there is none. Of a FilteredList: of every item that has it."""
+        if isinstance(target, FilteredList):
+            self.budget.use_steps(column, len(target))
+            results = (self._lookup(column, item, key) for item in target)
+            return FilteredList(item for is_present, item in results if is_present)
+        return self._lookup(column, target, key)[1]
 
-    def _one(self, at: int, of: Value, key: Value) -> tuple[bool, Value]:
-        if is_object(of) and is_primitive(key):
-            return self._property(at, of, text(key))
-        if is_list(of):
-            index = position(key)
-            if index is not None and index < len(of):
-                return True, of[index]
+    def _lookup(self, column: int, target: Value, key: Value) -> tuple[bool, Value]:
+        if is_object(target) and is_primitive(key):
+            return self._property(column, target, to_text(key))
+        if is_list(target):
+            index = array_index(key)
+            if index is not None and index < len(target):
+                return True, target[index]
         return False, None
 
-    def _property(self, at: int, of: Mapping[str, Value], name: str) -> tuple[bool, Value]:
-        if name in of:
-            return True, of[name]
-        self.budget.step(at, len(of))
-        folded = fold(name)
-        for key, value in of.items():
-            if len(key) == len(name) and fold(key) == folded:
+    def _property(self, column: int, target: Mapping[str, Value], name: str) -> tuple[bool, Value]:
+        if name in target:
+            return True, target[name]
+        self.budget.use_steps(column, len(target))
+        folded = fold_case(name)
+        for key, value in target.items():
+            if len(key) == len(name) and fold_case(key) == folded:
                 return True, value
         return False, None
 
     def _context(self, context: Context) -> Value:
         name = context.name.lower()
         if name not in self._contexts:
-            names = self._contexts
-            raise FailedExpression(
-                Mistake(context.at, shown(context.name), "a context that is known here", nearest(name, names))
+            known = self._contexts
+            raise EvaluationError(
+                ExpressionProblem(
+                    context.column, quote(context.name), "a context that is available here", nearest(name, known)
+                )
             )
         return self._contexts[name]
 
     def _call(self, call: Call) -> Value:
-        if call.name.lower() == "case" and not wrong_arguments(call):
+        if call.name.lower() == "case" and not argument_problem(call):
             return self._case(call.arguments)
         return self.call(call, [self.value(argument) for argument in call.arguments])
 
@@ -164,16 +172,16 @@ class Evaluator:
                 return self.value(result)
         return self.value(arguments[-1])
 
-    def _first(self, operands: Sequence[Expression], *, wanted: bool) -> Value:
+    def _evaluate_until(self, operands: Sequence[Expression], *, stop_at: bool) -> Value:
         value: Value = None
         for operand in operands:
             value = self.value(operand)
-            if truthy(value) is wanted:
+            if is_truthy(value) is stop_at:
                 break
         return value
 
 
-def _items(of: Value) -> Sequence[Value]:
-    if is_object(of):
-        return list(of.values())
-    return of if is_list(of) else ()
+def _items(target: Value) -> Sequence[Value]:
+    if is_object(target):
+        return list(target.values())
+    return target if is_list(target) else ()

@@ -1,4 +1,4 @@
-"""Values as JSON and back, within limits: as toJSON() prints them, and as an expression can carry them."""
+"""Conversion between values and JSON, within limits: for toJSON(), fromJSON() and values embedded in expressions."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.pipeline.expressions.limits import MAX_STEPS, MAX_TEXT, MAX_VALUE_DEPTH
-from deltaci.pipeline.expressions.values import EXACT, Value, is_list, is_object, number_text
+from deltaci.pipeline.expressions.values import MAX_EXACT_INTEGER, Value, format_number, is_list, is_object
 
-_SHORT: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
-# Control signs, and the three that end a line for JavaScript; a lone half of a pair would be no text at all.
+_SHORT_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+# Control characters, the line terminators of JavaScript, and lone surrogates, which cannot be encoded as UTF-8.
 _ESCAPED: Final = re.compile('["\\\\\x00-\x1f\x85\u2028\u2029\ud800-\udfff]')
 
 
-class NoJson(Exception):
-    """It cannot be printed or read. The message says what was found; the evaluator says where."""
+class JsonError(Exception):
+    """The value or text cannot be converted. The message says what was found; callers add the position."""
 
 
-def pretty(value: Value) -> str:
-    """JSON with two spaces for each level, as GitHub prints it. Refuses before it becomes too long."""
-    printer = _Printer()
-    printer.value(value, 0)
-    return "".join(printer.parts)
+def format_json(value: Value) -> str:
+    """Return JSON indented by two spaces, as GitHub formats it. Raise JsonError if it would be too long or too deep."""
+    formatter = _Formatter()
+    formatter.value(value, 0)
+    return "".join(formatter.parts)
 
 
-class _Printer:
-    """Counts while it prints, so that a value that repeats itself cannot become a text without end."""
+class _Formatter:
+    """Formats one value. Counts the length as it goes, because a value that shares parts may expand without bound."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -36,54 +36,56 @@ class _Printer:
 
     def value(self, value: Value, level: int) -> None:
         if level > MAX_VALUE_DEPTH:
-            raise NoJson(f"a value deeper than {MAX_VALUE_DEPTH} levels")
+            raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
         if is_object(value) and value:
-            self._many("{", [(f"{quoted(str(key))}: ", item) for key, item in value.items()], "}", level)
+            self._append_container(
+                "{", [(f"{quote_json_string(str(key))}: ", item) for key, item in value.items()], "}", level
+            )
         elif is_list(value) and value:
-            self._many("[", [("", item) for item in value], "]", level)
+            self._append_container("[", [("", item) for item in value], "]", level)
         else:
-            self._put(_scalar(value))
+            self._append(_scalar(value))
 
-    def _many(self, opening: str, items: list[tuple[str, Value]], closing: str, level: int) -> None:
+    def _append_container(self, opening: str, items: list[tuple[str, Value]], closing: str, level: int) -> None:
         inner = "\n" + "  " * (level + 1)
         for index, (key, item) in enumerate(items):
-            self._put((opening if index == 0 else ",") + inner + key)
+            self._append((opening if index == 0 else ",") + inner + key)
             self.value(item, level + 1)
-        self._put("\n" + "  " * level + closing)
+        self._append("\n" + "  " * level + closing)
 
-    def _put(self, part: str) -> None:
+    def _append(self, part: str) -> None:
         self._length += len(part)
         if self._length > MAX_TEXT:
-            raise NoJson(f"JSON of more than {MAX_TEXT} characters")
+            raise JsonError(f"JSON of more than {MAX_TEXT} characters")
         self.parts.append(part)
 
 
-def quoted(text: str) -> str:
-    """A text in double quotes."""
-    return '"' + _ESCAPED.sub(lambda found: _SHORT.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
+def quote_json_string(text: str) -> str:
+    """Return a string as a JSON string literal."""
+    return '"' + _ESCAPED.sub(lambda match: _SHORT_ESCAPES.get(match[0], f"\\u{ord(match[0]):04x}"), text) + '"'
 
 
-def parsed(text: str) -> Value:
-    """The value of a JSON text, within limits. Numbers that are not exact become what they are on GitHub."""
+def parse_json(text: str) -> Value:
+    """Parse JSON. Raise JsonError if invalid or beyond the limits; large integers become doubles, as on GitHub."""
     if len(text) > MAX_TEXT:
-        raise NoJson(f"JSON of {len(text)} characters")
+        raise JsonError(f"JSON of {len(text)} characters")
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError) as why:
-        raise NoJson(f"a text that is no JSON ({why})") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise JsonError(f"a text that is not JSON ({error})") from None
     except RecursionError:
-        raise NoJson(f"a value deeper than {MAX_VALUE_DEPTH} levels") from None
-    return _bounded(value)
+        raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels") from None
+    return _check_bounds(value)
 
 
-def compact(value: Value, most: int) -> str | None:
-    """JSON of at most so many characters that `parsed` reads back as an equal value, or None if there is none."""
-    if not _is_small(value, most):
+def compact_json(value: Value, max_length: int) -> str | None:
+    """Return JSON of at most `max_length` characters that `parse_json` reads back as an equal value, or None."""
+    if not _may_fit(value, max_length):
         return None
     try:
         text = msgspec.json.encode(value).decode()
-        return text if len(text) <= most and parsed(text) == value else None
-    except (NoJson, msgspec.MsgspecError, TypeError, ValueError):
+        return text if len(text) <= max_length and parse_json(text) == value else None
+    except (JsonError, msgspec.MsgspecError, TypeError, ValueError):
         return None
 
 
@@ -94,55 +96,58 @@ def _scalar(value: Value) -> str:
         case bool():
             return "true" if value else "false"
         case int() | float():
-            return number_text(value)
+            return format_number(value)
         case str():
-            return quoted(value)
+            return quote_json_string(value)
         case _:
             return "[]" if is_list(value) else "{}"
 
 
-def _bounded(root: Any) -> Value:
-    """The same value, if it is neither too deep nor too large, with large whole numbers as they are counted."""
+def _check_bounds(root: Any) -> Value:
+    """Return the value with large integers as doubles; raise JsonError if it is too deep or has too many items."""
     holder = [root]
-    waiting: list[tuple[Any, int]] = [(holder, 0)]
+    pending: list[tuple[Any, int]] = [(holder, 0)]
     count = 0
-    while waiting:
-        inside, depth = waiting.pop()
+    while pending:
+        container, depth = pending.pop()
         if depth > MAX_VALUE_DEPTH:
-            raise NoJson(f"a value deeper than {MAX_VALUE_DEPTH} levels")
-        for key, item in list(inside.items() if isinstance(inside, dict) else enumerate(inside)):
+            raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
+        for key, item in list(container.items() if isinstance(container, dict) else enumerate(container)):
             count += 1
             if count > MAX_STEPS:
-                raise NoJson(f"a value of more than {MAX_STEPS} items")
+                raise JsonError(f"a value of more than {MAX_STEPS} items")
             if isinstance(item, dict | list):
-                waiting.append((item, depth + 1))
-            elif isinstance(item, int) and not isinstance(item, bool) and abs(item) > EXACT:
-                inside[key] = _inexact(item)
+                pending.append((item, depth + 1))
+            elif isinstance(item, int) and not isinstance(item, bool) and abs(item) > MAX_EXACT_INTEGER:
+                container[key] = _to_double(item)
     value: Value = holder[0]
     return value
 
 
-def _inexact(whole: int) -> float:
+def _to_double(integer: int) -> float:
     try:
-        return float(whole)
+        return float(integer)
     except OverflowError:
-        return math.inf if whole > 0 else -math.inf
+        return math.inf if integer > 0 else -math.inf
 
 
-def _is_small(root: Value, most: int) -> bool:
-    """Can it be so short in JSON, without anything that JSON does not have? What is there twice counts twice."""
-    waiting: list[tuple[Value, int]] = [(root, 0)]
+def _may_fit(root: Value, max_length: int) -> bool:
+    """Return False if the JSON would surely be longer than `max_length`, or has no form for a value (NaN, infinity).
+
+    Avoids encoding a huge value. A part that occurs twice counts twice.
+    """
+    pending: list[tuple[Value, int]] = [(root, 0)]
     length = 0
-    while waiting:
-        value, depth = waiting.pop()
+    while pending:
+        value, depth = pending.pop()
         length += len(value) if isinstance(value, str | list | tuple) else 1
-        if length > most or depth > MAX_VALUE_DEPTH:
+        if length > max_length or depth > MAX_VALUE_DEPTH:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
         if is_object(value):
             length += sum(map(len, value))
-            waiting.extend((item, depth + 1) for item in value.values())
+            pending.extend((item, depth + 1) for item in value.values())
         elif is_list(value):
-            waiting.extend((item, depth + 1) for item in value)
+            pending.extend((item, depth + 1) for item in value)
     return True

@@ -1,60 +1,65 @@
-"""How large an expression may be, and how much work it may cause. Whoever writes one is not trusted."""
+"""Limits on the size of expressions and on the work of evaluating them. Expressions are untrusted input."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.pipeline.expressions.errors import FailedExpression, Mistake
+from deltaci.pipeline.expressions.errors import EvaluationError, ExpressionProblem
 
 MAX_LENGTH: Final = 21_000  # characters of one expression, as on GitHub
 MAX_DEPTH: Final = 50  # expressions within expressions, as on GitHub
 MAX_ARGUMENTS: Final = 255  # of one function, as on GitHub
-MAX_TEMPLATE: Final = 1_048_576  # characters of a text with expressions in it
+MAX_TEMPLATE: Final = 1_048_576  # characters of a text that contains expressions
 MAX_EXPRESSIONS: Final = 1_000  # in one text
-MAX_TEXT: Final = 1_048_576  # characters that one evaluation may give back as a text
-MAX_VALUE_DEPTH: Final = 100  # lists and objects within each other
-MAX_STEPS: Final = 100_000  # expressions evaluated and items looked at
-MAX_WORK: Final = 4_194_304  # characters compared or made
+MAX_TEXT: Final = 1_048_576  # characters of one result
+MAX_VALUE_DEPTH: Final = 100  # nested arrays and objects
+MAX_STEPS: Final = 100_000  # nodes evaluated and items visited in one evaluation
+MAX_CHARACTERS: Final = 4_194_304  # characters compared or produced in one evaluation
 
 
 class Budget:
-    """What one evaluation may still do. The counts are of work, not of time, so every machine refuses the same.
+    """The steps and characters that one evaluation may still use.
 
-    What is done counts for `whole` as well, if there is one: what many evaluations may do together.
+    Counts work rather than time, so that every machine refuses the same expressions. Usage also counts against
+    `shared`, a budget for many evaluations together.
     """
 
-    def __init__(self, steps: int = MAX_STEPS, characters: int = MAX_WORK, whole: Budget | None = None) -> None:
+    def __init__(self, steps: int = MAX_STEPS, characters: int = MAX_CHARACTERS, shared: Budget | None = None) -> None:
         self._limits = (steps, characters)
         self._steps = steps
         self._characters = characters
-        self._whole = whole
+        self._shared = shared
 
-    def step(self, column: int, count: int = 1) -> None:
-        """Count expressions that are evaluated, or items that are looked at."""
-        if self._whole is not None:
-            self._whole.step(column, count)
+    def use_steps(self, column: int, count: int = 1) -> None:
+        """Count evaluated nodes or visited items. Raise EvaluationError when none are left."""
+        if self._shared is not None:
+            self._shared.use_steps(column, count)
         self._steps -= count
         if self._steps < 0:
             self._steps = -1
-            raise FailedExpression(
-                Mistake(column, f"more than {self._limits[0]} steps", "an expression that looks at fewer items")
+            raise EvaluationError(
+                ExpressionProblem(column, f"more than {self._limits[0]} steps", "an expression that visits fewer items")
             )
 
-    def text(self, column: int, count: int) -> None:
-        """Count characters before they are compared or made."""
-        if self._whole is not None:
-            self._whole.text(column, count)
+    def use_characters(self, column: int, count: int) -> None:
+        """Count characters before they are compared or produced. Raise EvaluationError when none are left."""
+        if self._shared is not None:
+            self._shared.use_characters(column, count)
         self._characters -= count
         if self._characters < 0:
             self._characters = -1
-            raise FailedExpression(
-                Mistake(column, f"more than {self._limits[1]} characters of work", "an expression about shorter texts")
+            raise EvaluationError(
+                ExpressionProblem(
+                    column, f"more than {self._limits[1]} characters of work", "an expression about shorter texts"
+                )
             )
 
 
-def check_text(column: int, length: int) -> None:
-    """Refuse a text before it is made, if it would be too long."""
+def check_length(column: int, length: int) -> None:
+    """Raise EvaluationError if a string of this length would be too long; call before building it."""
     if length > MAX_TEXT:
-        raise FailedExpression(
-            Mistake(column, f"a result of {length} characters", f"at most {MAX_TEXT}; take only what is needed")
+        raise EvaluationError(
+            ExpressionProblem(
+                column, f"a result of {length} characters", f"at most {MAX_TEXT}; take only what is needed"
+            )
         )

@@ -1,12 +1,12 @@
-"""Tokens become a tree. Refuses with the column, what was found there, and what could have stood there."""
+"""A recursive descent parser: tokens to a syntax tree."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.pipeline.expressions.errors import BadExpression, Mistake
+from deltaci.pipeline.expressions.errors import ExpressionProblem, ExpressionSyntaxError
 from deltaci.pipeline.expressions.limits import MAX_DEPTH
-from deltaci.pipeline.expressions.tokenizer import END, NAME, Token, tokens
+from deltaci.pipeline.expressions.tokenizer import END, NAME, Token, tokenize
 from deltaci.pipeline.expressions.tree import (
     COMPARISONS,
     And,
@@ -22,139 +22,143 @@ from deltaci.pipeline.expressions.tree import (
     walk,
 )
 
-# How tightly an operator binds. `!` binds tighter than all of these, and `.`, `[]` and `()` tighter still.
-BINDS: Final = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4}
-OPERAND: Final = "a value, a context or a function"
-# How other languages say it.
-FOREIGN: Final = {"and": "'&&'", "or": "'||'", "not": "'!'", "is": "'=='", "eq": "'=='", "ne": "'!='"}
+# Precedence of binary operators. `!` binds tighter than all of these, and `.`, `[]` and `()` tighter still.
+PRECEDENCE: Final = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4}
+OPERAND_DESCRIPTION: Final = "a value, a context or a function"
+# Operators of other languages, for hints in messages.
+WORD_OPERATORS: Final = {"and": "'&&'", "or": "'||'", "not": "'!'", "is": "'=='", "eq": "'=='", "ne": "'!='"}
 
 
-def parse(text: str, before: int = 0) -> Expression:
-    """The tree of an expression, without `${{` and `}}` around it. Columns count the characters `before` it."""
-    expression = _Parser(tokens(text, before)).whole()
+def parse(text: str, offset: int = 0) -> Expression:
+    """Parse an expression, without `${{` and `}}`. Columns are increased by `offset`, the characters before it."""
+    expression = _Parser(tokenize(text, offset)).parse()
     check_depth(expression)
     return expression
 
 
 def check_depth(expression: Expression) -> None:
-    """Refuse an expression that is too deep, where it becomes so."""
+    """Raise ExpressionSyntaxError at the first node that is nested too deeply."""
     for node, depth in walk(expression):
         if depth > MAX_DEPTH:
-            raise _too_deep(node.at)
+            raise _too_deep(node.column)
 
 
 class _Parser:
-    """Reads from left to right. Only brackets make it call itself, and those are counted."""
+    """Parses one expression. Only brackets and arguments recurse without bound; their depth is limited."""
 
-    def __init__(self, read: list[Token]) -> None:
-        self._tokens = read
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
         self._index = 0
         self._depth = 0
 
-    def whole(self) -> Expression:
-        """The one expression that all tokens are."""
-        expression = self._binary(1)
-        if self._here.kind != END:
-            word = self._here.text.lower() if self._here.kind == NAME else ""
-            raise self._wrong("an operator or the end", FOREIGN.get(word, ""))
+    def parse(self) -> Expression:
+        """Return the expression that consists of all tokens."""
+        expression = self._parse_binary(1)
+        if self._current.kind != END:
+            word = self._current.text.lower() if self._current.kind == NAME else ""
+            raise self._syntax_error("an operator or the end", WORD_OPERATORS.get(word, ""))
         return expression
 
     @property
-    def _here(self) -> Token:
+    def _current(self) -> Token:
         return self._tokens[self._index]
 
     def _take(self) -> Token:
-        token = self._here
+        token = self._current
         self._index += 1
         return token
 
     def _expect(self, kind: str, expected: str) -> Token:
-        if self._here.kind != kind:
-            raise self._wrong(expected)
+        if self._current.kind != kind:
+            raise self._syntax_error(expected)
         return self._take()
 
-    def _wrong(self, expected: str, nearest: str = "") -> BadExpression:
-        return BadExpression(Mistake(self._here.at, self._here.told, expected, nearest))
+    def _syntax_error(self, expected: str, nearest: str = "") -> ExpressionSyntaxError:
+        return ExpressionSyntaxError(
+            ExpressionProblem(self._current.column, self._current.description, expected, nearest)
+        )
 
-    def _binary(self, binds: int) -> Expression:
-        """Everything that binds at least so tightly. The loop keeps `a == b == c` from nesting."""
-        left = self._unary()
-        while BINDS.get(self._here.kind, 0) >= binds:
+    def _parse_binary(self, precedence: int) -> Expression:
+        """Parse operators of at least this precedence. The loop avoids recursion for `a == b == c`."""
+        left = self._parse_unary()
+        while PRECEDENCE.get(self._current.kind, 0) >= precedence:
             operator = self._take()
-            tighter = BINDS[operator.kind] + 1
+            operand_precedence = PRECEDENCE[operator.kind] + 1
             if operator.kind in COMPARISONS:
-                left = Compare(operator.kind, left, self._binary(tighter), operator.at)
+                left = Compare(operator.kind, left, self._parse_binary(operand_precedence), operator.column)
                 continue
-            operands = [left, self._binary(tighter)]
-            while self._here.kind == operator.kind:
+            operands = [left, self._parse_binary(operand_precedence)]
+            while self._current.kind == operator.kind:
                 self._take()
-                operands.append(self._binary(tighter))
-            left = (And if operator.kind == "&&" else Or)(tuple(operands), operator.at)
+                operands.append(self._parse_binary(operand_precedence))
+            left = (And if operator.kind == "&&" else Or)(tuple(operands), operator.column)
         return left
 
-    def _unary(self) -> Expression:
+    def _parse_unary(self) -> Expression:
         negations = []
-        while self._here.kind == "!":
-            negations.append(self._take().at)
-        expression = self._operand()
-        for at in reversed(negations):
-            expression = Not(expression, at)
+        while self._current.kind == "!":
+            negations.append(self._take().column)
+        expression = self._parse_operand()
+        for column in reversed(negations):
+            expression = Not(expression, column)
         return expression
 
-    def _operand(self) -> Expression:
-        token = self._here
+    def _parse_operand(self) -> Expression:
+        token = self._current
         match token.kind:
             case "value":
                 self._take()
-                return Literal(token.value, token.at)
+                return Literal(token.value, token.column)
             case "name":
                 self._take()
-                if self._here.kind == "(":
-                    return self._indexed(Call(token.text, self._arguments(), token.at))
-                return self._indexed(Context(token.text, token.at))
+                if self._current.kind == "(":
+                    return self._parse_accessors(Call(token.text, self._parse_arguments(), token.column))
+                return self._parse_accessors(Context(token.text, token.column))
             case "(":
                 self._take()
-                inner = self._within(token)
+                inner = self._parse_nested(token)
                 self._expect(")", "an operator or ')'")
-                return self._indexed(inner)
+                return self._parse_accessors(inner)
             case _:
-                raise self._wrong(OPERAND)
+                raise self._syntax_error(OPERAND_DESCRIPTION)
 
-    def _within(self, opening: Token) -> Expression:
-        """An expression in brackets."""
+    def _parse_nested(self, opening: Token) -> Expression:
+        """Parse an expression within brackets or arguments."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _too_deep(opening.at)
-        inner = self._binary(1)
+            raise _too_deep(opening.column)
+        inner = self._parse_binary(1)
         self._depth -= 1
         return inner
 
-    def _arguments(self) -> tuple[Expression, ...]:
+    def _parse_arguments(self) -> tuple[Expression, ...]:
         opening = self._take()
         arguments: list[Expression] = []
-        if self._here.kind != ")":
-            arguments.append(self._within(opening))
-            while self._here.kind == ",":
+        if self._current.kind != ")":
+            arguments.append(self._parse_nested(opening))
+            while self._current.kind == ",":
                 self._take()
-                arguments.append(self._within(opening))
-        self._expect(")", "an operator, ',' or ')'" if arguments else f"{OPERAND}, or ')'")
+                arguments.append(self._parse_nested(opening))
+        self._expect(")", "an operator, ',' or ')'" if arguments else f"{OPERAND_DESCRIPTION}, or ')'")
         return tuple(arguments)
 
-    def _indexed(self, expression: Expression) -> Expression:
-        while self._here.kind in (".", "["):
+    def _parse_accessors(self, expression: Expression) -> Expression:
+        while self._current.kind in (".", "["):
             opening = self._take()
-            if self._here.kind == "*":
+            if self._current.kind == "*":
                 self._take()
-                expression = Filter(expression, opening.at)
+                expression = Filter(expression, opening.column)
             elif opening.kind == ".":
                 name = self._expect(NAME, "the name of a property, or '*'")
-                expression = Index(expression, Literal(name.text, name.at), opening.at)
+                expression = Index(expression, Literal(name.text, name.column), opening.column)
             else:
-                expression = Index(expression, self._within(opening), opening.at)
+                expression = Index(expression, self._parse_nested(opening), opening.column)
             if opening.kind == "[":
                 self._expect("]", "an operator or ']'")
         return expression
 
 
-def _too_deep(at: int) -> BadExpression:
-    return BadExpression(Mistake(at, "expressions too deep within each other", f"at most {MAX_DEPTH} levels"))
+def _too_deep(column: int) -> ExpressionSyntaxError:
+    return ExpressionSyntaxError(
+        ExpressionProblem(column, "expressions that are nested too deeply", f"at most {MAX_DEPTH} levels")
+    )

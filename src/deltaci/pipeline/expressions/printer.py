@@ -1,12 +1,12 @@
-"""A tree as text that is read back as the same tree, with brackets only where they are needed."""
+"""Formats a syntax tree as source text that parses to the same tree, with brackets only where they are needed."""
 
 from __future__ import annotations
 
 import math
 from typing import assert_never
 
-from deltaci.pipeline.expressions.parser import BINDS
-from deltaci.pipeline.expressions.tokenizer import is_name
+from deltaci.pipeline.expressions.parser import PRECEDENCE
+from deltaci.pipeline.expressions.tokenizer import is_identifier
 from deltaci.pipeline.expressions.tree import (
     And,
     Call,
@@ -21,60 +21,60 @@ from deltaci.pipeline.expressions.tree import (
     Primitive,
 )
 
-_NOT = 5  # binds tighter than every operator between two operands
-_PLAIN = 1e15  # a whole number below this is written without an exponent
-_INDEXED = 6  # binds tightest: nothing else may stand before a dot
+_NOT_PRECEDENCE = 5  # above every binary operator
+_EXPONENT_FROM = 1e15  # integers below this are written without an exponent
+_ACCESS_PRECEDENCE = 6  # of `.`, `[]` and calls
 
 
-def printed(expression: Expression) -> str:
-    """The text of an expression, without `${{` and `}}`."""
+def format_expression(expression: Expression) -> str:
+    """Return the source text of an expression, without `${{` and `}}`."""
     match expression:
         case Literal(value):
-            return _literal(value)
+            return _format_literal(value)
         case Context(name):
             return name
-        case Index(of, Literal(str(key))) if is_name(key):
-            return f"{_within(of, _INDEXED)}.{key}"
-        case Index(of, key):
-            return f"{_within(of, _INDEXED)}[{printed(key)}]"
-        case Filter(of):
-            return f"{_within(of, _INDEXED)}.*"
+        case Index(target, Literal(str(key))) if is_identifier(key):
+            return f"{_operand(target, _ACCESS_PRECEDENCE)}.{key}"
+        case Index(target, key):
+            return f"{_operand(target, _ACCESS_PRECEDENCE)}[{format_expression(key)}]"
+        case Filter(target):
+            return f"{_operand(target, _ACCESS_PRECEDENCE)}.*"
         case Call(name, arguments):
-            return f"{name}({', '.join(map(printed, arguments))})"
-        case Not(of):
-            return f"!{_within(of, _NOT)}"
+            return f"{name}({', '.join(map(format_expression, arguments))})"
+        case Not(operand):
+            return f"!{_operand(operand, _NOT_PRECEDENCE)}"
         case Compare(operator, left, right):
-            binds = BINDS[operator]
-            return f"{_within(left, binds)} {operator} {_within(right, binds + 1)}"
+            precedence = PRECEDENCE[operator]
+            return f"{_operand(left, precedence)} {operator} {_operand(right, precedence + 1)}"
         case And(operands):
-            return " && ".join(_within(operand, BINDS["&&"] + 1) for operand in operands)
+            return " && ".join(_operand(operand, PRECEDENCE["&&"] + 1) for operand in operands)
         case Or(operands):
-            return " || ".join(_within(operand, BINDS["||"] + 1) for operand in operands)
+            return " || ".join(_operand(operand, PRECEDENCE["||"] + 1) for operand in operands)
         case _:
             assert_never(expression)
 
 
-def _within(expression: Expression, binds: int) -> str:
-    """The text of a part, in brackets if it binds less tightly than its place asks for."""
-    text = printed(expression)
-    return text if _binds(expression) >= binds else f"({text})"
+def _operand(expression: Expression, min_precedence: int) -> str:
+    """Format a subexpression, in brackets if its precedence is below `min_precedence`."""
+    text = format_expression(expression)
+    return text if _precedence(expression) >= min_precedence else f"({text})"
 
 
-def _binds(expression: Expression) -> int:
+def _precedence(expression: Expression) -> int:
     match expression:
         case Or():
-            return BINDS["||"]
+            return PRECEDENCE["||"]
         case And():
-            return BINDS["&&"]
+            return PRECEDENCE["&&"]
         case Compare(operator):
-            return BINDS[operator]
+            return PRECEDENCE[operator]
         case Not() | Literal():
-            return _NOT  # a literal has no properties of its own: `('a').b`, not `'a'.b`
+            return _NOT_PRECEDENCE  # `'a'.b` does not parse, but `('a').b` does
         case _:
-            return _INDEXED
+            return _ACCESS_PRECEDENCE
 
 
-def _literal(value: Primitive) -> str:
+def _format_literal(value: Primitive) -> str:
     match value:
         case None:
             return "null"
@@ -87,6 +87,6 @@ def _literal(value: Primitive) -> str:
                 return "NaN"
             if math.isinf(value):
                 return "Infinity" if value > 0 else "-Infinity"
-            if value.is_integer() and abs(value) < _PLAIN:
+            if value.is_integer() and abs(value) < _EXPONENT_FROM:
                 return ("-" if math.copysign(1, value) < 0 else "") + str(abs(int(value)))
             return repr(value)

@@ -1,9 +1,14 @@
-"""What can be said of an expression before everything is known: its value, or the expression that remains.
+"""Partial evaluation: evaluates an expression over the contexts that are known so far.
 
-What remains has the same value later as the whole would have had. A part that fails stays as it is written, because
-it may never be reached. So does an array or an object that is compared, because those are equal only to themselves,
-and what would become too long: the contexts that were known are then still mentioned, see `contexts_of`. Values that
-are known are written into what remains, so secrets must not be among them.
+The result is a value (`Resolved`) or a smaller expression (`Residual`) that later evaluates to what the original would
+have. Parts are left as written if
+
+- they fail: they may never be reached;
+- they are arrays or objects that are compared: those are equal only to themselves, so a copy would not do;
+- their value would be too long.
+
+The residual expression may therefore still read known contexts (see `context_names`). It contains known values as
+literals, so secrets must not be among the known contexts.
 """
 
 from __future__ import annotations
@@ -13,12 +18,12 @@ from typing import Final, TypeAlias, assert_never
 
 from msgspec import Struct
 
-from deltaci.pipeline.expressions.errors import FailedExpression, Mistake
+from deltaci.pipeline.expressions.errors import EvaluationError, ExpressionProblem
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions
-from deltaci.pipeline.expressions.functions import find, is_builtin, wrong_arguments
-from deltaci.pipeline.expressions.json_text import compact
+from deltaci.pipeline.expressions.functions import argument_problem, find_function, is_builtin
+from deltaci.pipeline.expressions.json_text import compact_json
 from deltaci.pipeline.expressions.limits import MAX_DEPTH, MAX_LENGTH, Budget
-from deltaci.pipeline.expressions.printer import printed
+from deltaci.pipeline.expressions.printer import format_expression
 from deltaci.pipeline.expressions.tree import (
     And,
     Call,
@@ -33,184 +38,203 @@ from deltaci.pipeline.expressions.tree import (
     Or,
     walk,
 )
-from deltaci.pipeline.expressions.values import Filtered, Value, is_list, is_primitive, number, truthy
+from deltaci.pipeline.expressions.values import FilteredList, Value, is_list, is_primitive, is_truthy, to_number
 
-MAX_EMBEDDED: Final = 4_096  # characters of a known value that an expression carries along
+MAX_EMBEDDED: Final = 4_096  # characters of a known value that may be embedded in a residual expression
 
 
-class Known(Struct, frozen=True):
-    """Everything that matters is known: this is the value."""
+class Resolved(Struct, frozen=True):
+    """The value of a fully evaluated expression or template."""
 
     value: Value
 
 
-class Remains(Struct, frozen=True):
-    """The value waits for something that is not known yet."""
+class Residual(Struct, frozen=True):
+    """An expression that depends on contexts that are not known yet."""
 
     expression: Expression
 
     @property
     def text(self) -> str:
-        """The expression as text that is read back as the same expression."""
-        return printed(self.expression)
+        """The source text of the expression."""
+        return format_expression(self.expression)
 
 
-_Reduced: TypeAlias = Known | Expression
+_Reduced: TypeAlias = Resolved | Expression
 
 
-def reduce(
-    expression: Expression, known: Contexts, functions: Functions | None = None, whole: Budget | None = None
-) -> Known | Remains:
-    """The value of an expression as far as these contexts and functions tell it."""
-    return reduce_with(Reducer(known, functions or {}, whole), expression)
+def reduce_expression(
+    expression: Expression, known: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
+) -> Resolved | Residual:
+    """Evaluate an expression as far as the known contexts and functions allow."""
+    return reduce_with(Reducer(known, functions or {}, shared_budget), expression)
 
 
-def reduce_with(reducer: Reducer, expression: Expression) -> Known | Remains:
-    """The same, with what a reducer may still do."""
-    reduced = reducer.reduce(expression, by_identity=False)
-    if isinstance(reduced, Known):
-        return Known(list(reduced.value)) if isinstance(reduced.value, Filtered) else reduced
+def reduce_with(reducer: Reducer, expression: Expression) -> Resolved | Residual:
+    """Reduce one of several expressions that share a reducer and its budget.
+
+    Raise EvaluationError if neither the reduced nor the original expression fits the limits.
+    """
+    reduced = reducer.reduce(expression, keep_identity=False)
+    if isinstance(reduced, Resolved):
+        return Resolved(list(reduced.value)) if isinstance(reduced.value, FilteredList) else reduced
     for remaining in (reduced, expression):
-        if max(depth for _, depth in walk(remaining)) <= MAX_DEPTH and len(printed(remaining)) <= MAX_LENGTH:
-            return Remains(remaining)
-    raise FailedExpression(Mistake(expression.at, "an expression that is too long to write", "a shorter one"))
+        if max(depth for _, depth in walk(remaining)) <= MAX_DEPTH and len(format_expression(remaining)) <= MAX_LENGTH:
+            return Residual(remaining)
+    raise EvaluationError(
+        ExpressionProblem(expression.column, "an expression that is too long to write", "a shorter one")
+    )
 
 
 class Reducer:
-    """One reduction. `by_identity` says that a value may be compared: an array must then stay what it is."""
+    """Reduces expressions within one budget.
 
-    def __init__(self, known: Contexts, functions: Functions, whole: Budget | None = None) -> None:
-        self._known = frozenset(name.lower() for name in known)
+    `keep_identity` says that the result may be compared, so that an array or object must not be replaced by a copy.
+    """
+
+    def __init__(self, known: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
+        self._known_contexts = frozenset(name.lower() for name in known)
         self._functions = functions
-        self._evaluator = Evaluator(known, functions, whole)
+        self._evaluator = Evaluator(known, functions, shared_budget)
 
-    def reduce(self, expression: Expression, *, by_identity: bool) -> _Reduced:
-        """The value, or what remains. Whatever fails stays as it is written and fails later, if it is reached."""
+    def reduce(self, expression: Expression, *, keep_identity: bool) -> _Reduced:
+        """Return the value or the remaining expression. Parts that fail stay as written, and fail later if reached."""
         try:
-            self._evaluator.budget.step(expression.at)
-            return self._reduce(expression, by_identity)
-        except FailedExpression:
+            self._evaluator.budget.use_steps(expression.column)
+            return self._reduce(expression, keep_identity)
+        except EvaluationError:
             return expression
 
-    def _reduce(self, node: Expression, by_identity: bool) -> _Reduced:
+    def _reduce(self, node: Expression, keep_identity: bool) -> _Reduced:
         match node:
             case Literal(value):
-                return Known(value)
+                return Resolved(value)
             case Context(name):
-                return Known(self._evaluator.value(node)) if name.lower() in self._known else node
-            case Index(of, key):
-                return self._index(node, of, key, by_identity)
-            case Filter(of):
-                inner = self.reduce(of, by_identity=by_identity)
-                if isinstance(inner, Known):
-                    return Known(self._evaluator.filter(node.at, inner.value))
-                return Filter(inner, node.at)
+                return Resolved(self._evaluator.value(node)) if name.lower() in self._known_contexts else node
+            case Index(target, key):
+                return self._reduce_index(node, target, key, keep_identity)
+            case Filter(target):
+                reduced = self.reduce(target, keep_identity=keep_identity)
+                if isinstance(reduced, Resolved):
+                    return Resolved(self._evaluator.filter(node.column, reduced.value))
+                return Filter(reduced, node.column)
             case Call():
-                return self._call(node, by_identity)
-            case Not(of):
-                inner = self.reduce(of, by_identity=False)
-                return Known(not truthy(inner.value)) if isinstance(inner, Known) else Not(inner, node.at)
+                return self._reduce_call(node, keep_identity)
+            case Not(operand):
+                reduced = self.reduce(operand, keep_identity=False)
+                return (
+                    Resolved(not is_truthy(reduced.value))
+                    if isinstance(reduced, Resolved)
+                    else Not(reduced, node.column)
+                )
             case Compare(operator, left, right):
-                return self._compare(node, operator, left, right)
+                return self._reduce_comparison(node, operator, left, right)
             case And(operands):
-                kept = self._logic(operands, wanted=False, by_identity=by_identity)
-                return And(kept, node.at) if isinstance(kept, tuple) else kept
+                remaining = self._reduce_operands(operands, stop_at=False, keep_identity=keep_identity)
+                return And(remaining, node.column) if isinstance(remaining, tuple) else remaining
             case Or(operands):
-                kept = self._logic(operands, wanted=True, by_identity=by_identity)
-                return Or(kept, node.at) if isinstance(kept, tuple) else kept
+                remaining = self._reduce_operands(operands, stop_at=True, keep_identity=keep_identity)
+                return Or(remaining, node.column) if isinstance(remaining, tuple) else remaining
             case _:
                 assert_never(node)
 
-    def _index(self, node: Index, of: Expression, key: Expression, by_identity: bool) -> _Reduced:
-        inner = self.reduce(of, by_identity=by_identity)
-        place = self.reduce(key, by_identity=False)
-        if isinstance(inner, Known) and isinstance(place, Known):
-            return Known(self._evaluator.index(node.at, inner.value, place.value))
-        return Index(_written(inner, of, by_identity), _written(place, key, False), node.at)
+    def _reduce_index(self, node: Index, target: Expression, key: Expression, keep_identity: bool) -> _Reduced:
+        new_target = self.reduce(target, keep_identity=keep_identity)
+        new_key = self.reduce(key, keep_identity=False)
+        if isinstance(new_target, Resolved) and isinstance(new_key, Resolved):
+            return Resolved(self._evaluator.index(node.column, new_target.value, new_key.value))
+        return Index(
+            _as_expression(new_target, target, keep_identity), _as_expression(new_key, key, False), node.column
+        )
 
-    def _compare(self, node: Compare, operator: str, left: Expression, right: Expression) -> _Reduced:
-        first = self.reduce(left, by_identity=True)
-        second = self.reduce(right, by_identity=True)
-        if isinstance(first, Known) and isinstance(second, Known):
-            return Known(self._evaluator.compare(node.at, operator, first.value, second.value))
-        return Compare(operator, _written(first, left, True), _written(second, right, True), node.at)
+    def _reduce_comparison(self, node: Compare, operator: str, left: Expression, right: Expression) -> _Reduced:
+        new_left = self.reduce(left, keep_identity=True)
+        new_right = self.reduce(right, keep_identity=True)
+        if isinstance(new_left, Resolved) and isinstance(new_right, Resolved):
+            return Resolved(self._evaluator.compare(node.column, operator, new_left.value, new_right.value))
+        return Compare(
+            operator, _as_expression(new_left, left, True), _as_expression(new_right, right, True), node.column
+        )
 
-    def _logic(
-        self, operands: Sequence[Expression], *, wanted: bool, by_identity: bool
+    def _reduce_operands(
+        self, operands: Sequence[Expression], *, stop_at: bool, keep_identity: bool
     ) -> _Reduced | tuple[Expression, ...]:
-        """The operands that still matter. One that is known and decides nothing is dropped, unless it is the last."""
-        kept: list[Expression] = []
-        for place, operand in enumerate(operands, 1):
-            reduced = self.reduce(operand, by_identity=by_identity)
-            if isinstance(reduced, Known):
-                decides = truthy(reduced.value) is wanted
-                if not decides and place < len(operands):
+        """Return the remaining operands. Known operands that do not decide the result are dropped, except the last."""
+        remaining: list[Expression] = []
+        for number, operand in enumerate(operands, 1):
+            reduced = self.reduce(operand, keep_identity=keep_identity)
+            if isinstance(reduced, Resolved):
+                decides = is_truthy(reduced.value) is stop_at
+                if not decides and number < len(operands):
                     continue
-                if not kept:
+                if not remaining:
                     return reduced
-                kept.append(_written(reduced, operand, by_identity))
+                remaining.append(_as_expression(reduced, operand, keep_identity))
                 if decides:
                     break
             else:
-                kept.append(reduced)
-        return kept[0] if len(kept) == 1 else tuple(kept)
+                remaining.append(reduced)
+        return remaining[0] if len(remaining) == 1 else tuple(remaining)
 
-    def _call(self, node: Call, by_identity: bool) -> _Reduced:
-        if wrong_arguments(node):
+    def _reduce_call(self, node: Call, keep_identity: bool) -> _Reduced:
+        if argument_problem(node):
             return node
         name = node.name.lower()
         if name == "case":
-            return self._case(node, by_identity)
-        identities = [name == "contains"] * len(node.arguments)
+            return self._reduce_case(node, keep_identity)
+        keeps = [name == "contains"] * len(node.arguments)
         reduced = [
-            self.reduce(argument, by_identity=identity)
-            for argument, identity in zip(node.arguments, identities, strict=True)
+            self.reduce(argument, keep_identity=keep) for argument, keep in zip(node.arguments, keeps, strict=True)
         ]
-        if all(isinstance(each, Known) for each in reduced) and (is_builtin(name) or find(self._functions, name)):
-            return Known(self._evaluator.call(node, [each.value for each in reduced if isinstance(each, Known)]))
-        if name == "contains" and isinstance(reduced[0], Known) and _is_flat(reduced[0].value):
-            identities[0] = False
-        written = zip(reduced, node.arguments, identities, strict=True)
-        return Call(node.name, tuple(_written(*each) for each in written), node.at)
+        if all(isinstance(argument, Resolved) for argument in reduced) and (
+            is_builtin(name) or find_function(self._functions, name)
+        ):
+            return Resolved(
+                self._evaluator.call(node, [argument.value for argument in reduced if isinstance(argument, Resolved)])
+            )
+        if name == "contains" and isinstance(reduced[0], Resolved) and _is_flat(reduced[0].value):
+            keeps[0] = False
+        arguments = zip(reduced, node.arguments, keeps, strict=True)
+        return Call(node.name, tuple(_as_expression(*argument) for argument in arguments), node.column)
 
-    def _case(self, node: Call, by_identity: bool) -> _Reduced:
-        kept: list[Expression] = []
+    def _reduce_case(self, node: Call, keep_identity: bool) -> _Reduced:
+        remaining: list[Expression] = []
         last = node.arguments[-1]
         for index in range(0, len(node.arguments) - 1, 2):
             condition, result = node.arguments[index : index + 2]
-            reduced = self.reduce(condition, by_identity=False)
-            if not isinstance(reduced, Known):
-                value = self.reduce(result, by_identity=by_identity)
-                kept += [reduced, _written(value, result, by_identity)]
-            elif not isinstance(reduced.value, bool):  # it fails, but only if it is reached
-                return Call(node.name, (*kept, *node.arguments[index:]), node.at)
+            reduced = self.reduce(condition, keep_identity=False)
+            if not isinstance(reduced, Resolved):
+                value = self.reduce(result, keep_identity=keep_identity)
+                remaining += [reduced, _as_expression(value, result, keep_identity)]
+            elif not isinstance(reduced.value, bool):  # evaluating it fails, but only if it is reached
+                return Call(node.name, (*remaining, *node.arguments[index:]), node.column)
             elif reduced.value:
                 last = result
                 break
-        value = self.reduce(last, by_identity=by_identity)
-        if not kept:
+        value = self.reduce(last, keep_identity=keep_identity)
+        if not remaining:
             return value
-        return Call(node.name, (*kept, _written(value, last, by_identity)), node.at)
+        return Call(node.name, (*remaining, _as_expression(value, last, keep_identity)), node.column)
 
 
-def _written(reduced: _Reduced, original: Expression, by_identity: bool) -> Expression:
-    """A value as an expression; as it was written, if no other expression would do."""
+def _as_expression(reduced: _Reduced, original: Expression, keep_identity: bool) -> Expression:
+    """Return a value as an expression, or the original expression if the value cannot be embedded."""
     if isinstance(reduced, Node):
         return reduced
     value = reduced.value
     if isinstance(value, str):
-        return Literal(value, original.at) if len(value) <= MAX_EMBEDDED else original
+        return Literal(value, original.column) if len(value) <= MAX_EMBEDDED else original
     if value is None or isinstance(value, bool):
-        return Literal(value, original.at)
+        return Literal(value, original.column)
     if isinstance(value, int | float):
-        return Literal(number(value), original.at)
-    carried = None if by_identity else compact(value, MAX_EMBEDDED)
-    if carried is None:
+        return Literal(to_number(value), original.column)
+    embedded = None if keep_identity else compact_json(value, MAX_EMBEDDED)
+    if embedded is None:
         return original
-    call = Call("fromJSON", (Literal(carried, original.at),), original.at)
-    return Filter(call, original.at) if isinstance(value, Filtered) else call
+    call = Call("fromJSON", (Literal(embedded, original.column),), original.column)
+    return Filter(call, original.column) if isinstance(value, FilteredList) else call
 
 
 def _is_flat(value: Value) -> bool:
-    """Is it an array of which no item is compared by being itself?"""
+    """Return whether this is an array without items that are compared by identity."""
     return is_list(value) and all(is_primitive(item) for item in value)

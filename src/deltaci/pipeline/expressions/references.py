@@ -1,4 +1,4 @@
-"""What an expression mentions: contexts, and how far into each of them it can be told from the text alone."""
+"""References of an expression to contexts, such as `needs.build.outputs.tag`, and replacement of nodes."""
 
 from __future__ import annotations
 
@@ -18,70 +18,72 @@ from deltaci.pipeline.expressions.tree import (
     Literal,
     Not,
     Or,
-    parts,
+    children,
 )
 
-EVERY: Final = "*"
+ANY_KEY: Final = "*"
 
 
-class Mention(Struct, frozen=True):
-    """A context, in small letters, and the keys that follow as written; `*` for every one. `at` is its column.
+class ContextReference(Struct, frozen=True):
+    """A context in lower case, and the literal keys that follow it, as written; `*` stands for all items.
 
-    `is_whole` says that more may be meant than the keys tell: something unknown follows, or nothing does.
+    `keys` ends before the first key that is computed.
     """
 
     context: str
     keys: tuple[str, ...]
-    at: int = 0
-    is_whole: bool = False
+    column: int = 0
 
 
-def mentions(expression: Expression) -> Iterator[Mention]:
-    """Everything that an expression mentions, in the order of the text."""
+def context_references(expression: Expression) -> Iterator[ContextReference]:
+    """Yield the context references of an expression in source order."""
     keys: list[str] = []
     node = expression
     chain: list[Index | Filter] = []
     while isinstance(node, Index | Filter):
         chain.append(node)
-        node = node.of
+        node = node.target
     if not isinstance(node, Context):
-        for part in parts(node):
-            yield from mentions(part)
-    is_told = True
+        for child in children(node):
+            yield from context_references(child)
+    is_constant = True
     for link in reversed(chain):
-        key = link.key if isinstance(link, Index) else Literal(EVERY)
-        is_told = is_told and isinstance(key, Literal)
-        if is_told and isinstance(key, Literal):
-            keys.append(_written(key))
+        key = link.key if isinstance(link, Index) else Literal(ANY_KEY)
+        is_constant = is_constant and isinstance(key, Literal)
+        if is_constant and isinstance(key, Literal):
+            keys.append(_key_text(key))
     if isinstance(node, Context):
-        yield Mention(node.name.lower(), tuple(keys), node.at, is_whole=not keys or not is_told)
+        yield ContextReference(node.name.lower(), tuple(keys), node.column)
     for link in reversed(chain):
         if isinstance(link, Index):
-            yield from mentions(link.key)
+            yield from context_references(link.key)
 
 
-def _written(key: Literal) -> str:
+def _key_text(key: Literal) -> str:
     return key.value if isinstance(key.value, str) else str(key.value)
 
 
-def replaced(expression: Expression, by: Callable[[Expression], Expression | None]) -> Expression:
-    """The same expression, with another one wherever `by` gives one."""
-    if (other := by(expression)) is not None:
-        return other
+def replace_nodes(expression: Expression, replacement: Callable[[Expression], Expression | None]) -> Expression:
+    """Return a copy in which every node for which `replacement` returns an expression is replaced by it.
+
+    Nodes within a replacement are not visited.
+    """
+    if (replaced := replacement(expression)) is not None:
+        return replaced
     match expression:
-        case Index(of, key, at):
-            return Index(replaced(of, by), replaced(key, by), at)
-        case Filter(of, at):
-            return Filter(replaced(of, by), at)
-        case Not(of, at):
-            return Not(replaced(of, by), at)
-        case Call(name, arguments, at):
-            return Call(name, tuple(replaced(each, by) for each in arguments), at)
-        case Compare(operator, left, right, at):
-            return Compare(operator, replaced(left, by), replaced(right, by), at)
-        case And(operands, at):
-            return And(tuple(replaced(each, by) for each in operands), at)
-        case Or(operands, at):
-            return Or(tuple(replaced(each, by) for each in operands), at)
+        case Index(target, key, column):
+            return Index(replace_nodes(target, replacement), replace_nodes(key, replacement), column)
+        case Filter(target, column):
+            return Filter(replace_nodes(target, replacement), column)
+        case Not(operand, column):
+            return Not(replace_nodes(operand, replacement), column)
+        case Call(name, arguments, column):
+            return Call(name, tuple(replace_nodes(argument, replacement) for argument in arguments), column)
+        case Compare(operator, left, right, column):
+            return Compare(operator, replace_nodes(left, replacement), replace_nodes(right, replacement), column)
+        case And(operands, column):
+            return And(tuple(replace_nodes(operand, replacement) for operand in operands), column)
+        case Or(operands, column):
+            return Or(tuple(replace_nodes(operand, replacement) for operand in operands), column)
         case _:
             return expression

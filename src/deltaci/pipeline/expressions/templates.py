@@ -1,4 +1,4 @@
-"""Texts with `${{ … }}` in them, and conditions, which need none."""
+"""Templates: texts that contain `${{ … }}`. Also conditions (`if:`), where `${{ }}` is optional."""
 
 from __future__ import annotations
 
@@ -8,205 +8,219 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from deltaci.pipeline.expressions.check import check
-from deltaci.pipeline.expressions.errors import BadExpression, FailedExpression, Mistake, shown
+from deltaci.pipeline.expressions.check import check_expression
+from deltaci.pipeline.expressions.errors import EvaluationError, ExpressionProblem, ExpressionSyntaxError, quote
 from deltaci.pipeline.expressions.evaluator import Contexts, Evaluator, Functions, evaluate
-from deltaci.pipeline.expressions.functions import STATUS
-from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, Budget, check_text
+from deltaci.pipeline.expressions.functions import STATUS_FUNCTIONS
+from deltaci.pipeline.expressions.limits import MAX_EXPRESSIONS, MAX_TEMPLATE, Budget, check_length
 from deltaci.pipeline.expressions.parser import check_depth, parse
-from deltaci.pipeline.expressions.reducer import Known, Reducer, Remains, reduce_with
-from deltaci.pipeline.expressions.tree import And, Call, Expression, Literal, functions_of
-from deltaci.pipeline.expressions.values import Value, text, truthy
+from deltaci.pipeline.expressions.reducer import Reducer, Residual, Resolved, reduce_with
+from deltaci.pipeline.expressions.tree import And, Call, Expression, Literal, function_names
+from deltaci.pipeline.expressions.values import Value, is_truthy, to_text
 
 OPEN: Final = "${{"
 CLOSE: Final = "}}"
-MAX_QUOTED: Final = 10_000  # characters of plain text in one expression: half of what fits, if all of it is quotes
+MAX_QUOTED: Final = 10_000  # characters of plain text per expression: quotes double, so half of MAX_LENGTH
 _QUOTE_OR_CLOSE: Final = re.compile(r"'|\}\}")
 
-Part: TypeAlias = str | Expression
+TemplatePart: TypeAlias = str | Expression
 
 
 class Template(Struct, frozen=True):
-    """A text that was read: plain parts and expressions, in their order. Columns are those of the whole text."""
+    """A parsed text: plain parts and expressions in order. Columns count through the whole text."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TemplatePart, ...]
 
     @property
-    def single(self) -> Expression | None:
-        """The expression that the text is, with nothing around it; its value keeps its type."""
+    def single_expression(self) -> Expression | None:
+        """The expression if the text is one expression and nothing else: its value keeps its type."""
         return self.parts[0] if len(self.parts) == 1 and not isinstance(self.parts[0], str) else None
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """All expressions of the text."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 
-class RemainingText(Struct, frozen=True):
-    """A text that waits for something that is not known yet, with `${{ … }}` only where it does."""
+class ResidualText(Struct, frozen=True):
+    """A text with known expressions replaced by their values; `${{ … }}` remains where a context is unknown."""
 
     text: str
 
 
-def read(template: str) -> Template:
-    """The parts of a text. Refuses an expression that does not end or is none."""
+def parse_template(template: str) -> Template:
+    """Parse a text. Raise ExpressionSyntaxError if an expression in it is invalid or unterminated."""
     if len(template) > MAX_TEMPLATE:
-        raise BadExpression(Mistake(1, f"a text of {len(template)} characters", f"at most {MAX_TEMPLATE}"))
-    parts: list[Part] = []
+        raise ExpressionSyntaxError(
+            ExpressionProblem(1, f"a text of {len(template)} characters", f"at most {MAX_TEMPLATE}")
+        )
+    parts: list[TemplatePart] = []
     end = 0
-    for start, closing in _holes(template):
+    for start, closing in _expression_spans(template):
         if start > end:
             parts.append(template[end:start])
-        inner = start + len(OPEN)
-        if not template[inner:closing].strip():
-            raise BadExpression(Mistake(inner + 1, "nothing", f"an expression between {OPEN} and {CLOSE}"))
-        parts.append(parse(template[inner:closing], inner))
+        inner_start = start + len(OPEN)
+        if not template[inner_start:closing].strip():
+            raise ExpressionSyntaxError(
+                ExpressionProblem(inner_start + 1, "nothing", f"an expression between {OPEN} and {CLOSE}")
+            )
+        parts.append(parse(template[inner_start:closing], inner_start))
         end = closing + len(CLOSE)
     if end < len(template):
         parts.append(template[end:])
     return Template(tuple(parts))
 
 
-def _holes(template: str) -> Iterator[tuple[int, int]]:
-    """Where each expression opens and closes. Brackets in a quoted text close nothing."""
+def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
+    """Yield the positions of each `${{` and its `}}`. Brackets within string literals do not count."""
     start = template.find(OPEN)
     for _ in range(MAX_EXPRESSIONS):
         if start < 0:
             return
-        closing, in_text = -1, False
-        for found in _QUOTE_OR_CLOSE.finditer(template, start + len(OPEN)):
-            if found[0] == "'":
-                in_text = not in_text
-            elif not in_text:
-                closing = found.start()
+        closing, in_string = -1, False
+        for match in _QUOTE_OR_CLOSE.finditer(template, start + len(OPEN)):
+            if match[0] == "'":
+                in_string = not in_string
+            elif not in_string:
+                closing = match.start()
                 break
         if closing < 0:
-            expected = "a single quote and then }}" if in_text else "}} at its end"
-            raise BadExpression(Mistake(start + 1, shown(template[start:]), expected))
+            expected = "a single quote and then }}" if in_string else "}} at its end"
+            raise ExpressionSyntaxError(ExpressionProblem(start + 1, quote(template[start:]), expected))
         yield start, closing
         start = template.find(OPEN, closing + len(CLOSE))
     if start >= 0:
-        raise BadExpression(Mistake(start + 1, "one more expression", f"at most {MAX_EXPRESSIONS} in one text"))
+        raise ExpressionSyntaxError(
+            ExpressionProblem(start + 1, "one more expression", f"at most {MAX_EXPRESSIONS} in one text")
+        )
 
 
-def check_template(template: Template, contexts: Iterable[str], functions: Iterable[str]) -> list[Mistake]:
-    """Every mistake in the expressions of a text."""
-    known_contexts, known_functions = tuple(contexts), tuple(functions)
+def check_template(template: Template, contexts: Iterable[str], functions: Iterable[str]) -> list[ExpressionProblem]:
+    """Return the problems of all expressions of a template; see `check_expression`."""
+    context_names, available_functions = tuple(contexts), tuple(functions)
     return [
-        mistake for expression in template.expressions for mistake in check(expression, known_contexts, known_functions)
+        problem
+        for expression in template.expressions
+        for problem in check_expression(expression, context_names, available_functions)
     ]
 
 
 def interpolate(
-    template: str | Template, contexts: Contexts, functions: Functions | None = None, whole: Budget | None = None
+    template: str | Template,
+    contexts: Contexts,
+    functions: Functions | None = None,
+    shared_budget: Budget | None = None,
 ) -> Value:
-    """A text with the values of its expressions; the value itself, if the text is one expression and nothing else."""
-    read_template = read(template) if isinstance(template, str) else template
-    if read_template.single is not None:
-        return evaluate(read_template.single, contexts, functions, whole)
-    evaluator = Evaluator(contexts, functions or {}, whole)  # one for all: the limits are those of the whole text
+    """Evaluate a template to a string, or to the unconverted value if it is one expression and nothing else."""
+    parsed = parse_template(template) if isinstance(template, str) else template
+    if parsed.single_expression is not None:
+        return evaluate(parsed.single_expression, contexts, functions, shared_budget)
+    evaluator = Evaluator(
+        contexts, functions or {}, shared_budget
+    )  # shared, because the limits apply to the whole text
     return _join(
-        (part, 1) if isinstance(part, str) else (text(evaluator.value(part)), part.at) for part in read_template.parts
+        (part, 1) if isinstance(part, str) else (to_text(evaluator.value(part)), part.column) for part in parsed.parts
     )
 
 
 def _join(parts: Iterable[tuple[str, int]]) -> str:
-    kept: list[str] = []
+    result: list[str] = []
     length = 0
-    for part, at in parts:
+    for part, column in parts:
         length += len(part)
-        check_text(at, length)
-        kept.append(part)
-    return "".join(kept)
+        check_length(column, length)
+        result.append(part)
+    return "".join(result)
 
 
-def reduce_text(
-    template: str | Template, known: Contexts, functions: Functions | None = None, whole: Budget | None = None
-) -> Known | RemainingText:
-    """The value of a text as far as these contexts tell it, or the text that remains, to be read again later."""
-    read_template = read(template) if isinstance(template, str) else template
-    reducer = Reducer(known, functions or {}, whole)
-    if read_template.single is not None:
-        reduced = reduce_with(reducer, read_template.single)
-        return reduced if isinstance(reduced, Known) else RemainingText(_hole(reduced))
-    parts = [part if isinstance(part, str) else reduce_with(reducer, part) for part in read_template.parts]
-    written = [text(part.value) if isinstance(part, Known) else part for part in parts]
-    remaining = [part for part in written if isinstance(part, Remains)]
-    plain = [(part, 1) for part in written if isinstance(part, str) and part]
-    if not remaining:
-        return Known(_join(plain))
+def reduce_template(
+    template: str | Template, known: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
+) -> Resolved | ResidualText:
+    """Evaluate a template as far as the known contexts allow; the residual text is to be parsed again later."""
+    parsed = parse_template(template) if isinstance(template, str) else template
+    reducer = Reducer(known, functions or {}, shared_budget)
+    if parsed.single_expression is not None:
+        reduced = reduce_with(reducer, parsed.single_expression)
+        return reduced if isinstance(reduced, Resolved) else ResidualText(_wrap(reduced))
+    parts = [part if isinstance(part, str) else reduce_with(reducer, part) for part in parsed.parts]
+    evaluated = [to_text(part.value) if isinstance(part, Resolved) else part for part in parts]
+    residuals = [part for part in evaluated if isinstance(part, Residual)]
+    plain = [(part, 1) for part in evaluated if isinstance(part, str) and part]
+    if not residuals:
+        return Resolved(_join(plain))
     _join(plain)
-    if not plain and len(remaining) == 1:
-        # Alone it would keep its type, and it was part of a text before.
-        return RemainingText(_hole(remaining[0]) + _hole(Remains(Literal(""))))
-    merged = "".join(_merged(written))
+    if not plain and len(residuals) == 1:
+        # Alone, the expression would keep the type of its value; an empty literal keeps the result a string.
+        return ResidualText(_wrap(residuals[0]) + _wrap(Residual(Literal(""))))
+    merged = "".join(_merge(evaluated))
     if len(merged) > MAX_TEMPLATE:
-        raise FailedExpression(Mistake(1, f"a text of {len(merged)} characters", f"at most {MAX_TEMPLATE}"))
-    return RemainingText(merged)
+        raise EvaluationError(ExpressionProblem(1, f"a text of {len(merged)} characters", f"at most {MAX_TEMPLATE}"))
+    return ResidualText(merged)
 
 
-def _merged(parts: list[str | Remains]) -> Iterator[str]:
-    """The parts as one text. Plain text that looks like an expression is quoted, or it would be one when read again."""
+def _merge(parts: list[str | Residual]) -> Iterator[str]:
+    """Yield the parts as template text. Plain text that contains `${{` becomes a literal, so that it is not parsed."""
     plain = ""
     for part in [*parts, None]:
         if isinstance(part, str):
             plain += part
             continue
-        yield plain if OPEN not in plain else _quoted(plain)
+        yield plain if OPEN not in plain else _as_literals(plain)
         plain = ""
         if part is not None:
-            yield _hole(part)
+            yield _wrap(part)
 
 
-def _quoted(plain: str) -> str:
+def _as_literals(plain: str) -> str:
     pieces = [plain[start : start + MAX_QUOTED] for start in range(0, len(plain), MAX_QUOTED)]
-    return "".join(_hole(Remains(Literal(piece))) for piece in pieces)
+    return "".join(_wrap(Residual(Literal(piece))) for piece in pieces)
 
 
-def _hole(remains: Remains) -> str:
-    return f"{OPEN} {remains.text} {CLOSE}"
+def _wrap(residual: Residual) -> str:
+    return f"{OPEN} {residual.text} {CLOSE}"
 
 
-def mentions_status(expression: Expression) -> bool:
-    """Does it ask how things went? Then it also decides what happens after a failure."""
-    return bool(functions_of(expression) & STATUS)
+def uses_status_function(expression: Expression) -> bool:
+    """Return whether a condition calls success() or a similar function, and thus also applies after a failure."""
+    return bool(function_names(expression) & STATUS_FUNCTIONS)
 
 
-def condition(written: str) -> Expression:
-    """What an `if:` says, with or without `${{ }}` around it. Without a status function it also asks for success().
+def parse_condition(source: str) -> Expression:
+    """Parse an `if:` as written in a file, with or without `${{ }}`. Adds success() if it uses no status function.
 
-    This is for what people wrote. What remains of a condition is read with `parse`: it has its success() already.
+    Not for reduced conditions: parse those with `parse`, they already contain the implied success().
     """
-    found = asked(written)
-    if found is None:
+    expression = parse_bare_condition(source)
+    if expression is None:
         return Call("success")
-    if mentions_status(found):
-        return found
-    both = And((Call("success"), found))
-    check_depth(both)
-    return both
+    if uses_status_function(expression):
+        return expression
+    with_success = And((Call("success"), expression))
+    check_depth(with_success)
+    return with_success
 
 
-def asked(written: str) -> Expression | None:
-    """Just what an `if:` says, without the success() that goes without saying; nothing if it is empty."""
-    stripped = written.strip()
+def parse_bare_condition(source: str) -> Expression | None:
+    """Parse an `if:` without adding the implied success(). Return None if it is empty."""
+    stripped = source.strip()
     if not stripped:
         return None
-    before = len(written) - len(written.lstrip())
+    offset = len(source) - len(source.lstrip())
     if OPEN not in stripped:
-        return parse(stripped, before)
+        return parse(stripped, offset)
     try:
-        template = read(stripped)
-    except BadExpression as refused:
-        raise refused.moved(before) from None
-    if template.single is None:
-        # As a text it would be true whatever the expressions in it say.
-        raise BadExpression(
-            Mistake(before + 1, f"{OPEN} {CLOSE} around a part of a condition", "it around all of it, or nowhere")
+        template = parse_template(stripped)
+    except ExpressionSyntaxError as error:
+        raise error.shifted(offset) from None
+    if template.single_expression is None:
+        # It would be a non-empty string, which is always true.
+        raise ExpressionSyntaxError(
+            ExpressionProblem(
+                offset + 1, f"{OPEN} {CLOSE} around a part of a condition", "it around all of it, or nowhere"
+            )
         )
-    return parse(stripped[len(OPEN) : -len(CLOSE)], before + len(OPEN))
+    return parse(stripped[len(OPEN) : -len(CLOSE)], offset + len(OPEN))
 
 
-def holds(expression: Expression, contexts: Contexts, functions: Functions | None = None) -> bool:
-    """Is a condition true?"""
-    return truthy(evaluate(expression, contexts, functions))
+def evaluate_condition(expression: Expression, contexts: Contexts, functions: Functions | None = None) -> bool:
+    """Return whether a condition is true."""
+    return is_truthy(evaluate(expression, contexts, functions))

@@ -1,7 +1,7 @@
-"""What an expression is once it is read: a tree of a few kinds of nodes.
+"""The syntax tree of an expression.
 
-Two nodes are equal if they say the same, wherever they stand: `at`, the column, does not count. Numbers are told
-from booleans, and NaN is the same as NaN, because a tree is about what is written and not about what it is worth.
+Nodes are compared as source text: two nodes are equal if they have the same structure, wherever they stand (`column` is
+ignored). `1` and `true` differ although Python considers them equal, and NaN equals NaN.
 """
 
 from __future__ import annotations
@@ -17,51 +17,55 @@ COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
 class Node(Struct, frozen=True, eq=False):
-    """Any expression. `at` is the column where it begins, or its operator stands; 0 if nobody wrote it."""
+    """A node of the tree. `column` is where it begins or where its operator stands, from 1; 0 if it was generated."""
 
-    def _said(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "at")
+    def _compared_fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "column")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and type(self) is type(other) and self._said() == other._said()
+        return (
+            isinstance(other, Node)
+            and type(self) is type(other)
+            and self._compared_fields() == other._compared_fields()
+        )
 
     def __ne__(self, other: object) -> bool:
-        return not self == other  # A struct brings one of its own, which compares by identity.
+        return not self == other  # Struct defines __ne__ itself, by identity.
 
     def __hash__(self) -> int:
-        return hash((type(self).__name__, self._said()))
+        return hash((type(self).__name__, self._compared_fields()))
 
 
 class Literal(Node, frozen=True, eq=False):
     """`null`, `true`, `12.5` or `'text'`."""
 
     value: Primitive
-    at: int = 0
+    column: int = 0
 
-    def _said(self) -> tuple[object, ...]:
+    def _compared_fields(self) -> tuple[object, ...]:
         return type(self.value).__name__, repr(self.value)
 
 
 class Context(Node, frozen=True, eq=False):
-    """The name of a context: `matrix`. Names are the same in capitals and in small letters."""
+    """A context: `matrix`. Context names are case-insensitive."""
 
     name: str
-    at: int = 0
+    column: int = 0
 
 
 class Index(Node, frozen=True, eq=False):
-    """`of.key`, `of['key']` or `of[0]`."""
+    """`target.key`, `target['key']` or `target[0]`."""
 
-    of: Expression
+    target: Expression
     key: Expression
-    at: int = 0
+    column: int = 0
 
 
 class Filter(Node, frozen=True, eq=False):
-    """`of.*` or `of[*]`: every item, to each of which the next index applies."""
+    """`target.*` or `target[*]`: all items of the target. A following index applies to each of them."""
 
-    of: Expression
-    at: int = 0
+    target: Expression
+    column: int = 0
 
 
 class Call(Node, frozen=True, eq=False):
@@ -69,49 +73,51 @@ class Call(Node, frozen=True, eq=False):
 
     name: str
     arguments: tuple[Expression, ...] = ()
-    at: int = 0
+    column: int = 0
 
 
 class Not(Node, frozen=True, eq=False):
-    """`!of`."""
+    """`!operand`."""
 
-    of: Expression
-    at: int = 0
+    operand: Expression
+    column: int = 0
 
 
 class Compare(Node, frozen=True, eq=False):
-    """`left == right`, or another of the six comparisons."""
+    """`left == right`, or one of the other five comparisons."""
 
     operator: str
     left: Expression
     right: Expression
-    at: int = 0
+    column: int = 0
 
 
 class And(Node, frozen=True, eq=False):
     """`a && b && …`: the first operand that is falsy, else the last. At least two."""
 
     operands: tuple[Expression, ...]
-    at: int = 0
+    column: int = 0
 
 
 class Or(Node, frozen=True, eq=False):
     """`a || b || …`: the first operand that is truthy, else the last. At least two."""
 
     operands: tuple[Expression, ...]
-    at: int = 0
+    column: int = 0
 
 
 Expression: TypeAlias = Literal | Context | Index | Filter | Call | Not | Compare | And | Or
 
 
-def parts(expression: Expression) -> tuple[Expression, ...]:
-    """The expressions directly within this one."""
+def children(expression: Expression) -> tuple[Expression, ...]:
+    """Return the direct subexpressions."""
     match expression:
-        case Index(of, key):
-            return (of, key)
-        case Filter(of) | Not(of):
-            return (of,)
+        case Index(target, key):
+            return (target, key)
+        case Filter(target):
+            return (target,)
+        case Not(operand):
+            return (operand,)
         case Call(_, arguments):
             return arguments
         case Compare(_, left, right):
@@ -123,19 +129,19 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
 
 
 def walk(expression: Expression) -> Iterator[tuple[Expression, int]]:
-    """Every expression within this one, itself first, in the order of the text, each with its depth from 1."""
-    waiting = [(expression, 1)]
-    while waiting:
-        node, depth = waiting.pop()
+    """Yield each node with its depth (from 1), parents before children, in source order."""
+    pending = [(expression, 1)]
+    while pending:
+        node, depth = pending.pop()
         yield node, depth
-        waiting.extend((part, depth + 1) for part in reversed(parts(node)))
+        pending.extend((child, depth + 1) for child in reversed(children(node)))
 
 
-def contexts_of(expression: Expression) -> frozenset[str]:
-    """The contexts that an expression mentions, in small letters."""
+def context_names(expression: Expression) -> frozenset[str]:
+    """Return the lower-case names of the contexts that an expression reads."""
     return frozenset(node.name.lower() for node, _ in walk(expression) if isinstance(node, Context))
 
 
-def functions_of(expression: Expression) -> frozenset[str]:
-    """The functions that an expression mentions, in small letters."""
+def function_names(expression: Expression) -> frozenset[str]:
+    """Return the lower-case names of the functions that an expression calls."""
     return frozenset(node.name.lower() for node, _ in walk(expression) if isinstance(node, Call))

@@ -1,8 +1,7 @@
-"""What values are worth: as a number, as a text, as a condition, and next to each other.
+"""Values of expressions: types, conversions, truth and comparison.
 
-The rules are those of GitHub's documentation: values of different types are compared as numbers, texts are the same
-in capitals and in small letters, lists and objects are equal only to themselves, and a number is shown with at most
-15 digits.
+The rules are those of GitHub's documentation: values of different types are compared as numbers, strings are compared
+case-insensitively, arrays and objects are equal only to themselves, and numbers are formatted with at most 15 digits.
 """
 
 from __future__ import annotations
@@ -18,36 +17,41 @@ Number: TypeAlias = int | float
 
 NULL, BOOLEAN, NUMBER, TEXT, ARRAY, OBJECT = "null", "boolean", "number", "text", "Array", "Object"
 
-EXACT: Final = 2**53  # a whole number beyond this is not exact as a number of GitHub
-MAX_NUMBER: Final = 2_000  # characters; a longer text is not a number that anybody wrote
+MAX_EXACT_INTEGER: Final = 2**53  # above this, a double does not represent every integer
+MAX_NUMBER_LENGTH: Final = 2_000  # characters; longer strings convert to NaN
 MAX_INDEX: Final = 2**31 - 1
-_PLAIN: Final = (str, int, float, list, tuple, type(None))  # asked first: a Mapping is slow to find out
+_COMMON_TYPES: Final = (
+    str,
+    int,
+    float,
+    list,
+    tuple,
+    type(None),
+)  # checked first, because isinstance(…, Mapping) is slow
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
 _OCTAL: Final = re.compile(r"0o[0-7]+")
 
 
-class Filtered(list["Value"]):
-    """A list that came out of `*`: an index applies to each of its items, not to the list."""
+class FilteredList(list["Value"]):
+    """The result of an object filter (`*`): a following index applies to each item, not to the list."""
 
 
 def is_list(value: Value) -> TypeGuard[Sequence[Value]]:
-    """Is it an array?"""
     return isinstance(value, list | tuple)
 
 
 def is_object(value: Value) -> TypeGuard[Mapping[str, Value]]:
-    """Is it an object, with properties?"""
-    return isinstance(value, dict) or (not isinstance(value, _PLAIN) and isinstance(value, Mapping))
+    return isinstance(value, dict) or (not isinstance(value, _COMMON_TYPES) and isinstance(value, Mapping))
 
 
 def is_primitive(value: Value) -> TypeGuard[bool | int | float | str | None]:
-    """Is it neither an array nor an object?"""
+    """Return whether the value is neither an array nor an object."""
     return not is_list(value) and not is_object(value)
 
 
-def kind(value: Value) -> str:
-    """The type of a value, as the language counts types."""
+def type_name(value: Value) -> str:
+    """Return the name of the value's type in the expression language."""
     match value:
         case None:
             return NULL
@@ -61,8 +65,8 @@ def kind(value: Value) -> str:
             return ARRAY if is_list(value) else OBJECT
 
 
-def truthy(value: Value) -> bool:
-    """Does it count as true? All but false, 0, NaN, null and the empty text; also an empty array does."""
+def is_truthy(value: Value) -> bool:
+    """Return whether the value counts as true: all but false, 0, NaN, null and `''`. Empty arrays are truthy."""
     match value:
         case None:
             return False
@@ -74,25 +78,25 @@ def truthy(value: Value) -> bool:
             return True
 
 
-def number(value: Value) -> float:
-    """A value as a number: null is 0, true is 1, a text is read, and an array or an object is NaN."""
+def to_number(value: Value) -> float:
+    """Convert to a number: null is 0, true is 1, a string is parsed, an array or an object is NaN."""
     match value:
         case None:
             return 0.0
         case int() | float():
             return _double(value)
         case str():
-            return number_of_text(value)
+            return parse_number(value)
         case _:
             return math.nan
 
 
-def number_of_text(text: str) -> float:
-    """The number that a text is: decimal, with an exponent, hexadecimal or octal. The empty text is 0, others NaN."""
+def parse_number(text: str) -> float:
+    """Parse a decimal, hexadecimal or octal number. The empty string is 0, any other string NaN."""
     stripped = text.strip()
     if not stripped:
         return 0.0
-    if len(stripped) > MAX_NUMBER:
+    if len(stripped) > MAX_NUMBER_LENGTH:
         return math.nan
     if _DECIMAL.fullmatch(stripped):
         return float(stripped)
@@ -103,23 +107,23 @@ def number_of_text(text: str) -> float:
     return {"Infinity": math.inf, "-Infinity": -math.inf}.get(stripped, math.nan)
 
 
-def text(value: Value) -> str:
-    """A value as it stands in a text: null is nothing, and arrays and objects only say what they are."""
+def to_text(value: Value) -> str:
+    """Convert to a string: null is empty; arrays and objects become `Array` and `Object`."""
     match value:
         case None:
             return ""
         case bool():
             return "true" if value else "false"
         case int() | float():
-            return number_text(value)
+            return format_number(value)
         case str():
             return value
         case _:
-            return kind(value)
+            return type_name(value)
 
 
-def number_text(value: Number) -> str:
-    """A number with at most 15 digits, with an exponent if it is very large or very small: 1E+15, 1E-05."""
+def format_number(value: Number) -> str:
+    """Format with at most 15 digits, and an exponent if very large or very small: 1E+15, 1E-05."""
     double = _double(value)
     if math.isnan(double):
         return "NaN"
@@ -128,54 +132,54 @@ def number_text(value: Number) -> str:
     return "0" if double == 0 else format(double, ".15G")
 
 
-def fold(text: str) -> str:
-    """A text without the difference between capitals and small letters, letter by letter, in any language."""
+def fold_case(text: str) -> str:
+    """Return the text in upper case, character by character, for case-insensitive comparison."""
     if text.isascii():
         return text.upper()
-    return "".join(map(_capital, text))
+    return "".join(map(_fold_character, text))
 
 
-def equal(left: Value, right: Value) -> bool:
-    """Is it `==`? Different types are compared as numbers; arrays and objects are equal only to themselves."""
-    if kind(left) == kind(right):
+def is_equal(left: Value, right: Value) -> bool:
+    """Return `left == right`. Different types are compared as numbers; arrays and objects by identity."""
+    if type_name(left) == type_name(right):
         match left, right:
             case str(), str():
-                return fold(left) == fold(right)
+                return fold_case(left) == fold_case(right)
             case ((bool() | int() | float() | None), (bool() | int() | float() | None)):
-                return number(left) == number(right)
+                return to_number(left) == to_number(right)
             case _:
                 return left is right
-    # An array or an object is NaN as a number, and NaN equals nothing.
-    return number(left) == number(right)
+    # Arrays and objects convert to NaN, which equals nothing.
+    return to_number(left) == to_number(right)
 
 
-def less(left: Value, right: Value) -> bool:
-    """Is it `<`? Never, if one of both is no number and they are not two texts."""
+def is_less(left: Value, right: Value) -> bool:
+    """Return `left < right`: as strings if both are strings, else as numbers (NaN is never less)."""
     if isinstance(left, str) and isinstance(right, str):
-        return fold(left) < fold(right)
-    return number(left) < number(right)
+        return fold_case(left) < fold_case(right)
+    return to_number(left) < to_number(right)
 
 
 def compare(operator: str, left: Value, right: Value) -> bool:
-    """The value of one of the six comparisons."""
+    """Evaluate one of the six comparison operators."""
     match operator:
         case "==":
-            return equal(left, right)
+            return is_equal(left, right)
         case "!=":
-            return not equal(left, right)
+            return not is_equal(left, right)
         case "<":
-            return less(left, right)
+            return is_less(left, right)
         case ">":
-            return less(right, left)
+            return is_less(right, left)
         case "<=":
-            return equal(left, right) or less(left, right)
+            return is_equal(left, right) or is_less(left, right)
         case _:
-            return equal(left, right) or less(right, left)
+            return is_equal(left, right) or is_less(right, left)
 
 
-def position(key: Value) -> int | None:
-    """Which item of an array a key means, or none. 1.9 means the item 1, as it does on GitHub."""
-    index = number(key)
+def array_index(key: Value) -> int | None:
+    """Return the array index that a key stands for, or None. 1.9 is index 1, as on GitHub."""
+    index = to_number(key)
     return int(index) if 0 <= index <= MAX_INDEX else None
 
 
@@ -187,7 +191,7 @@ def _double(value: Number) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _capital(letter: str) -> str:
-    """One letter as a capital. What is no ASCII never becomes ASCII, and no letter becomes two."""
-    capital = letter.upper()
-    return capital if len(capital) == 1 and capital.isascii() == letter.isascii() else letter
+def _fold_character(character: str) -> str:
+    """Return the upper-case character. Non-ASCII never becomes ASCII, and one character never becomes two."""
+    upper = character.upper()
+    return upper if len(upper) == 1 and upper.isascii() == character.isascii() else character

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from deltaci.core.nearest import nearest
-from deltaci.pipeline.expressions import ExpressionRefused, read
+from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside
 from deltaci.pipeline.problems import shown
@@ -223,8 +223,8 @@ def _take(action: Action, name: str, key: Node, value: Node, told: dict[str, tup
 def _check_cache(key: str, value: Node, desk: Desk) -> None:
     """What a cache cannot be told here, as far as it is written in full."""
     try:
-        plain = "".join(part for part in read(value.written).parts if isinstance(part, str))
-    except ExpressionRefused:
+        plain = "".join(part for part in parse_template(value.written).parts if isinstance(part, str))
+    except ExpressionError:
         return  # It was said.
     if key in ("key", "restore-keys") and "," in plain:
         desk.outside(value.at, f"a comma in {shown(key)} of a cache", "write something else in its place")

@@ -11,14 +11,21 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from deltaci.pipeline.expressions import STATUS, BadExpression, Expression, functions_of, parse, read
-from deltaci.pipeline.expressions.printer import printed
+from deltaci.pipeline.expressions import (
+    STATUS_FUNCTIONS,
+    Expression,
+    ExpressionSyntaxError,
+    function_names,
+    parse,
+    parse_template,
+)
+from deltaci.pipeline.expressions.printer import format_expression
+from deltaci.pipeline.expressions.references import replace_nodes
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index, Literal, Or
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.github.converter import Desk, keyed, listed, made
 from deltaci.pipeline.github.runs_on import as_expression
-from deltaci.pipeline.github.substitution import replaced, text
 from deltaci.pipeline.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
 
@@ -209,9 +216,9 @@ class _Action:
         if plain.startswith(OPEN) and plain.endswith(CLOSE) and plain.count(OPEN) == 1:
             plain = plain[len(OPEN) : -len(CLOSE)]
         try:
-            return replaced(parse(plain), change)
-        except BadExpression as refused:
-            self.desk.outside(written.at, refused.mistake.found, f"expected {refused.mistake.expected}")
+            return replace_nodes(parse(plain), change)
+        except ExpressionSyntaxError as refused:
+            self.desk.outside(written.at, refused.problem.found, f"expected {refused.problem.expected}")
             return None
 
     @cached_property
@@ -257,7 +264,7 @@ class _Action:
             parts.append(own)
         if not parts:
             return None
-        return made(Place(), printed(parts[0] if len(parts) == 1 else And(tuple(parts))))
+        return made(Place(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
 
     def _changed(self, node: Node, position: int, asked: list[Expression | None]) -> Node:
         """A step with its expressions in the words of the job, as GitHub would write it."""
@@ -286,7 +293,7 @@ class _Action:
         merged |= {key.written: (key, self._rewritten(value)) for key, value in _pairs(own)}
         command = next((value for key, value in _pairs(node) if key.written == "run"), None)
         if command is not None and PATH in command.written:
-            merged[PATH] = (made(node.at, PATH), made(node.at, f"{OPEN} {printed(self._path())} {CLOSE}"))
+            merged[PATH] = (made(node.at, PATH), made(node.at, f"{OPEN} {format_expression(self._path())} {CLOSE}"))
         return [*merged.values()]
 
     def _rewritten(self, node: Node) -> Node:
@@ -296,7 +303,7 @@ class _Action:
             return Node(OBJECT, node.at, [(key, self._rewritten(each)) for key, each in node.value])
         if node.kind != TEXT or OPEN not in node.value:
             return node
-        changed = text(node.value, self._change)
+        changed = replace_in_template(node.value, self._change)
         return Node(TEXT, node.at, changed, changed, node.style or '"')
 
     def _last(self, own: Node, outputs: dict[str, str], asked: list[Expression | None]) -> Node:
@@ -305,8 +312,8 @@ class _Action:
         results = [_result(name, "==", "failure", kind) for name in self.ids.values()]
         first = next(iter(self.ids.values()))
         entered = And((_result(first, "!=", "skipped"), Call("always")))
-        when = made(own.at, printed(entered)) if asked[0] is None else self._when(None, len(asked))
-        failed = printed(results[0] if len(results) == 1 else Or(tuple(results)))
+        when = made(own.at, format_expression(entered)) if asked[0] is None else self._when(None, len(asked))
+        failed = format_expression(results[0] if len(results) == 1 else Or(tuple(results)))
         env = {"FAILED": made(own.at, f"{OPEN} {failed} {CLOSE}")}
         lines = []
         for number, (name, value) in enumerate(outputs.items()):
@@ -332,7 +339,7 @@ class _Action:
             if not _NAME.fullmatch(name.written):
                 self.desk.outside(name.at, f"the output {shown(name.written)}", "expected letters, digits, '_' and '-'")
             elif value is not None and value.kind == TEXT:
-                found[name.written] = text(value.value, self._change)
+                found[name.written] = replace_in_template(value.value, self._change)
         return found
 
 
@@ -341,7 +348,7 @@ def _result(step: str, operator: str, word: str, kind: str = "conclusion") -> Ex
 
 
 def _asks_status(expression: Expression) -> bool:
-    return bool(functions_of(expression) & STATUS)
+    return bool(function_names(expression) & STATUS_FUNCTIONS)
 
 
 def _as_text(node: Node | None) -> Expression:
@@ -349,15 +356,32 @@ def _as_text(node: Node | None) -> Expression:
     if node is None or node.kind in (NULL, LIST, OBJECT):
         return Literal("")
     if node.kind != TEXT or OPEN not in node.value:
-        return Literal(as_text(node.value))
+        return Literal(to_text(node.value))
     try:
-        template = read(node.value)
-        if template.single is not None:
-            return Call("format", (Literal("{0}"), template.single))
+        template = parse_template(node.value)
+        if template.single_expression is not None:
+            return Call("format", (Literal("{0}"), template.single_expression))
         return parse(as_expression(template))
-    except BadExpression:
+    except ExpressionSyntaxError:
         return Literal("")  # What is wrong with it is said of the step.
 
 
 def _pairs(node: Node | None) -> list[tuple[Node, Node]]:
     return node.value if node is not None and node.kind == OBJECT else []
+
+
+def replace_in_template(template: str, replacement: Callable[[Expression], Expression | None]) -> str:
+    """Replace nodes in all expressions of a template. A template that cannot be parsed is returned unchanged."""
+    if OPEN not in template:
+        return template
+    try:
+        parts = parse_template(template).parts
+    except ExpressionSyntaxError:
+        return template
+    return "".join(part if isinstance(part, str) else _as_template(replace_nodes(part, replacement)) for part in parts)
+
+
+def _as_template(expression: Expression) -> str:
+    if isinstance(expression, Literal) and isinstance(expression.value, str) and OPEN not in expression.value:
+        return expression.value
+    return f"{OPEN} {format_expression(expression)} {CLOSE}"

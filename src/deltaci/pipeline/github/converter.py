@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from typing import Final
 
 from deltaci.pipeline.expressions import (
-    PLACES,
-    STATUS,
-    BadExpression,
+    AVAILABILITY,
+    STATUS_FUNCTIONS,
     Expression,
-    Mistake,
-    check,
-    condition,
-    contexts_of,
-    functions_of,
-    read,
+    ExpressionProblem,
+    ExpressionSyntaxError,
+    check_expression,
+    context_names,
+    function_names,
+    parse_condition,
+    parse_template,
 )
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Context, Index, Literal, walk
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.problems import Place, Problems, inside, shown
 from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
 
@@ -112,7 +112,7 @@ class Desk:
         value = node.value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
-        if (read_as := as_text(value)) != node.written:
+        if (read_as := to_text(value)) != node.written:
             told = f"the number {node.written[:40]}, which is {read_as} once it is read, on GitHub as well"
             self.note(node.at, told, f"put it in quotes if it is a text: '{node.written[:40]}'")
         return Node(NUMBER, node.at, value, str(value))
@@ -124,9 +124,9 @@ class Desk:
         if OPEN not in node.value:
             return ()
         try:
-            found = read(node.value).expressions
-        except BadExpression as refused:
-            self._mistaken(node, [refused.mistake])
+            found = parse_template(node.value).expressions
+        except ExpressionSyntaxError as refused:
+            self._mistaken(node, [refused.problem])
             return ()
         for expression in found:
             self._checked(node, expression, place)
@@ -138,35 +138,35 @@ class Desk:
             if node.style != REFUSED:
                 self.outside(node.at, f"{node.described()} as 'if'", "expected an expression")
             return None
-        written = as_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
+        written = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
         if not written.strip():
             return None
         try:
-            expression = condition(written)
-        except BadExpression as refused:
+            expression = parse_condition(written)
+        except ExpressionSyntaxError as refused:
             return self._text_condition(node, written, place, refused)
         self._checked(node, expression, place)
         return made(node.at, written)
 
-    def _text_condition(self, node: Node, written: str, place: str, refused: BadExpression) -> Node | None:
+    def _text_condition(self, node: Node, written: str, place: str, refused: ExpressionSyntaxError) -> Node | None:
         try:
-            template = read(written.strip())
-        except BadExpression:
+            template = parse_template(written.strip())
+        except ExpressionSyntaxError:
             template = None
-        if template is None or template.single is not None or not template.expressions:
-            self._mistaken(node, [refused.mistake])
+        if template is None or template.single_expression is not None or not template.expressions:
+            self._mistaken(node, [refused.problem])
             return None
         for expression in template.expressions:
             self._checked(node, expression, place)
-        has_status = any(functions_of(expression) & STATUS for expression in template.expressions)
+        has_status = any(function_names(expression) & STATUS_FUNCTIONS for expression in template.expressions)
         told = f"{OPEN} {CLOSE} around a part of a condition: it is a text then, and so it is always true, as on GitHub"
         self.note(node.at, told, f"put {OPEN} {CLOSE} around all of it, or nowhere")
         return made(node.at, ALWAYS if has_status else TRUE)
 
     def _checked(self, node: Node, expression: Expression, place: str) -> None:
-        known = PLACES[place]
-        self._mistaken(node, check(expression, known.contexts, known.functions))
-        late = sorted((contexts_of(expression) - KNOWN) & known.contexts) if place in PLANNED else []
+        known = AVAILABILITY[place]
+        self._mistaken(node, check_expression(expression, known.contexts, known.functions))
+        late = sorted((context_names(expression) - KNOWN) & known.contexts) if place in PLANNED else []
         if late:
             told = f"{shown(late[0])}, which is not known when a run is planned"
             self.outside(self._place(node, late[0]), told, "write the value itself, or use it in a command")
@@ -198,7 +198,7 @@ class Desk:
         else:
             self.secrets.setdefault(name.upper())
 
-    def _mistaken(self, node: Node, mistakes: Iterable[Mistake]) -> None:
+    def _mistaken(self, node: Node, mistakes: Iterable[ExpressionProblem]) -> None:
         for mistake in mistakes:
             near = mistake.nearest.strip("'")
             self.outside(self._at(node, mistake.column), mistake.found, f"expected {mistake.expected}", near)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.pipeline.expressions import contexts_of
+from deltaci.pipeline.expressions import context_names
 from deltaci.pipeline.github.composite_actions import Actions
 from deltaci.pipeline.github.containers import Container, container, services, variables
 from deltaci.pipeline.github.converter import KNOWN, Desk, items, keyed, listed, made
@@ -62,7 +62,7 @@ def job(key: Node, node: Node, defaults: Keys, desk: Desk, actions: Actions) -> 
 def _name(node: Node, desk: Desk) -> Node | None:
     """What people call the job; by what is not known when a run is planned it cannot be called."""
     if node.kind == TEXT:
-        late = {name for each in desk.expressions(node, "jobs.env") for name in contexts_of(each)} - KNOWN
+        late = {name for each in desk.expressions(node, "jobs.env") for name in context_names(each)} - KNOWN
         if late:
             desk.note(node.at, f"a name with {shown(min(late))}, which is not known when a run is planned", BY_ID)
             return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from deltaci.pipeline.expressions import ExpressionRefused, Known, Template, read, reduce_text
-from deltaci.pipeline.expressions.printer import printed
-from deltaci.pipeline.expressions.references import EVERY, mentions
+from deltaci.pipeline.expressions import ExpressionError, Resolved, Template, parse_template, reduce_template
+from deltaci.pipeline.expressions.printer import format_expression
+from deltaci.pipeline.expressions.references import ANY_KEY, context_references
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Literal
 from deltaci.pipeline.expressions.values import Value
@@ -86,8 +86,8 @@ def _told(at: Node, word: str, found: Machines, desk: Desk) -> None:
 def _worked_out(node: Node, combinations: Values | None, unknown: frozenset[str], found: Machines, desk: Desk) -> None:
     """An expression: it stays one, and says what GitHub's names stand for."""
     try:
-        template = read(node.value)
-    except ExpressionRefused:
+        template = parse_template(node.value)
+    except ExpressionError:
         return  # It was said.
     values = _values(template, combinations, unknown)
     if values is not None and any(not isinstance(value, str) for value in values):
@@ -122,15 +122,15 @@ def _worked_out(node: Node, combinations: Values | None, unknown: frozenset[str]
 def _values(template: Template, combinations: Values | None, unknown: frozenset[str]) -> list[Value] | None:
     """What it is for every job of the matrix; None if that is not known yet."""
     found: list[Value] = []
-    for mention in (each for expression in template.expressions for each in mentions(expression)):
-        if mention.context == "matrix" and unknown and (mention.keys or (EVERY,))[0] in {*unknown, EVERY}:
+    for mention in (each for expression in template.expressions for each in context_references(expression)):
+        if mention.context == "matrix" and unknown and (mention.keys or (ANY_KEY,))[0] in {*unknown, ANY_KEY}:
             return None
     for values in combinations if combinations is not None else ():
         try:
-            reduced = reduce_text(template, {"matrix": dict(values)})
-        except ExpressionRefused:
+            reduced = reduce_template(template, {"matrix": dict(values)})
+        except ExpressionError:
             return None
-        if not isinstance(reduced, Known):
+        if not isinstance(reduced, Resolved):
             return None
         found.append(reduced.value)
     return found or None
@@ -139,23 +139,23 @@ def _values(template: Template, combinations: Values | None, unknown: frozenset[
 def worked_out(node: Node) -> str:
     """A text that is one expression, to be part of another: it may turn out to be empty. Of any other text nothing."""
     try:
-        template = read(node.value)
-    except ExpressionRefused:
+        template = parse_template(node.value)
+    except ExpressionError:
         return ""
-    return as_expression(template) if template.single is not None else ""
+    return as_expression(template) if template.single_expression is not None else ""
 
 
 def as_expression(template: Template) -> str:
     """A text with expressions in it as one expression."""
-    if template.single is not None:
-        written = printed(template.single)
+    if template.single_expression is not None:
+        written = format_expression(template.single_expression)
         return written if written.replace(".", "").replace("-", "").replace("_", "").isalnum() else f"({written})"
     pattern = "".join(
         part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{number}}}"
         for part, number in zip(template.parts, _numbers(template), strict=True)
     )
-    arguments = [printed(part) for part in template.expressions]
-    return f"format({', '.join([printed(Literal(pattern)), *arguments])})"
+    arguments = [format_expression(part) for part in template.expressions]
+    return f"format({', '.join([format_expression(Literal(pattern)), *arguments])})"
 
 
 def _numbers(template: Template) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from deltaci.pipeline.expressions import ExpressionRefused, read
+from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Desk, is_expression, keyed, listed, made
@@ -172,8 +172,8 @@ def _json(node: Node, arguments: list[str]) -> str:
         return "{{" + inner + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
-            arguments.append(f"toJSON({as_expression(read(node.value))})")
-        except ExpressionRefused:  # It was said.
+            arguments.append(f"toJSON({as_expression(parse_template(node.value))})")
+        except ExpressionError:  # It was said.
             arguments.append("null")
         return f"{{{len(arguments) - 1}}}"
     return _escaped(node.value)

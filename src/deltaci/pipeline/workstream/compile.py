@@ -10,7 +10,7 @@ import msgspec
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import queue_key
 from deltaci.pipeline import jobs, model
-from deltaci.pipeline.expressions.values import text as as_text
+from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstream.model import Task, Workstream
 from deltaci.protocol import messages as wire
@@ -96,7 +96,7 @@ def how_tested(stream: Workstream) -> dict[str, Any]:
 
 
 def _env(env: Mapping[str, Any]) -> dict[str, str]:
-    return {name: as_text(value) for name, value in env.items()}
+    return {name: to_text(value) for name, value in env.items()}
 
 
 def _retries(retry: model.Retry | None) -> dict[str, Any]:
