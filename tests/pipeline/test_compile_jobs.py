@@ -300,7 +300,7 @@ def test_inputs_have_their_types_and_defaults() -> None:
         ("runs-on: '${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which cannot be known"),
         ("image: 'x:${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which cannot be known"),
         ("strategy: {matrix: '${{ fromJSON(needs.b.outputs.o) }}'}\nneeds: b", "4:25: needs.b.outputs.o, which cannot"),
-        ("strategy: {matrix: {a: '${{ fromJSON(vars.nothing) }}'}}", "4:33: a text that is no JSON"),
+        ("strategy: {matrix: {a: '${{ fromJSON(vars.nothing) }}'}}", "4:33: a text that is not JSON"),
         ("strategy: {matrix: {a: '${{ vars.x }}'}}", "4:28: the text x; expected a list of values"),
         ("timeout-minutes: '${{ vars.x }}'", "4:22: 'x' as 'timeout-minutes'; expected a number above 0"),
         ("timeout-minutes: '${{ vars.nothing }}'", "4:22: '' as 'timeout-minutes'"),
