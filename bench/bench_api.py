@@ -25,7 +25,7 @@ from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, Place, Yard, say
 from bench.processes import Process, address, started
 from deltaci.api.routes import ROOT
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine

@@ -13,12 +13,12 @@ import msgspec
 from bench.figures import Figure
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import decide
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from tests.lab import Lab, task
 
 JOBS = 4000

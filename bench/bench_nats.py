@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.figures import Figure
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.engine import event_loop, feed
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server.service import Listener, Service, registration_token

@@ -23,13 +23,13 @@ from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, SQLITE, Place, Spent, Yard, say
 from deltaci.core import attempt, ids
 from deltaci.core import run as runs
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
 from deltaci.core.events import worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Claim, Engine

@@ -17,8 +17,8 @@ from typing import Final
 
 from bench.figures import Figure
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.events import Event
-from deltaci.core.reactions import Birth
 from deltaci.engine import event_loop, feed
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore

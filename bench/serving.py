@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.engine import event_loop
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import ROOT

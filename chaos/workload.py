@@ -12,11 +12,11 @@ from chaos.stage import PATIENCE_SECONDS, TooLate
 from chaos.witness import Witness
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob

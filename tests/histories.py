@@ -16,11 +16,12 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from deltaci.core import attempt, job, run, worker
+from deltaci.core.approvals import Gate
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
-from deltaci.core.job import Gate, Job, JobSpec
+from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.status.queue import check_shape

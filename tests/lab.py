@@ -13,6 +13,7 @@ from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core import attempt, ids, job, run, worker
 from deltaci.core.attempt import Attempt, Leased
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision, Plan, decide, job_id
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import Event, numbered, worker_actor
@@ -21,11 +22,10 @@ from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.timers import ready_at
+from deltaci.core.unit_of_work import World
 from deltaci.core.worker import Worker
-from deltaci.core.world import World
 
 START = 1_767_513_600 * SECOND  # 2026-01-04T08:00:00Z
 TENANT = "acme"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from deltaci.audit.projections import VIEWS
 from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core.cascade import REACTIONS
 from deltaci.core.machine import Machine, Rule, To
-from deltaci.core.reactions import REACTIONS
 from deltaci.core.status.view import LEFT_OUT, SAME, View
 from scripts.docgen.pages import table
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.core import job, run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.job import APPROVAL, JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.api.site import TENANT, ApiSite, Caller, Player, gate, task
 from tests.contract.places import within

@@ -10,8 +10,8 @@ from pathlib import Path
 from deltaci.audit.explain import Explanation, format_lines
 from deltaci.audit.explain.codes import ENDED, STEPS, WAITS
 from deltaci.core import attempt, job, worker
+from deltaci.core.approvals import Gate
 from deltaci.core.failures import Facts
-from deltaci.core.job import Gate
 from tests.audit.explaining import why
 from tests.lab import Lab, gate, task
 

@@ -15,10 +15,10 @@ from deltaci.audit.explain import (
 )
 from deltaci.audit.explain.formatting import duration, listed, shown
 from deltaci.core import attempt, job, run, worker
+from deltaci.core.approvals import Gate
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
-from deltaci.core.job import Gate
 from deltaci.core.run import Origin
 from tests.audit.explaining import why
 from tests.lab import Lab, gate, task

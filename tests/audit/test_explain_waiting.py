@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.audit.explain import Explanation, Reason
 from deltaci.core import attempt, job, run, worker
+from deltaci.core.approvals import Gate
 from deltaci.core.instants import SECOND
-from deltaci.core.job import Gate
 from tests.audit.explaining import why
 from tests.lab import START, Lab, gate, task
 

@@ -18,13 +18,13 @@ from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.ids import lease_ref
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
-from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Claim, Claimed, Engine, Mint
 from deltaci.engine.queue import AsyncQueue

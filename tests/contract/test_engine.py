@@ -10,10 +10,10 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine import engine, shard
 from deltaci.storage.port import Conflict, Store, Transaction, Unavailable, Write

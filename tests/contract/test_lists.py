@@ -11,11 +11,11 @@ import pytest
 
 from deltaci.core import listing, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision
 from deltaci.core.events import RUN, WORKER
 from deltaci.core.listing import Listed, lists
 from deltaci.core.machine import Command, Record
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.core.status import steps
 from deltaci.core.worker import Worker

@@ -11,8 +11,8 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.events import Event
-from deltaci.core.reactions import Birth
 from deltaci.engine.engine import Claimed
 from deltaci.storage.port import CountHeld, Request, Store, Transaction
 from tests.contract.conftest import make_place

@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.contract.places import Place, on_loop, refused, saying
 from tests.lab import TENANT, gate, task

@@ -10,10 +10,10 @@ from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from tests.contract.places import Place, Server, on_loop

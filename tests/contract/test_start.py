@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from deltaci.core import attempt, run
+from deltaci.core.approvals import Gate
 from deltaci.core.decide import StartRun
-from deltaci.core.job import Approve, Gate, Job
+from deltaci.core.job import Approve, Job
 from deltaci.core.run import Run
 from deltaci.storage.port import Conflict, Load, LoadJobs, Open, Request, Transaction, Write
 from tests.contract.places import Place, Wrapped, on_loop

@@ -9,10 +9,10 @@ import pytest
 
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.storage.port import Held, Load
 from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying

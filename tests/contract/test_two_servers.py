@@ -10,9 +10,9 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.engine import Claimed
 from tests.contract.places import Place, Server, birth, on_loop, saying

@@ -9,9 +9,9 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.attempt import LEASED, QUEUED, Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.job import Job
 from deltaci.core.lease import Lease
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.engine.worker import Worker

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core import job
-from deltaci.core.decisions import addressed
+from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
-from deltaci.core.job import Gate, Job
+from deltaci.core.job import Job, addressed
 from tests.lab import Lab, gate, task
 
 

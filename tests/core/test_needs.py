@@ -9,7 +9,7 @@ import pytest
 from deltaci.core import job
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.needs import is_over, outputs_of, result_of
+from deltaci.core.status.needs import outputs_of, result_of
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,6 @@ def test_results(state: str, reason: str, is_required: bool, report: Any, wanted
     needed = Job(id="r/a", tenant="t", state=state, reason=reason, spec=JobSpec(name="a", is_required=is_required))
 
     assert result_of(needed, Attempt(id="r/a.1", tenant="t", report=report)) == wanted
-    assert is_over(needed) is (state != job.RUNNING)
 
 
 def test_only_an_object_has_outputs() -> None:

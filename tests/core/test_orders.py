@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob, Plan
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.status.steps import step_attempts
 from tests.lab import TENANT, Lab, task

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.core.job import Gate, JobSpec
+from deltaci.core.approvals import Gate
+from deltaci.core.job import JobSpec
 from deltaci.core.plan import ordered, plan_hash
 from tests.lab import gate, task
 

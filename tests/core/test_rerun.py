@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.core import job, run
+from deltaci.core.approvals import Gate
 from deltaci.core.decide import CancelJob, StartRun
 from deltaci.core.errors import Refused
-from deltaci.core.job import Gate, Job, JobSpec
-from deltaci.core.rerun import can_repeat, rerun
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.plan import can_repeat, rerun
 from deltaci.core.run import Run
 from tests.histories import History
 from tests.lab import TENANT, Lab, gate, task

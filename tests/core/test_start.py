@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from deltaci.core import job, run
+from deltaci.core.approvals import Gate
 from deltaci.core.decide import Plan, StartRun, decide
-from deltaci.core.job import Gate, JobSpec
+from deltaci.core.job import JobSpec
 from deltaci.core.machine import REQUESTS_REMEMBERED, remembering
 from deltaci.core.run import MAX_JOBS, Origin, Run
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from tests.lab import START, TENANT, Lab, gate, task
 
 ADA = "user:ada"

@@ -16,10 +16,10 @@ from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.engine import feed

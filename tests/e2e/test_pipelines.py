@@ -12,9 +12,9 @@ import pytest
 
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.runner.cells import needs

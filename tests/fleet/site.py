@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from deltaci.core import run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.fleet.health import HEALTH_SECONDS

@@ -13,12 +13,12 @@ import msgspec
 from deltaci.controllers.reporter import Reporter
 from deltaci.controllers.statuses import Forges
 from deltaci.core import attempt, run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.listing import EVERYBODY
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
 from deltaci.forges import delivery_dedupe

@@ -13,14 +13,14 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from deltaci.core.attempt_orders import Leased
+from deltaci.core.attempt import Leased
 from deltaci.core.decide import MACHINES, CancelJob, Plan, decide
 from deltaci.core.errors import Refused
 from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER, USER
 from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from tests.fuzz.profile import fuzzed
 from tests.histories import History
 from tests.lab import START, TENANT, Lab, Lease, gate, task

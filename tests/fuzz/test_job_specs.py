@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.core.attempt import TERMINAL, Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.protocol.messages import LeaseRequest
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.core.nearest import distance, nearest
+from deltaci.core.text import distance, nearest
 from deltaci.pipeline.problems import with_source
 from deltaci.pipeline.reader import read
 from tests.pipeline.broken import ALL, Broken, job, top

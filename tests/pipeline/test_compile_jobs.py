@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from deltaci.api.schemas import inputs as api_input
-from deltaci.core.job import Gate
+from deltaci.core.approvals import Gate
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.compile import compile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.expressions import (
     ExpressionProblem,
     ExpressionSyntaxError,

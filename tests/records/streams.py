@@ -9,7 +9,7 @@ import msgspec
 from deltaci.controllers.merge_queue.records import Entry
 from deltaci.controllers.workstreams.records import Joined, Workstream
 from deltaci.core import job, run
-from deltaci.core.attempt_orders import Verdict
+from deltaci.core.attempt import Verdict
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin
 from deltaci.core.timers import is_over

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.client import Client

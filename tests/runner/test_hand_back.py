@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.protocol import messages as wire
 from deltaci.runner.executors import Executors
 from deltaci.runner.job import Job

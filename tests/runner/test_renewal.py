@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.errors import Refused
-from deltaci.core.reactions import Birth
 from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance

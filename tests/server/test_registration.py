@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from deltaci.core import run, worker
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
 from deltaci.server.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 import pytest
 
 from deltaci.core import run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.contract.places import on_loop
 from tests.lab import TENANT

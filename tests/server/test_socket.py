@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
 from deltaci.server.connection import MAX_HEAD_BYTES, Guard

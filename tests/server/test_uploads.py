@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.reactions import Birth
+from deltaci.core.cascade import Birth
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobsUnavailable, Stored
 from tests.contract.places import on_loop

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from deltaci.core import failures, job, plan, reactions, run
+from deltaci.core import cascade, failures, job, plan, run
 from deltaci.core.events import JOB, Event
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from deltaci.engine.concurrency_groups import Groups
 from deltaci.sim.store import Disk
 from tests.simulation.planting import fault, instead, reaction, set_field
@@ -18,7 +18,7 @@ from tests.simulation.planting import fault, instead, reaction, set_field
 @fault
 def who_comes_after_is_never_told() -> Iterator[None]:
     """Whoever only comes after a job never hears of its end."""
-    real = reactions._tell_dependents
+    real = cascade._tell_dependents
 
     def tell(world: World, event: Event) -> Iterable[Command]:
         ended = world.job(event.entity_id)
@@ -32,7 +32,7 @@ def who_comes_after_is_never_told() -> Iterator[None]:
 @fault
 def an_order_is_a_need() -> Iterator[None]:
     """Whoever only comes after a job that failed is blocked by it."""
-    real = reactions._tell_dependents
+    real = cascade._tell_dependents
 
     def tell(world: World, event: Event) -> Iterable[Command]:
         ended = world.job(event.entity_id)
@@ -95,7 +95,7 @@ def a_failure_ends_everybody() -> Iterator[None]:
     def rest(world: World, ended: job.Job) -> list[job.Job]:
         return world.live_jobs(ended.run_id) if job.ends_family(ended) else []
 
-    with instead((reactions, "_rest_of_family", rest)):
+    with instead((cascade, "_rest_of_family", rest)):
         yield
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from deltaci.core import attempt, decide, ids, job, machine, reactions, run, worker
+from deltaci.core import approvals, attempt, cascade, decide, ids, job, machine, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.machine import Command
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from deltaci.server.registry import Registry
 from tests.simulation.planted_leases import without
 from tests.simulation.planting import fault, instead, new_rule, reaction, rule, set_field
@@ -52,16 +52,16 @@ def early_cancel_is_forgotten() -> Iterator[None]:
         planned = world.run(event.run_id)
         ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
         world.need(ids.attempt_id(each.id, 1) for each in ready)
-        return [reactions.open_job(each) for each in ready]
+        return [cascade.open_job(each) for each in ready]
 
-    with reaction(RUN, ("QUEUED",), reactions._start_jobs, start):
+    with reaction(RUN, ("QUEUED",), cascade._start_jobs, start):
         yield
 
 
 @fault
 def jobs_outlive_their_run() -> Iterator[None]:
     """What still runs when a run ends goes on."""
-    with reaction(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), reactions._cancel_rest):
+    with reaction(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), cascade._cancel_rest):
         yield
 
 
@@ -103,7 +103,7 @@ def one_approval_is_enough() -> Iterator[None]:
     """Nobody counts how many people must approve."""
 
     def approve(record: job.Job, command: job.Approve, at: int) -> Any:
-        return job._approve(set_field(record, spec=set_field(record.spec, gate=job.PLAIN_GATE)), command, at)
+        return job._approve(set_field(record, spec=set_field(record.spec, gate=approvals.PLAIN_GATE)), command, at)
 
     with rule(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
         yield
@@ -145,11 +145,11 @@ def jobs_do_not_wait_for_their_needs() -> Iterator[None]:
             return [run.Cancel(id=planned.id, reason=planned.cancel_reason)]
         live = world.live_jobs(planned.id)
         world.need(ids.attempt_id(each.id, 1) for each in live)
-        return [reactions.open_job(each) for each in live]
+        return [cascade.open_job(each) for each in live]
 
     with (
         instead((job, "_check_ready", lambda record, kind: None)),
-        reaction(RUN, ("QUEUED",), reactions._start_jobs, start),
+        reaction(RUN, ("QUEUED",), cascade._start_jobs, start),
     ):
         yield
 
@@ -164,7 +164,7 @@ def a_canceled_need_is_met() -> Iterator[None]:
 @fault
 def dependents_are_not_told() -> Iterator[None]:
     """Whoever waits for a job never hears of its end."""
-    with reaction(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), reactions._tell_dependents):
+    with reaction(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), cascade._tell_dependents):
         yield
 
 
@@ -237,7 +237,7 @@ def rules_are_not_run() -> Iterator[None]:
     def passed(world: World, event: Event) -> Iterable[Command]:
         yield job.Validate(id=event.entity_id, is_passed=True)
 
-    with reaction(JOB, ("VALIDATING",), reactions._validate_job, passed):
+    with reaction(JOB, ("VALIDATING",), cascade._validate_job, passed):
         yield
 
 
@@ -281,21 +281,21 @@ def late_plans_count() -> Iterator[None]:
 @fault
 def lease_takes_no_place() -> Iterator[None]:
     """A worker does not know of what it was granted."""
-    with reaction(ATTEMPT, ("LEASED",), reactions._assign_worker):
+    with reaction(ATTEMPT, ("LEASED",), cascade._assign_worker):
         yield
 
 
 @fault
 def place_is_not_freed() -> Iterator[None]:
     """A worker stays busy with what is over."""
-    with reaction(ATTEMPT, reactions._LEASE_ENDS, reactions._release_worker):
+    with reaction(ATTEMPT, cascade._LEASE_ENDS, cascade._release_worker):
         yield
 
 
 @fault
 def place_leaks_with_a_lost_lease() -> Iterator[None]:
     """Only what ends well frees its place."""
-    with reaction(ATTEMPT, ("STALE",), reactions._release_worker):
+    with reaction(ATTEMPT, ("STALE",), cascade._release_worker):
         yield
 
 
@@ -336,7 +336,7 @@ def who_leaves_gets_more() -> Iterator[None]:
 @fault
 def silent_worker_keeps_its_leases() -> Iterator[None]:
     """What a worker has that does not answer is left with it."""
-    with reaction("worker", ("UNRESPONSIVE",), reactions._stall_tasks):
+    with reaction("worker", ("UNRESPONSIVE",), cascade._stall_tasks):
         yield
 
 

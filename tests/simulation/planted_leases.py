@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from deltaci.core import attempt, failures, ids, job, lease, reactions, run, timers
-from deltaci.core.attempt import Attempt
-from deltaci.core.attempt_orders import STALLS
+from deltaci.core import attempt, backoff, cascade, failures, ids, job, lease, run, timers
+from deltaci.core.attempt import STALLS, Attempt
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.lease import Lease
 from deltaci.core.machine import Command
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from deltaci.engine import shard
 from tests.simulation.planting import fault, instead, reaction, rule, set_field
 
@@ -102,7 +101,7 @@ def retry_does_not_wait_for_the_fence() -> Iterator[None]:
         if ended.job_id and ended.error is not None:
             yield job.AttemptFailed(id=ended.job_id, failure=ended.error)
 
-    with reaction(ATTEMPT, ("FAILED", "TIMED_OUT"), reactions._attempt_failed, failed):
+    with reaction(ATTEMPT, ("FAILED", "TIMED_OUT"), cascade._attempt_failed, failed):
         yield
 
 
@@ -266,7 +265,7 @@ def cancel_is_forced_at_once() -> Iterator[None]:
 @fault
 def lost_lease_is_not_requeued() -> Iterator[None]:
     """An attempt whose lease expired stays where it is."""
-    with reaction(ATTEMPT, ("STALE",), reactions._requeue):
+    with reaction(ATTEMPT, ("STALE",), cascade._requeue):
         yield
 
 
@@ -323,7 +322,7 @@ def nothing_is_retried() -> Iterator[None]:
 @fault
 def no_backoff() -> Iterator[None]:
     """A retry does not wait."""
-    with instead((failures, "next_run_at", lambda at, attempts, base, most, jitter=0.0, salt="": at)):
+    with instead((backoff, "next_run_at", lambda at, attempts, base, most, jitter=0.0, salt="": at)):
         yield
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
-from deltaci.core import attempt, job, reactions
+from deltaci.core import attempt, cascade, job
 from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
@@ -30,14 +30,14 @@ def a_failed_verdict_is_ignored() -> Iterator[None]:
         if not world.job(event.entity_id).spec.has_validation:
             yield job.Validate(id=event.entity_id, is_passed=True)
 
-    with reaction(JOB, ("VALIDATING",), reactions._validate_job, passed):
+    with reaction(JOB, ("VALIDATING",), cascade._validate_job, passed):
         yield
 
 
 @fault
 def a_passed_verdict_fails() -> Iterator[None]:
     """That rules were looked at is enough to fail."""
-    real = reactions._validate_job
+    real = cascade._validate_job
 
     def failed(world: World, event: Event) -> Iterable[Command]:
         verdict = world.attempt(world.job(event.entity_id).attempt_id).verdict
@@ -62,7 +62,7 @@ def a_failed_verdict_does_not_say_why() -> Iterator[None]:
         elif not it.spec.has_validation:
             yield job.Validate(id=it.id, is_passed=True)
 
-    with reaction(JOB, ("VALIDATING",), reactions._validate_job, failed):
+    with reaction(JOB, ("VALIDATING",), cascade._validate_job, failed):
         yield
 
 

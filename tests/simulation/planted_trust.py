@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deltaci.core import attempt, job, reactions, worker
+from deltaci.core import attempt, cascade, job, worker
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Command
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from tests.simulation.planting import fault, instead, reaction, rule, set_field
 
 HERE = ("IDLE", "BUSY", "UNRESPONSIVE")
@@ -18,7 +18,7 @@ def _releasing(**fields: Any) -> Any:
     """What follows from an ended lease, with something else in the release."""
 
     def follow(world: World, event: Event) -> Iterator[Command]:
-        for order in reactions._release_worker(world, event):
+        for order in cascade._release_worker(world, event):
             if not isinstance(order, worker.Release):
                 continue
             release = set_field(order, **{name: value(order, event) for name, value in fields.items()})
@@ -31,7 +31,7 @@ def _releasing(**fields: Any) -> Any:
 
 
 def _released(follow: Any) -> Any:
-    return reaction(ATTEMPT, reactions._LEASE_ENDS, reactions._release_worker, follow)
+    return reaction(ATTEMPT, cascade._LEASE_ENDS, cascade._release_worker, follow)
 
 
 # -- held

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from deltaci.audit.verify import verify
-from deltaci.core import attempt, failures, job
+from deltaci.core import attempt, backoff, failures, job
 from deltaci.core.failures import Facts, FailureRule, classify
 from deltaci.core.instants import SECOND
 from tests.lab import START, Lab, task
@@ -193,18 +193,18 @@ def test_the_wait_is_two_to_the_attempts_times_the_base_delay_up_to_a_cap(
     attempts: int, base: int, cap: int, wait: int
 ) -> None:
     """What keeps failing is asked less and less often, but never forgotten."""
-    assert failures.next_run_at(START, attempts, base, cap) == START + wait * SECOND
+    assert backoff.next_run_at(START, attempts, base, cap) == START + wait * SECOND
 
 
 @pytest.mark.proves("MOD-F4")
 def test_jitter_spreads_retries_without_shortening_the_wait() -> None:
     """A thousand jobs that failed together must not come back together; the same job gets the same answer."""
-    due = [failures.next_run_at(0, 1, 10, 600, jitter=0.5, salt=f"r1/j{n}.1") for n in range(100)]
+    due = [backoff.next_run_at(0, 1, 10, 600, jitter=0.5, salt=f"r1/j{n}.1") for n in range(100)]
 
     assert min(due) >= 20 * SECOND
     assert max(due) <= 30 * SECOND
     assert len(set(due)) > 90
-    assert due == [failures.next_run_at(0, 1, 10, 600, jitter=0.5, salt=f"r1/j{n}.1") for n in range(100)]
+    assert due == [backoff.next_run_at(0, 1, 10, 600, jitter=0.5, salt=f"r1/j{n}.1") for n in range(100)]
 
 
 @pytest.mark.proves("MOD-F4")

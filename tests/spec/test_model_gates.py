@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run
+from deltaci.core.approvals import MAX_APPROVERS, Approval, Gate, why_not
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
-from deltaci.core.gates import MAX_APPROVERS, why_not
 from deltaci.core.instants import SECOND
-from deltaci.core.job import Approval, Approve, Gate, Job, Reject
+from deltaci.core.job import Approve, Job, Reject
 from deltaci.core.machine import Command
 from tests.lab import START, Lab, gate, task
 from tests.mutations import mutants

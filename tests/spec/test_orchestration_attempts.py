@@ -6,11 +6,11 @@ import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
 from deltaci.core.attempt import Attempt, Leased
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from tests.lab import Lab, Lease, task
 from tests.spec.scenes import ID, MICROSECOND, SAID, held
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 
 from deltaci.core import job, run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Run
 from tests.lab import START, Lab, gate, task
 from tests.spec.logs import altered, line_of

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.core import attempt, failures, ids, job, lease, run, worker
+from deltaci.core import attempt, backoff, failures, ids, job, lease, run, worker
 from deltaci.core.attempt import Leased
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.events import ORCHESTRATOR, actor_kind
@@ -267,7 +267,7 @@ TIMEOUTS: list[tuple[str, Command, float, str]] = [
     ("running", attempt.TimeOut(id=ID), attempt.TIMEOUT_SECONDS, ID),
     ("running", run.TimeOut(id="r1"), run.TIMEOUT_SECONDS, "r1"),
     ("canceling", attempt.ForceCancel(id=ID), lease.CANCEL_SECONDS, ID),
-    ("retrying", job.RetryDue(id="r1/build"), 2 * failures.BASE_DELAY_SECONDS, "r1/build"),
+    ("retrying", job.RetryDue(id="r1/build"), 2 * backoff.BASE_DELAY_SECONDS, "r1/build"),
     ("asking", job.ExpireApproval(id="r1/build"), 40, "r1/build"),
     ("planning", run.TimeOutPlanning(id="r1"), run.PLANNING_SECONDS, "r1"),
 ]

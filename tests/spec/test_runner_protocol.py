@@ -7,11 +7,11 @@ import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
 from deltaci.core.attempt import Leased
+from deltaci.core.cascade import Birth
 from deltaci.core.errors import StaleLease
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from tests.lab import Lab, Lease, task
 from tests.spec.scenes import ID, SAID, grant, held, live

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deltaci.core.attempt import Attempt
-from deltaci.core.avoiding import MAX_AVOIDED, avoiding, is_avoided
+from deltaci.core.attempt import MAX_AVOIDED, Attempt, avoiding, is_avoided
 from deltaci.core.job import RetryDue
 from tests.lab import Lab, task
 from tests.spec.test_workstreams_holds import expire, fleet, handed_back, stalled, timed_out

@@ -9,9 +9,9 @@ from deltaci.controllers.workstreams import commits
 from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Workshop
 from deltaci.storage.blobs.store import Blobs

@@ -14,9 +14,9 @@ import pytest
 
 from deltaci.controllers.workstreams.records import Joined
 from deltaci.core import run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.server import trees
 from tests.api.site import TENANT, Player, Reply

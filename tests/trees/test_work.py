@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from deltaci.core import run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Plan
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Signature
 from deltaci.protocol.messages import Limits, Worktree

@@ -11,7 +11,7 @@ from typing import Annotated, Final, get_args
 import typer
 
 from deltaci.core.errors import Refused
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.local.plans import Planned, Seen, Wish, seen
 from deltaci.local.tree import Tree
 from deltaci.pipeline.change import EventName

@@ -21,9 +21,9 @@ from deltaci.controllers.pipelines import is_triggered, pipelines_at
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.supersede import Superseding
 from deltaci.controllers.work_queue import Hands
+from deltaci.core.cascade import Birth
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded

@@ -9,8 +9,9 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from deltaci.controllers.comparison import Compared
+from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
-from deltaci.core.job import APPROVAL, Gate
+from deltaci.core.job import APPROVAL
 from deltaci.core.plan import plan_hash
 from deltaci.git.mirrors import MAX_FILE_BYTES, Mirror
 from deltaci.pipeline.change import Change

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, gates, job, lease, plan, run, worker
+from deltaci.core import approvals, attempt, job, lease, plan, run, worker
+from deltaci.core.cascade import REACTIONS, BearAll, Birth, Follow, Stop, cancel_job
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import BIRTH, Command, Machine, Record, check_actor, check_unused, is_repeat, remembering
-from deltaci.core.reactions import REACTIONS, BearAll, Birth, Follow, Stop, cancel_job
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 
 MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
 
@@ -342,7 +342,7 @@ def _expand_start(world: World, start: StartRun) -> Iterable[Command]:
             f"the record of the run to start is {record.id!r} of run {record.run_id!r}, {record.state or 'new'}; "
             f"send a new one with the id {start.id!r}",
         )
-    births = _births(record, start.jobs, start.plan_hash, record.started_by or gates.person(start.actor))
+    births = _births(record, start.jobs, start.plan_hash, record.started_by or approvals.person(start.actor))
     # Whatever is named after a run that is not there is not there either.
     world.expect_none(id for birth in births for id in (birth.id, attempt_id(birth.id, 1)))
     return [

@@ -10,12 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
-
-from deltaci.core.instants import SECOND
 
 INFRA: Final = "INFRA"
 TOOLING: Final = "TOOLING"
@@ -24,8 +21,6 @@ USER: Final = "USER"
 CLASSES: Final = (INFRA, TOOLING, FLAKY, USER)
 RETRYABLE: Final = (INFRA, TOOLING, FLAKY)
 
-BASE_DELAY_SECONDS: Final = 10
-MAX_DELAY_SECONDS: Final = 600
 MAX_LOG_LINES: Final = 200
 MAX_LINE_CHARS: Final = 300
 MAX_RULES: Final = 100  # Of people's own, beside the built-in ones.
@@ -185,17 +180,3 @@ def blames_worker(failure_class: str, code: str) -> bool | None:
     if failure_class != INFRA:
         return False
     return None if code == "TIMED_OUT" else True
-
-
-def backoff_seconds(attempts: int, base_seconds: int, max_seconds: int) -> int:
-    """`2^attempts * base_delay`, capped. Grows without overflow for any number of attempts."""
-    return min(max_seconds, base_seconds << min(attempts, 32))
-
-
-def next_run_at(
-    at: int, attempts: int, base_seconds: int, max_seconds: int, *, jitter: float = 0.0, salt: str = ""
-) -> int:
-    """When the retry is due. Jitter lengthens the wait by up to that fraction, the same for the same salt."""
-    wait = backoff_seconds(attempts, base_seconds, max_seconds) * SECOND
-    spread = int.from_bytes(blake2b(salt.encode(), digest_size=4).digest(), "big") / 2**32 if jitter else 0.0
-    return at + wait + int(wait * jitter * spread)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from deltaci.core import failures, gates
+from deltaci.core import approvals, backoff, failures
+from deltaci.core.approvals import PLAIN_GATE, Approval, Gate
 from deltaci.core.attempt import MAX_LOST_LEASES, TIMEOUT_SECONDS
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
@@ -42,22 +44,6 @@ REJECTED: Final = "REJECTED"
 APPROVAL_EXPIRED: Final = "APPROVAL_EXPIRED"
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who must approve: so many different people, with this role, and not the one who started the run."""
-
-    role: str = ""
-    approvers: int = 1
-    not_by_starter: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether any one person will do."""
-        return self == PLAIN_GATE
-
-
-PLAIN_GATE: Final = Gate()
-
-
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the plan says about one job. It does not change once the job exists."""
 
@@ -67,8 +53,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_required: bool = True
     has_validation: bool = False
     max_attempts: int = 1
-    base_delay_seconds: int = failures.BASE_DELAY_SECONDS
-    max_delay_seconds: int = failures.MAX_DELAY_SECONDS
+    base_delay_seconds: int = backoff.BASE_DELAY_SECONDS
+    max_delay_seconds: int = backoff.MAX_DELAY_SECONDS
     jitter: float = 0.0
     timeout_seconds: int = TIMEOUT_SECONDS
     max_lost_leases: int = MAX_LOST_LEASES
@@ -82,14 +68,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_family_fail_fast: bool = False  # Whether its failure cancels the rest of its family.
     retry_on: tuple[str, ...] = ()  # The classes of failures that are worth another attempt; none: the usual ones.
     group: str = ""  # Of all jobs of the tenant with the same one, one is under way at a time.
-
-
-class Approval(msgspec.Struct, frozen=True, array_like=True):
-    """One person's word for a gate."""
-
-    person: str
-    at: int
-    comment: str = ""
 
 
 class Job(Record, frozen=True, kw_only=True):
@@ -222,7 +200,7 @@ def _create(job: Job, _command: Create, at: int) -> Move:
             has_validation=spec.has_validation,
         )
     else:
-        told.update(gates.born_with(spec.gate, job.started_by))
+        told.update(approvals.born_with(spec.gate, job.started_by))
     return PENDING, {"created_at": at}, told
 
 
@@ -281,7 +259,7 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
     }
     if not failures.may_retry(failure, job.attempts, spec.max_attempts, spec.retry_on):
         return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, told
-    due = failures.next_run_at(
+    due = backoff.next_run_at(
         at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
     )
     # A runner that lost its lease may still be at work until the lease would have ended.
@@ -306,27 +284,27 @@ def _validate(job: Job, command: Validate, at: int) -> Move:
 
 
 def _approve(job: Job, command: Approve, at: int) -> Move | None:
-    gates.check_decider(job, command, approves=True)
-    gate, person = job.spec.gate, gates.person(command.actor)
-    if any(given.person == person for given in job.approvals):
+    approvals.check_decider(job, command, approves=True)
+    gate, person = job.spec.gate, approvals.person(command.actor)
+    if any(approval.person == person for approval in job.approvals):
         return None
-    approvals = (*job.approvals, Approval(person, at, command.comment))
-    told = gates.told(job, command, approvals)
-    if len(approvals) < gate.approvers:
-        told.update(approvals=len(approvals), needed=gate.approvers)
-        return WAITING_APPROVAL, {"approvals": approvals}, told
-    return SUCCEEDED, {"completed_at": at, "approvals": approvals}, told
+    given = (*job.approvals, Approval(person, at, command.comment))
+    told = approvals.told(job, command, given)
+    if len(given) < gate.approvers:
+        told.update(approvals=len(given), needed=gate.approvers)
+        return WAITING_APPROVAL, {"approvals": given}, told
+    return SUCCEEDED, {"completed_at": at, "approvals": given}, told
 
 
 def _approve_again(job: Job, command: Approve, _at: int) -> None:
     if job.spec.kind != APPROVAL:
         raise Refused("wrong_state", f"job {job.id} is a {job.spec.kind}, not an approval; there is nothing to approve")
-    gates.check_plan(job, command.plan_hash)
+    approvals.check_plan(job, command.plan_hash)
 
 
 def _reject(job: Job, command: Reject, at: int) -> Move:
-    gates.check_decider(job, command)
-    told = {"reason": REJECTED, **gates.told(job, command, job.approvals)}
+    approvals.check_decider(job, command)
+    told = {"reason": REJECTED, **approvals.told(job, command, job.approvals)}
     return FAILED, {"completed_at": at, "reason": REJECTED}, told
 
 
@@ -399,3 +377,22 @@ def ends_family(job: Job) -> bool:
 def dooms(job: Job) -> bool:
     """Whether this end of the job keeps its run from succeeding."""
     return job.spec.is_required and job.state in {FAILED, CANCELED}
+
+
+def addressed(
+    jobs: Iterable[Job], order: type[Approve] | type[Reject], person: str, name: str | None = None
+) -> list[Job]:
+    """The gate that is named; or all that wait; or, for whoever approves again, those that this person approved."""
+    gates = [each for each in jobs if each.spec.kind == APPROVAL]
+    if name is not None:
+        named = [each for each in gates if each.spec.name == name]
+        if not named:
+            raise Refused("not_found", f"there is no approval {name!r}")
+        return named
+    waiting = [each for each in gates if MACHINE.changes(each.state, order)]
+    if waiting:
+        return waiting
+    approved = [each for each in gates if any(given.person == person for given in each.approvals)]
+    if order is Approve and approved:
+        return approved
+    raise Refused("wrong_state", "nothing in this run waits for approval")

@@ -19,13 +19,13 @@ import msgspec
 from deltaci.audit.projections.job_events import job_events
 from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import BearAll, Birth
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
-from deltaci.core.reactions import BearAll, Birth
 from deltaci.core.status.queue import job_status
 from deltaci.core.worker import queue_key
 from deltaci.engine import feed

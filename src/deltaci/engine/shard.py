@@ -18,14 +18,14 @@ from typing import Final
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
-from deltaci.core.reactions import Birth
 from deltaci.core.timers import Due, is_over, next_due, ready_at
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 from deltaci.engine.batch_effects import entries, freed, passed_keys
 from deltaci.engine.clock import ForwardClock
 from deltaci.engine.concurrency_groups import Groups

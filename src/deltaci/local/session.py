@@ -16,7 +16,7 @@ from msgspec import structs
 from deltaci.core import job
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
-from deltaci.core.rerun import repeated
+from deltaci.core.plan import repeated
 from deltaci.core.run import Origin, Run
 from deltaci.core.status.steps import run_status, step_status
 from deltaci.core.worker import required_labels

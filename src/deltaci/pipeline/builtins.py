@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.nodes import child, entry, items, pairs
 from deltaci.pipeline.problems import listed, shown
 from deltaci.pipeline.yaml import OBJECT, Node

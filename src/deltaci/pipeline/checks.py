@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from deltaci.core.graph import find_cycle
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.builtins import check_with
 from deltaci.pipeline.foreign import FOREIGN
 from deltaci.pipeline.nodes import child, entry, items, pairs

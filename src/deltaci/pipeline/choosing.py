@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from deltaci.core import graph
 from deltaci.core.errors import Refused
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import conditions, model
 from deltaci.pipeline.conditions import SKIPPED, Verdict
 from deltaci.pipeline.expressions import ExpressionError

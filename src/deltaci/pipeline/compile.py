@@ -24,8 +24,9 @@ import msgspec
 from msgspec import Struct
 
 from deltaci.core import job as core_job
+from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
-from deltaci.core.job import Gate, JobSpec
+from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, plan_hash
 from deltaci.core.worker import queue_key
 from deltaci.pipeline import conditions, contexts, jobs, model

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import contexts, model
 from deltaci.pipeline.expressions import Value
 from deltaci.pipeline.expressions.values import to_text

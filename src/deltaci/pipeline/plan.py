@@ -9,8 +9,7 @@ from msgspec import structs
 
 from deltaci.core import graph
 from deltaci.core.job import JobSpec
-from deltaci.core.plan import plan_hash
-from deltaci.core.rerun import narrowed
+from deltaci.core.plan import narrowed, plan_hash
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

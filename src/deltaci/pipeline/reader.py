@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct, inspect
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import checks, model, references, rules
 from deltaci.pipeline.found import Expression, Found, Path
 from deltaci.pipeline.nodes import child, pairs

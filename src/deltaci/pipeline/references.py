@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.checks import needs_of
 from deltaci.pipeline.expressions import AVAILABILITY, ExpressionError, check_expression, parse_template

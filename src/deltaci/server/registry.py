@@ -9,10 +9,10 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final, Protocol
 
+from deltaci.core.cascade import Birth
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.reactions import Birth
 from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
 from deltaci.engine.engine import Engine
 from deltaci.fleet.incarnations import Life, Lives

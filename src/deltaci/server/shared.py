@@ -15,8 +15,9 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.decide import job_id
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
-from deltaci.core.needs import SKIPPED, is_over, outputs_of, result_of
 from deltaci.core.run import Run
+from deltaci.core.status.needs import SKIPPED, outputs_of, result_of
+from deltaci.core.timers import is_over
 from deltaci.protocol.responses import CacheMatch, NeededJob, SharedArtifact, SourceCredential
 from deltaci.protocol.routes import MAX_CACHE_KEY
 from deltaci.server.disk import Disk

@@ -15,11 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core import job, run, worker
+from deltaci.core.approvals import Gate
 from deltaci.core.attempt import Attempt, Requeue, Stall
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob, Plan, StartRun
 from deltaci.core.events import Event
-from deltaci.core.job import APPROVAL, Gate, JobSpec
-from deltaci.core.reactions import Birth
+from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
 from deltaci.sim.checker import Checker
 from deltaci.sim.facts import AttemptFacts, JobFacts, RunFacts

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt, Leased
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import CancelJob, Decision
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
-from deltaci.core.reactions import Birth
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Claim, Claimed, Engine
 from deltaci.sim.checker import Checker

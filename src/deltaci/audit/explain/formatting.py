@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from deltaci.core.escapes import ESCAPES
 from deltaci.core.events import RUNNER, USER
 from deltaci.core.instants import SECOND, rfc3339
+from deltaci.core.text import ESCAPES
 
 MAX_NAME_CHARS: Final = 120
 MAX_QUOTE_CHARS: Final = 200

@@ -9,8 +9,7 @@ from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.formatting import MAX_LISTED, listed, moment, saying, shown
 from deltaci.audit.explain.reasons import Clause
 from deltaci.core import worker
-from deltaci.core.attempt import Attempt
-from deltaci.core.avoiding import has_lost
+from deltaci.core.attempt import Attempt, has_lost
 from deltaci.core.worker import Worker, required_labels
 
 NO_WORKER: Final = "no_worker"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from deltaci.audit.verify.log_lines import Job, JobTold, Line
 from deltaci.core import job
+from deltaci.core.approvals import MAX_APPROVERS, person
 from deltaci.core.events import USER, actor_kind
-from deltaci.core.gates import MAX_APPROVERS, person
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier

@@ -9,7 +9,7 @@ from deltaci.audit.verify import gates
 from deltaci.audit.verify.attempts import Check
 from deltaci.audit.verify.log_lines import EPOCH, Job, JobTold, Line
 from deltaci.core import attempt, job
-from deltaci.core.failures import backoff_seconds
+from deltaci.core.backoff import backoff_seconds
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier

@@ -27,11 +27,11 @@ from deltaci.controllers.workstreams.metrics import Meters
 from deltaci.controllers.workstreams.planning import Planning
 from deltaci.controllers.workstreams.records import Open, Workstream
 from deltaci.core import job, run
+from deltaci.core.cascade import Birth
 from deltaci.core.errors import Refused
 from deltaci.core.events import JOB, RUN, USER, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import EVERYBODY
-from deltaci.core.reactions import Birth
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded

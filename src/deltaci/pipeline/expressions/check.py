@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.expressions.errors import ExpressionProblem, quote
 from deltaci.pipeline.expressions.functions import SIGNATURES, argument_problem
 from deltaci.pipeline.expressions.tokenizer import KEYWORDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.expressions.errors import EvaluationError, ExpressionProblem, quote
 from deltaci.pipeline.expressions.functions import Function, argument_problem, call_builtin, find_function, is_builtin
 from deltaci.pipeline.expressions.limits import Budget, check_length

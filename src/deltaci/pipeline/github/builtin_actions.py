@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.checks import check_cron
 from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Desk
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import NULL, OBJECT, Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.problems import shown
 from deltaci.pipeline.yaml import Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline.github.builtin_actions import DROPPED, built_in
 from deltaci.pipeline.github.composite_actions import Actions, Uses, inlined, is_local
 from deltaci.pipeline.github.containers import variables

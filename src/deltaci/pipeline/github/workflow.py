@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.graph import find_cycle
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.found import Expression, Found, Path
 from deltaci.pipeline.github.composite_actions import Actions

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
-from deltaci.core.nearest import nearest
+from deltaci.core.text import nearest
 
 MAX_LISTED: Final = 20
 _PATH: Final = re.compile(r"^(?P<said>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)

@@ -9,8 +9,9 @@ import msgspec
 
 from deltaci.api.schemas.inputs import GateInput, InputRule, JobInput, PlanInput
 from deltaci.core import job
+from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
-from deltaci.core.job import Gate, JobSpec
+from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, ordered
 from deltaci.core.worker import queue_key
 from deltaci.engine.validation import as_json

@@ -11,15 +11,13 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
 from deltaci.controllers.planner import Reasons, reasons_of
 from deltaci.core import job, listing, run
+from deltaci.core.cascade import Birth
 from deltaci.core.decide import StartRun
-from deltaci.core.decisions import addressed
 from deltaci.core.errors import Refused
 from deltaci.core.instants import instant
-from deltaci.core.job import Job, JobSpec
+from deltaci.core.job import Job, JobSpec, addressed
 from deltaci.core.machine import Command
-from deltaci.core.plan import plan_hash
-from deltaci.core.reactions import Birth
-from deltaci.core.rerun import rerun
+from deltaci.core.plan import plan_hash, rerun
 from deltaci.core.run import Origin, Run
 from deltaci.server.api import changes, plans, shown
 from deltaci.server.api.calls import Call, Handler, Made

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from deltaci.api.schemas.records import ApprovalGate, DecisionResult, Job, Run, RunWithJobs
-from deltaci.core import gates
+from deltaci.core import approvals as approvals_core
 from deltaci.core import job as job_core
 from deltaci.core import run as run_core
-from deltaci.core.rerun import can_repeat
+from deltaci.core.plan import can_repeat
 from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, div, h3, join, li, p, span, strong, ul
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, card, path, when
@@ -136,7 +136,7 @@ def _needed(gate: ApprovalGate, run: Run) -> Child:
 
 
 def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *, is_first: bool) -> list[Markup]:
-    asked = job_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
+    asked = approvals_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
     who, starter = visit.who, run.started_by
     found: list[Markup] = []
 
@@ -149,7 +149,7 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
             )
         )
 
-    why_not = gates.why_not(asked, who.person, who.roles, starter, approves=True)
+    why_not = approvals_core.why_not(asked, who.person, who.roles, starter, approves=True)
     if any(each.person == who.person for each in gate.approvals):
         found.append(span("You approved it.", class_="quiet"))
     elif why_not:
@@ -157,7 +157,7 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
     else:
         asks = ("Let the run go on after ", strong(job.name), ", with the plan that it has now?")
         decides("approve", "Approve", "approveRun", *asks, is_primary=True, key="a" if is_first else "")
-    if not gates.why_not(asked, who.person, who.roles, starter, approves=False):
+    if not approvals_core.why_not(asked, who.person, who.roles, starter, approves=False):
         asks = ("Say no to ", strong(job.name), "? What needs it will not run.")
         decides("reject", "Reject", "rejectRun", *asks, is_dangerous=True)
     return found

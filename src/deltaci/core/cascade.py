@@ -16,7 +16,7 @@ from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
 from deltaci.core.ids import attempt_id
 from deltaci.core.machine import Command, Record
-from deltaci.core.world import World
+from deltaci.core.unit_of_work import World
 
 
 class Birth(Command, frozen=True, kw_only=True):

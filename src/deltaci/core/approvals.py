@@ -5,13 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 
 if TYPE_CHECKING:
-    from deltaci.core.job import Approval, Approve, Gate, Job, Reject
+    from deltaci.core.job import Approve, Job, Reject
 
 MAX_APPROVERS: Final = 100
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who must approve: so many different people, with this role, and not the one who started the run."""
+
+    role: str = ""
+    approvers: int = 1
+    not_by_starter: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any one person will do."""
+        return self == PLAIN_GATE
+
+
+PLAIN_GATE: Final = Gate()
+
+
+class Approval(msgspec.Struct, frozen=True, array_like=True):
+    """One person's word for a gate."""
+
+    person: str
+    at: int
+    comment: str = ""
 
 
 def person(actor: str) -> str:
@@ -20,7 +46,7 @@ def person(actor: str) -> str:
     return name if kind == USER else ""
 
 
-def check(name: str, gate: Gate) -> None:
+def check_gate(name: str, gate: Gate) -> None:
     """Refuse a gate that nobody could pass as it is written."""
     if not 1 <= gate.approvers <= MAX_APPROVERS:
         raise Refused(

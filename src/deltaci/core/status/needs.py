@@ -38,8 +38,3 @@ def outputs_of(last: Attempt | None) -> dict[str, Any]:
     """What others can read of its output: the keys of an object, nothing of anything else."""
     result = last.result if last is not None else None
     return dict(result) if isinstance(result, dict) else {}
-
-
-def is_over(needed: Job) -> bool:
-    """Whether it will not change any more."""
-    return needed.state in job.TERMINAL
