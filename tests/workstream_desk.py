@@ -14,7 +14,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.pipeline.workstream import model
-from deltaci.pipeline.workstream.compile import planned
+from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol import messages as wire
 from deltaci.server.service import Service
 
@@ -61,7 +61,7 @@ class StandIn:
         )
         await self.records.kept.add(tenant, id, made)
         source = wire.Source(url="https://127.0.0.1/shop.git", commit=BASE)
-        specs = planned(stream, id=id, source=source, branch=made.branch)
+        specs = compile_jobs(stream, id=id, source=source, branch=made.branch)
         origin = Origin(
             project=made.project, branch=made.base, commit=BASE, title=stream.title, workstream=stream.workstream
         )

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from deltaci.pipeline.reader import read as read_pipeline
 from deltaci.pipeline.workstream.model import Merge, Workstream
-from deltaci.pipeline.workstream.parse import is_workstream, read, read_plain
+from deltaci.pipeline.workstream.parse import is_workstream, parse_file, parse_values
 from scripts.docgen.workstreams import document
 from tests.pipeline.broken import Broken
 from tests.pipeline.broken_workstreams import ALL, GOOD, task, top
@@ -30,7 +30,7 @@ def plain(text: str) -> Any:
 @pytest.mark.parametrize("broken", ALL, ids=[broken.name for broken in ALL])
 def test_a_broken_file_is_refused_where_it_is_broken(broken: Broken) -> None:
     """One problem, at its very column."""
-    found = read(broken.text)
+    found = parse_file(broken.text)
 
     assert found.workstream is None
     problem = found.problems[0]
@@ -48,7 +48,7 @@ def test_all_problems_are_told_at_once() -> None:
     """In the order of the file."""
     text = task("retry: 0\nneeds: [nobody]\nworktree: mine") + "bsae: main\n"
 
-    found = read(text, "login.yml").problems
+    found = parse_file(text, "login.yml").problems
 
     assert [(each.line, each.column) for each in found] == [(5, 12), (6, 13), (7, 15), (8, 1)]
     assert str(found[3]) == "login.yml:8:1: the key 'bsae', which a workstream does not have; did you mean 'base'?"
@@ -56,7 +56,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 def test_a_good_file_is_read() -> None:
     """Texts stand for lists, objects and rules where that is plain."""
-    stream = read(GOOD).workstream
+    stream = parse_file(GOOD).workstream
 
     assert stream is not None
     assert [each.name for each in stream.tasks] == ["schema", "api", "notes"]
@@ -66,21 +66,21 @@ def test_a_good_file_is_read() -> None:
     assert [rule.run for rule in stream.tasks[1].post_execution] == ["make test", None]
     assert stream.validation[0].run == "make check"
     assert stream.merge == Merge(method="squash")
-    assert read(top("merge: false\n")).workstream == msgspec.structs.replace(
-        read(top("")).workstream or stream, merge=False
+    assert parse_file(top("merge: false\n")).workstream == msgspec.structs.replace(
+        parse_file(top("")).workstream or stream, merge=False
     )
 
 
 def test_a_workstream_survives_being_kept() -> None:
     """What is stored is plain values of the model."""
     for text in (GOOD, top("merge: false\n")):
-        stream = read(text).workstream
+        stream = parse_file(text).workstream
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(stream)), Workstream) == stream
 
 
 def test_plain_values_say_the_same() -> None:
     """Whoever sends JSON gets the same workstream as whoever wrote YAML."""
-    assert read_plain(plain(GOOD)) == (read(GOOD).workstream, ())
+    assert parse_values(plain(GOOD)) == (parse_file(GOOD).workstream, ())
 
 
 def test_a_problem_of_plain_values_names_its_path() -> None:
@@ -92,7 +92,7 @@ def test_a_problem_of_plain_values_names_its_path() -> None:
         "env": {"N": 10**40},
     }
 
-    found, problems = read_plain(spec)
+    found, problems = parse_values(spec)
 
     assert found is None
     assert problems == (
@@ -114,7 +114,7 @@ def test_a_problem_of_plain_values_names_its_path() -> None:
 )
 def test_plain_values_of_any_kind_are_refused_with_words(value: object, said: str) -> None:
     """Nothing that a program can send does more than that."""
-    found, problems = read_plain(value)
+    found, problems = parse_values(value)
 
     assert found is None
     assert problems[0].startswith(said)
@@ -126,10 +126,10 @@ def test_what_is_too_deep_is_not_followed() -> None:
     for _ in range(500):
         value = {"env": [value]}
 
-    found, [problem] = read_plain(value)
+    found, [problem] = parse_values(value)
 
     assert found is None
-    assert "more than 24 levels" in problem
+    assert "more than 24 nested levels" in problem
 
 
 def test_files_are_told_apart() -> None:
@@ -162,7 +162,7 @@ def test_every_file_on_the_page_is_good() -> None:
 
     assert len(files) >= 4
     for text in files:
-        assert not [str(each) for each in read(text).problems], text
+        assert not [str(each) for each in parse_file(text).problems], text
 
 
 PIECES = st.sampled_from(
@@ -210,7 +210,7 @@ PLAIN = st.recursive(
 def test_whatever_a_file_has_in_it_a_workstream_or_problems_come_out(pieces: list[str]) -> None:
     """At places that are there, and nothing else."""
     text = "".join(pieces)
-    found = read(text)
+    found = parse_file(text)
 
     assert (found.workstream is None) == any(not problem.is_warning for problem in found.problems)
     lines = text.removeprefix("\ufeff").split("\n")
@@ -221,7 +221,7 @@ def test_whatever_a_file_has_in_it_a_workstream_or_problems_come_out(pieces: lis
 @given(PLAIN)
 def test_whatever_a_program_sends_a_workstream_or_problems_come_out(value: object) -> None:
     """Each with words."""
-    found, problems = read_plain(value)
+    found, problems = parse_values(value)
 
     assert (found is None) == bool(problems)
     assert all(": " in problem and problem.isprintable() for problem in problems)

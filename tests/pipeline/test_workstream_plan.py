@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents
-from deltaci.pipeline.workstream.compile import graph, how_tested, labels, levels, planned
+from deltaci.pipeline.workstream.compile import (
+    compile_jobs,
+    dependency_levels,
+    required_labels,
+    task_levels,
+    validation_job_spec,
+)
 from deltaci.pipeline.workstream.model import Workstream
-from deltaci.pipeline.workstream.parse import read
+from deltaci.pipeline.workstream.parse import parse_file
 from deltaci.protocol import messages as wire
 from tests.pipeline.broken_workstreams import GOOD, task
 
@@ -19,14 +25,14 @@ SOURCE = wire.Source(url="https://example.org/shop.git", commit="a" * 40, ref="r
 
 def stream(text: str = GOOD) -> Workstream:
     """The workstream of a good file."""
-    found = read(text)
+    found = parse_file(text)
     assert found.workstream is not None, [str(each) for each in found.problems]
     return found.workstream
 
 
 def jobs(text: str = GOOD) -> dict[str, JobSpec]:
     """Its jobs, by name."""
-    return {each.name: each for each in planned(stream(text), id="r1", source=SOURCE, branch="ws/login-3f9a2c")}
+    return {each.name: each for each in compile_jobs(stream(text), id="r1", source=SOURCE, branch="ws/login-3f9a2c")}
 
 
 def work(spec: JobSpec) -> wire.JobSpec:
@@ -84,12 +90,12 @@ def test_how_often_how_long_and_where() -> None:
         "runs-on: [gpu, linux]\ntimeout-minutes: 5\nmessage: by hand\nlimits: {memory: 2G}\nartifacts: out/*.xml\n"
         "output-path: out.json\nexecutor: sandbox\nnetwork: true\nsecrets: [TOKEN]\nimage: python"
     )
-    [made] = planned(stream("runs-on: linux\n" + text), id="r2", source=SOURCE, branch="b")
+    [made] = compile_jobs(stream("runs-on: linux\n" + text), id="r2", source=SOURCE, branch="b")
     told = work(made)
 
     assert (found["schema"].max_attempts, found["api"].max_attempts, found["api"].base_delay_seconds) == (1, 3, 10)
     assert (made.queue_key, made.timeout_seconds) == ("gpu,linux", 300)
-    assert labels(stream("runs-on: linux\n" + text)) == ["linux"]
+    assert required_labels(stream("runs-on: linux\n" + text)) == ["linux"]
     assert (told.limits.memory_bytes, told.output_path, told.secrets) == (2 * 1024**3, "out.json", ["TOKEN"])
     assert (told.executor, told.network, told.image) == ("sandbox", True, "python")
     assert told.artifacts == [wire.ArtifactRule(path_glob="out/*.xml")]
@@ -113,7 +119,7 @@ tasks:
 
     assert (one.executor, one.image, one.network, one.env) == ("sandbox", "debian", True, {"A": "1", "B": "2"})
     assert (two.executor, two.image, two.network, two.env) == ("container", "alpine", True, {"A": "1", "B": "3"})
-    assert how_tested(stream(text)) == {
+    assert validation_job_spec(stream(text)) == {
         **{"executor": "sandbox", "image": "debian", "network": True},
         "env": {"A": "1", "B": "2"},
     }
@@ -126,8 +132,12 @@ def test_the_same_file_makes_the_same_jobs() -> None:
 
 def test_stages_are_the_levels_of_the_graph() -> None:
     """What needs nothing is first, in the order of the file."""
-    assert graph(stream()) == (("schema",), ("api",), ("notes",))
-    assert levels([("d", "bc"), ("b", "a"), ("c", "a"), ("a", ""), ("e", "")]) == (("a", "e"), ("b", "c"), ("d",))
+    assert task_levels(stream()) == (("schema",), ("api",), ("notes",))
+    assert dependency_levels([("d", "bc"), ("b", "a"), ("c", "a"), ("a", ""), ("e", "")]) == (
+        ("a", "e"),
+        ("b", "c"),
+        ("d",),
+    )
 
 
 @given(st.lists(st.sets(st.integers(0, 30)), max_size=30))
@@ -135,9 +145,9 @@ def test_whatever_is_needed_is_in_an_earlier_stage(wanted: list[set[int]]) -> No
     """And every task is in exactly one."""
     needs = [(str(each), [str(other) for other in found if other < each]) for each, found in enumerate(wanted)]
 
-    stage = {name: number for number, names in enumerate(levels(needs)) for name in names}
+    stage = {name: number for number, names in enumerate(dependency_levels(needs)) for name in names}
 
     assert set(stage) == {name for name, _ in needs}
-    assert sum(map(len, levels(needs))) == len(needs)
+    assert sum(map(len, dependency_levels(needs))) == len(needs)
     for name, found in needs:
         assert stage[name] == max((stage[other] + 1 for other in found), default=0)

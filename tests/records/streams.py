@@ -14,7 +14,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin
 from deltaci.core.timers import is_over
 from deltaci.pipeline.workstream import model
-from deltaci.pipeline.workstream.compile import planned
+from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol.job_spec import Source
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Open, Put, Transaction, Write
@@ -70,7 +70,7 @@ def merged() -> Workstream:
 def specs() -> tuple[JobSpec, ...]:
     """Its tasks, as they are planned."""
     asked = msgspec.convert(SPEC, model.Workstream)
-    return planned(asked, id=ID, source=Source(url="https://example.org/shop.git", commit=BASE), branch="ws/login")
+    return compile_jobs(asked, id=ID, source=Source(url="https://example.org/shop.git", commit=BASE), branch="ws/login")
 
 
 def entry(of: Workstream) -> Entry:

@@ -14,7 +14,7 @@ def test_the_board_has_every_state_in_order() -> None:
 
 def test_the_file_to_begin_with_is_one() -> None:
     """Somebody who only presses the button gets a workstream."""
-    read = parse.read(create.START)
+    read = parse.parse_file(create.START)
 
     assert read.problems == ()
     assert read.workstream is not None

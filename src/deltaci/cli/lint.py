@@ -15,8 +15,8 @@ from deltaci.pipeline.github import FOLDER as WORKFLOWS
 from deltaci.pipeline.github import Workflow, is_workflow
 from deltaci.pipeline.problems import MAX_PROBLEMS, Problem, with_source
 from deltaci.pipeline.reader import DEFAULT_FILE, Found, read
-from deltaci.pipeline.workstream.parse import FoundWorkstream, is_workstream
-from deltaci.pipeline.workstream.parse import read as read_workstream
+from deltaci.pipeline.workstream.parse import ParsedWorkstream, is_workstream
+from deltaci.pipeline.workstream.parse import parse_file as parse_workstream_file
 from deltaci.pipeline.yaml import MAX_BYTES
 
 FOLDER: Final = ".deltaci"
@@ -62,14 +62,14 @@ def lint_command(
     raise typer.Exit(GOOD if all(_is_good(found) for found, _ in checked) else BAD)
 
 
-def _read(content: bytes, name: str, as_workflow: bool) -> Found | FoundWorkstream:
+def _read(content: bytes, name: str, as_workflow: bool) -> Found | ParsedWorkstream:
     if as_workflow:
         return read_workflow(content, name)
-    return read_workstream(content, name) if is_workstream(content) else read(content, name)
+    return parse_workstream_file(content, name) if is_workstream(content) else read(content, name)
 
 
-def _is_good(found: Found | FoundWorkstream) -> bool:
-    return (found.workstream if isinstance(found, FoundWorkstream) else found.pipeline) is not None
+def _is_good(found: Found | ParsedWorkstream) -> bool:
+    return (found.workstream if isinstance(found, ParsedWorkstream) else found.pipeline) is not None
 
 
 def _usual_files() -> list[str]:
@@ -93,7 +93,7 @@ def _content(name: str) -> bytes:
         raise AssertionError from error
 
 
-def _tell(found: Found | FoundWorkstream, content: bytes) -> None:
+def _tell(found: Found | ParsedWorkstream, content: bytes) -> None:
     tell_problems(found.problems, content)
     bad = sum(not problem.is_warning for problem in found.problems)
     warnings = len(found.problems) - bad
@@ -114,16 +114,16 @@ def tell_problems(problems: Iterable[Problem], content: bytes) -> None:
         print(with_source(problem, source))
 
 
-def _has(found: Found | FoundWorkstream) -> str:
+def _has(found: Found | ParsedWorkstream) -> str:
     """What is in a good file; nothing for others."""
-    if isinstance(found, FoundWorkstream):
+    if isinstance(found, ParsedWorkstream):
         count, word = len(found.workstream.tasks) if found.workstream is not None else 0, "task"
     else:
         count, word = len(found.pipeline.jobs) if found.pipeline is not None else 0, "job"
     return f"{count} {word}{'' if count == 1 else 's'}" if count else ""
 
 
-def _as_json(checked: list[Found | FoundWorkstream]) -> str:
+def _as_json(checked: list[Found | ParsedWorkstream]) -> str:
     told = {
         "good": all(_is_good(found) for found in checked),
         "files": [{"file": found.file, "good": _is_good(found), "problems": found.problems} for found in checked],

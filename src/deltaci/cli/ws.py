@@ -99,7 +99,7 @@ def _content(file: str) -> bytes:
 
 def _check(content: bytes, name: str) -> None:
     """Every problem, as `deltaci lint` shows it; a file that has one is not sent."""
-    found = parse.read(content, name)
+    found = parse.parse_file(content, name)
     source = content.decode("utf-8", "replace")
     for problem in found.problems:
         print(with_source(problem, source), file=sys.stderr)

@@ -39,7 +39,7 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstream import model
-from deltaci.pipeline.workstream.compile import how_tested, labels
+from deltaci.pipeline.workstream.compile import required_labels, validation_job_spec
 from deltaci.storage.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"
@@ -247,8 +247,8 @@ class Streams:
             message=merge.message if isinstance(merge, model.Merge) else "",
             author=spec.author or "",
             rules=[msgspec.to_builtins(each) for each in wire_rules(spec.validation)],
-            labels=tuple(labels(spec)),
-            work=how_tested(spec),
+            labels=tuple(required_labels(spec)),
+            work=validation_job_spec(spec),
         )
 
     async def ensure(self, entry: Entry) -> None:

@@ -25,7 +25,7 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.core.worker import required_labels
-from deltaci.pipeline.workstream.compile import levels
+from deltaci.pipeline.workstream.compile import dependency_levels
 from deltaci.storage.blobs.keys import safe_name
 
 FOLDER: Final = "workstreams"
@@ -125,7 +125,7 @@ def _tree(spec: JobSpec) -> str:
 
 
 def _stages(jobs: Sequence[JobSpec]) -> tuple[tuple[str, ...], ...]:
-    return levels([(each.name, each.needs) for each in jobs])
+    return dependency_levels([(each.name, each.needs) for each in jobs])
 
 
 def _staged(jobs: Sequence[JobSpec]) -> list[tuple[int, JobSpec]]:

@@ -12,7 +12,7 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core import decide, run
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
-from deltaci.pipeline.workstream.compile import planned
+from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol.job_spec import Source
 
 
@@ -48,7 +48,7 @@ class Planning:
             depth=0,
             credential=project.credential,
         )
-        jobs = planned(spec, id=stream.id, source=source, branch=stream.branch)
+        jobs = compile_jobs(spec, id=stream.id, source=source, branch=stream.branch)
         seconds = spec.timeout_minutes * 60
         hashed = plan_hash(jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds)
         files.ready(self._desk.folder, stream, jobs)

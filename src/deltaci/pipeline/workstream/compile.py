@@ -1,4 +1,4 @@
-"""A workstream becomes the jobs of its run, and the stages of its execution plan. Pure: same inputs, same jobs."""
+"""Compiles a workstream to the job specs of its run, and its tasks to levels. Pure."""
 
 from __future__ import annotations
 
@@ -15,46 +15,49 @@ from deltaci.pipeline.rules import wire_rules
 from deltaci.pipeline.workstream.model import Task, Workstream
 from deltaci.protocol import messages as wire
 
-GROUP: Final = "workstream:"
+SHARED_WORKTREE_GROUP: Final = "workstream:"  # prefix of the concurrency group of tasks that share a worktree
 
 
-def planned(stream: Workstream, *, id: str, source: wire.Source, branch: str) -> tuple[JobSpec, ...]:
-    """The jobs of a workstream, in the order of its file. `source.commit` is where its branch begins.
+def compile_jobs(workstream: Workstream, *, id: str, source: wire.Source, branch: str) -> tuple[JobSpec, ...]:
+    """Return the job specs of a workstream in the order of its file. `source.commit` is the start of its branch.
 
-    Tasks that share the tree are a group: one of them is under way at a time. Raises ValidationError of msgspec for
-    what no runner would take.
+    Tasks that share the worktree form a concurrency group, so that one of them runs at a time. Raise
+    `msgspec.ValidationError` if a spec violates the runner protocol.
     """
-    return tuple(_job(stream, task, id, source, branch) for task in stream.tasks)
+    return tuple(_compile_job(workstream, task, id, source, branch) for task in workstream.tasks)
 
 
-def graph(stream: Workstream) -> tuple[tuple[str, ...], ...]:
-    """The tasks by levels: whatever a task needs is in an earlier one. In each, the order of the file."""
-    return levels([(task.name, task.needs) for task in stream.tasks])
+def task_levels(workstream: Workstream) -> tuple[tuple[str, ...], ...]:
+    """Return the task names by level; see `dependency_levels`. Within a level, in the order of the file."""
+    return dependency_levels([(task.name, task.needs) for task in workstream.tasks])
 
 
-def levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...], ...]:
-    """Names by levels; what is needed and not named counts as done. What waits for itself is left out."""
-    known = {name for name, _ in needs}
-    open = {name: {need for need in wanted if need in known} for name, wanted in needs}
-    found: list[tuple[str, ...]] = []
-    while level := tuple(name for name, wanted in open.items() if not wanted):
-        found.append(level)
-        open = {name: wanted.difference(level) for name, wanted in open.items() if name not in level}
-    return tuple(found)
+def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...], ...]:
+    """Group names by level, so that each name is in a later level than all that it needs.
+
+    Needs that are not among the names count as done. Names in a cycle, and those that need them, are left out.
+    """
+    names = {name for name, _ in needs}
+    pending = {name: {need for need in needed if need in names} for name, needed in needs}
+    levels: list[tuple[str, ...]] = []
+    while level := tuple(name for name, needed in pending.items() if not needed):
+        levels.append(level)
+        pending = {name: needed.difference(level) for name, needed in pending.items() if name not in level}
+    return tuple(levels)
 
 
-def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
-    is_own = task.worktree == "own"
-    env = _env({**stream.env, **task.env})
+def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
+    has_own_worktree = task.worktree == "own"
+    env = _env_texts({**workstream.env, **task.env})
     work, _ = jobs.checked(
         wire.JobSpec(
             name=task.name,
-            image=task.image or stream.image,
+            image=task.image or workstream.image,
             steps=[wire.Step(run=command) for command in task.run],
             env=env,
-            artifacts=[wire.ArtifactRule(path_glob=each.path, type=each.type) for each in task.artifacts],
-            executor=task.executor or stream.executor,
-            network=task.network or stream.network,
+            artifacts=[wire.ArtifactRule(path_glob=artifact.path, type=artifact.type) for artifact in task.artifacts],
+            executor=task.executor or workstream.executor,
+            network=task.network or workstream.network,
             limits=jobs.limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
@@ -64,9 +67,9 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
                 stream=id,
                 source=source,
                 branch=branch,
-                own=task.name if is_own else "",
+                own=task.name if has_own_worktree else "",
                 message=task.message or task.name,
-                author=stream.author or "",
+                author=workstream.author or "",
             ),
         )
     )
@@ -76,30 +79,35 @@ def _job(stream: Workstream, task: Task, id: str, source: wire.Source, branch: s
         is_required=task.critical,
         has_validation=True,
         timeout_seconds=jobs.seconds(task.timeout_minutes),
-        queue_key=queue_key(labels(stream, task)),
-        group="" if is_own else f"{GROUP}{id}",
+        queue_key=queue_key(required_labels(workstream, task)),
+        group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{id}",
         work=work,
-        **_retries(task.retry),
+        **_retry_settings(task.retry),
     )
 
 
-def labels(stream: Workstream, task: Task | None = None) -> list[str]:
-    """What a worker must have: for a task, or for what is tested before the merge."""
-    return list(dict.fromkeys([*stream.runs_on, *(task.runs_on if task is not None else ())]))
+def required_labels(workstream: Workstream, task: Task | None = None) -> list[str]:
+    """Return the labels that a worker must have, for a task or for the validation before the merge."""
+    return list(dict.fromkeys([*workstream.runs_on, *(task.runs_on if task is not None else ())]))
 
 
-def how_tested(stream: Workstream) -> dict[str, Any]:
-    """How to look at what would be merged: what the specification of that job has beside its tree and its rules."""
-    work = wire.JobSpec(image=stream.image, executor=stream.executor, network=stream.network, env=_env(stream.env))
-    found: dict[str, Any] = msgspec.to_builtins(work)
-    return found
+def validation_job_spec(workstream: Workstream) -> dict[str, Any]:
+    """Return the job spec of the validation before the merge, without tree and rules, as plain values."""
+    work = wire.JobSpec(
+        image=workstream.image,
+        executor=workstream.executor,
+        network=workstream.network,
+        env=_env_texts(workstream.env),
+    )
+    fields: dict[str, Any] = msgspec.to_builtins(work)
+    return fields
 
 
-def _env(env: Mapping[str, Any]) -> dict[str, str]:
+def _env_texts(env: Mapping[str, Any]) -> dict[str, str]:
     return {name: to_text(value) for name, value in env.items()}
 
 
-def _retries(retry: model.Retry | None) -> dict[str, Any]:
+def _retry_settings(retry: model.Retry | None) -> dict[str, Any]:
     if retry is None:
         return {}
     return {

@@ -28,7 +28,7 @@ from deltaci.core.run import Run, is_let_go, is_over
 from deltaci.core.status.steps import run_status, step_attempts
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstream import model, parse
-from deltaci.pipeline.workstream.compile import graph
+from deltaci.pipeline.workstream.compile import task_levels
 from deltaci.server.api.calls import Call, Handler, Made, WorkstreamDesk, missing
 from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import Family, workstream_family, workstream_of
@@ -81,17 +81,17 @@ def _read(asked: wire.WorkstreamInput) -> model.Workstream:
         raise Refused("bad_request", f"{found} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
     if asked.file is not None:
-        read = parse.read(asked.file, asked.name or parse.DEFAULT_FILE)
+        read = parse.parse_file(asked.file, asked.name or parse.DEFAULT_FILE)
         stream, problems = read.workstream, [str(each) for each in read.problems if not each.is_warning]
     else:
-        stream, problems = parse.read_plain(asked.spec)
+        stream, problems = parse.parse_values(asked.spec)
     if stream is None:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more)
     return replace(
         stream,
         **({"project": asked.project} if asked.project else {}),
-        **({"base": parse.branch(asked.base)} if asked.base else {}),
+        **({"base": parse.parse_branch_name(asked.base)} if asked.base else {}),
     )
 
 
@@ -200,7 +200,7 @@ def _line(record: Run, now: int) -> dict[str, Any]:
 def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueView], now: int) -> wire.Workstream:
     stream = msgspec.convert(record.spec, model.Workstream)
     known = {each.spec.name: each for each in family.jobs}
-    stages = graph(stream)
+    stages = task_levels(stream)
     level = {name: number for number, names in enumerate(stages, 1) for name in names}
     joined = {each.task: each for each in record.joined}
     tasks = [_task(task, level[task.name], known, family, joined.get(task.name), record, now) for task in stream.tasks]

@@ -89,7 +89,7 @@ async def created(visit: Visit) -> Answer:
     )
     if not visit.may("createWorkstream"):
         return await _page(visit, draft, status=403)
-    read = await asyncio.to_thread(parse.read, draft.text)
+    read = await asyncio.to_thread(parse.parse_file, draft.text)
     wrong = [each for each in read.problems if not each.is_warning]
     if wrong:
         return await _page(visit, draft, problems=wrong, status=forms.REFUSED)
