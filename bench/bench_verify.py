@@ -18,7 +18,7 @@ import msgspec
 
 from bench.figures import Figure
 from deltaci.audit.verify import verify
-from deltaci.audit.verify.log_lines import AnyLine
+from deltaci.audit.verify.log_lines import AnyEventLine
 from tests.histories import History
 
 EVENTS = 1_000_000
@@ -90,7 +90,7 @@ def timed(path: Path, use: Callable[[Iterator[bytes]], object]) -> float:
 
 def decode_all(lines: Iterator[bytes]) -> None:
     """What nobody can be faster than: decode into the same types, check nothing."""
-    decode = msgspec.json.Decoder(AnyLine).decode
+    decode = msgspec.json.Decoder(AnyEventLine).decode
     for line in lines:
         decode(line)
 

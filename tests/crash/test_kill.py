@@ -74,7 +74,7 @@ async def check(store: Store, verifier: CanonicalVerifier, seen: int, promises: 
     try:
         while page := await store.events(seen, 5000):
             for line in canonical_lines(page):
-                verifier.feed(verifier.number + 1, line)
+                verifier.feed(verifier.line_number + 1, line)
             seen = page[-1].seq
         for id, (rev, status) in promises.items():
             record = await store.find(id)

@@ -364,7 +364,7 @@ def test_the_verifier_finds_a_workstream_that_does_not_follow_its_tasks() -> Non
     found = verify([raw for n, raw in enumerate(canonical) if n not in ends]).violations
 
     assert [each.rule for each in found] == ["WST-WI1"]
-    assert "FAILED, since a required job was lost" in found[0].legal
+    assert "FAILED, since a required job did not succeed" in found[0].legal
 
 
 @pytest.mark.proves("WST-WI2")

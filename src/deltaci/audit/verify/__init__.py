@@ -1,7 +1,8 @@
-"""Is this log legal? Every transition, every owner, every view, every invariant, in one pass.
+"""Check an event log against the rules of all specification documents, in one pass.
 
-Takes any of the three formats and tells them apart by the first line. Keeps only what is not over, so the
-size of the log does not matter.
+`verify` accepts three formats (canonical events, document 003's transitions, document 004's job events) and detects
+the format from the first line. It keeps state only for entities that have not ended, so memory does not grow with the
+length of the log. It imports `core` and `audit.projections`. Start reading at `verify`, then `canonical.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from deltaci.audit.verify.transitions import TransitionsVerifier
 
 __all__ = ["FORMATS", "NotAnEventLogError", "Report", "Violation", "verify"]
 
-MAX_SHOWN: Final = 120
+MAX_QUOTED_BYTES: Final = 120
 PROGRESS_MASK: Final = 0x1FFF
-MIN_LINE: Final = 64  # No event is shorter, so only a shorter line can be blank.
+MIN_EVENT_BYTES: Final = 64  # No event is shorter, so only a shorter line can be blank.
 
 
 class Verifier(Protocol):
-    """A verification of one format, under way."""
+    """Verifies one log in one format: call `feed` for each line, then `end`."""
 
     report: Report
 
@@ -33,7 +34,7 @@ class Verifier(Protocol):
 
 
 class NotAnEventLogError(Exception):
-    """The input is none of the formats that can be verified."""
+    """The input is empty or in none of the known formats."""
 
 
 FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
@@ -41,30 +42,33 @@ FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
     "transitions": TransitionsVerifier,
     "job-events": JobEventsVerifier,
 }
-_MARKS: Final = (("canonical", "entity"), ("transitions", "event_type"), ("job-events", "from_status"))
+_FORMAT_FIELDS: Final = (("canonical", "entity"), ("transitions", "event_type"), ("job-events", "from_status"))
 
 
 def detect(raw: bytes) -> str:
-    """The format of a log, by its first line."""
+    """Return the format of a log, given its first line. Raises NotAnEventLogError if it has no known format."""
     try:
         first = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        shown = raw[:MAX_SHOWN].decode("utf-8", "replace")
-        raise NotAnEventLogError(f"the first line is not JSON ({error}): {shown}") from None
-    for name, mark in _MARKS:
-        if isinstance(first, dict) and mark in first:
+        quoted = raw[:MAX_QUOTED_BYTES].decode("utf-8", "replace")
+        raise NotAnEventLogError(f"the first line is not JSON ({error}): {quoted}") from None
+    for name, field in _FORMAT_FIELDS:
+        if isinstance(first, dict) and field in first:
             return name
-    known = ", ".join(f"{name} (has {mark!r})" for name, mark in _MARKS)
-    raise NotAnEventLogError(f"the first line is JSON, but no event of a known log; expected one of: {known}")
+    formats = ", ".join(f"{name} (has {field!r})" for name, field in _FORMAT_FIELDS)
+    raise NotAnEventLogError(f"the first line is JSON but not an event in a known format; expected one of: {formats}")
 
 
 def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], None] | None = None) -> Report:
-    """Read the log to its end and say what is wrong with it. Blank lines are allowed and counted."""
+    """Verify a whole log and return the report. Blank lines are skipped, but count for line numbers.
+
+    `progress` is called with the line number every 8192 lines.
+    """
     verifier: Verifier | None = FORMATS[format]() if format else None
     feed = verifier.feed if verifier else None
     read = 0
     for number, raw in enumerate(lines, 1):
-        if len(raw) < MIN_LINE and not raw.strip():
+        if len(raw) < MIN_EVENT_BYTES and not raw.strip():
             continue
         if feed is None:
             verifier = FORMATS[detect(raw)]()

@@ -1,4 +1,8 @@
-"""What must hold for an attempt and its lease, line by line."""
+"""Checks of the events of attempts, and of the lease changes that they carry.
+
+`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
+event of a transaction.
+"""
 
 from __future__ import annotations
 
@@ -6,426 +10,584 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from deltaci.audit.verify.log_lines import EPOCH, Attempt, AttemptTold, LeaseTold, Line, Worker
-from deltaci.core import attempt, lease
+from deltaci.audit.verify.log_lines import EPOCH, AttemptMetadata, EventLine, LeaseChange
+from deltaci.audit.verify.tracked import TrackedAttempt, TrackedWorker
+from deltaci.core import attempt as core_attempt
+from deltaci.core import lease
 from deltaci.core.events import RUNNER, actor_kind
 from deltaci.core.ids import attempt_id
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
 
-Check = Callable[["CanonicalVerifier", Any, Line, Any], None]
+Check = Callable[["CanonicalVerifier", Any, EventLine, Any], None]
 
-# Which end or life of the lease goes with the attempt's new state; the empty set: the lease does not change.
-_LEASE_OF: Final = {
-    attempt.QUEUED: frozenset[str](),
-    attempt.LEASED: frozenset({lease.GRANTED}),
-    attempt.STARTING: frozenset({lease.ACTIVE}),
-    attempt.RUNNING: frozenset({lease.ACTIVE}),
-    attempt.UPLOADING: frozenset({lease.ACTIVE}),
-    attempt.STALE: frozenset({lease.EXPIRED, lease.REVOKED}),
-    attempt.SUCCEEDED: frozenset({lease.COMPLETED}),
-    attempt.TIMED_OUT: frozenset({lease.REVOKED}),
+# Attempt state -> allowed new states of the lease in the same event. Empty: the lease must not change.
+_LEASE_STATES: Final = {
+    core_attempt.QUEUED: frozenset[str](),
+    core_attempt.LEASED: frozenset({lease.GRANTED}),
+    core_attempt.STARTING: frozenset({lease.ACTIVE}),
+    core_attempt.RUNNING: frozenset({lease.ACTIVE}),
+    core_attempt.UPLOADING: frozenset({lease.ACTIVE}),
+    core_attempt.STALE: frozenset({lease.EXPIRED, lease.REVOKED}),
+    core_attempt.SUCCEEDED: frozenset({lease.COMPLETED}),
+    core_attempt.TIMED_OUT: frozenset({lease.REVOKED}),
 }
 _LEASE_EDGES: Final = {(rule.source or None, to.state) for rule in lease.MACHINE.rules for to in rule.targets}
 
 
-def _expected_lease(of: Attempt, line: Line) -> frozenset[str]:
-    if line.to == attempt.FAILED:
-        return frozenset() if line.from_ == attempt.STALE else frozenset({lease.COMPLETED})
-    if line.to == attempt.CANCEL_REQUESTED:
-        return frozenset({lease.ACTIVE}) if line.from_ == attempt.CANCEL_REQUESTED else frozenset()
-    if line.to == attempt.CANCELED:
-        if of.lease is None:
+def _expected_lease_states(attempt: TrackedAttempt, event: EventLine) -> frozenset[str]:
+    if event.to == core_attempt.FAILED:
+        return frozenset() if event.from_ == core_attempt.STALE else frozenset({lease.COMPLETED})
+    if event.to == core_attempt.CANCEL_REQUESTED:
+        return frozenset({lease.ACTIVE}) if event.from_ == core_attempt.CANCEL_REQUESTED else frozenset()
+    if event.to == core_attempt.CANCELED:
+        if attempt.lease_state is None:
             return frozenset()
-        is_acknowledged = actor_kind(line.actor) == RUNNER
+        is_acknowledged = actor_kind(event.actor) == RUNNER
         return frozenset({lease.CANCELED}) if is_acknowledged else frozenset({lease.EXPIRED, lease.REVOKED})
-    return _LEASE_OF.get(line.to, frozenset())
+    return _LEASE_STATES.get(event.to, frozenset())
 
 
-def owner(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """Only the owner speaks for an attempt, and only while its lease lasts."""
-    if actor_kind(line.actor) != RUNNER:
+def check_owner(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Only the worker that holds the lease may change the attempt, and only before the lease expires."""
+    if actor_kind(event.actor) != RUNNER:
         return
-    speaker = line.actor.partition(":")[2]
-    if line.to == attempt.LEASED:
-        if told.lease is not None and told.lease.worker_id != speaker:
-            log.bad("QUE-C2", f"{line.actor} claims {of.id} for {told.lease.worker_id}", "a claim for itself")
+    sender = event.actor.partition(":")[2]
+    if event.to == core_attempt.LEASED:
+        if metadata.lease is not None and metadata.lease.worker_id != sender:
+            verifier.flag(
+                "QUE-C2",
+                f"{event.actor} claims {attempt.id} for {metadata.lease.worker_id}",
+                "a claim for the same worker",
+            )
         return
-    if of.lease not in lease.LIVE or speaker != of.worker_id:
-        holder = f"worker:{of.worker_id}" if of.lease in lease.LIVE else "nobody"
-        log.bad(
+    if attempt.lease_state not in lease.LIVE or sender != attempt.worker_id:
+        holder = f"worker:{attempt.worker_id}" if attempt.lease_state in lease.LIVE else "nobody"
+        verifier.flag(
             "QUE-C2",
-            f"attempt {of.id} is changed by {line.actor}, but held by {holder}",
+            f"attempt {attempt.id} is changed by {event.actor}, but held by {holder}",
             f"{holder}, or the orchestrator",
         )
         return
-    if line.at >= of.expires_at:
-        log.bad(
+    if event.at >= attempt.expires_at:
+        verifier.flag(
             "PRO-H2",
-            f"attempt {of.id} is changed by a lease that ended at {of.expires_at.isoformat()}",
+            f"attempt {attempt.id} is changed by a lease that ended at {attempt.expires_at.isoformat()}",
             "StaleLease, no event",
         )
-    known = log.live.get(speaker) if of.job is not None else None
-    if isinstance(known, Worker) and known.state not in ("IDLE", "BUSY"):
-        log.bad(
-            "WST-KI2", f"worker {speaker} is {known.state} and speaks for attempt {of.id}", "an idle or busy worker"
+    worker = verifier.live.get(sender) if attempt.job is not None else None
+    if isinstance(worker, TrackedWorker) and worker.state not in ("IDLE", "BUSY"):
+        verifier.flag(
+            "WST-KI2",
+            f"worker {sender} is {worker.state} and changes attempt {attempt.id}",
+            "a worker that is IDLE or BUSY",
         )
 
 
-def born(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """An attempt is born with its number, for a job that is queued and asks for it."""
-    if line.from_ != attempt.CREATED:
+def check_created(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A new attempt has all required fields, the next index and a job that is QUEUED. Link it to the job."""
+    if event.from_ != core_attempt.CREATED:
         return
-    if told.index is None or told.timeout_seconds is None or told.max_lost_leases is None or told.job_id is None:
-        log.bad(
+    if (
+        metadata.index is None
+        or metadata.timeout_seconds is None
+        or metadata.max_lost_leases is None
+        or metadata.job_id is None
+    ):
+        verifier.flag(
             "MOD-E1",
-            f"attempt {of.id} is born without index, job_id, timeout_seconds or max_lost_leases",
+            f"attempt {attempt.id} is created without index, job_id, timeout_seconds or max_lost_leases",
             "all of them",
         )
         return
-    of.timeout = timedelta(seconds=min(told.timeout_seconds, 10**9))
-    of.max_lost = told.max_lost_leases
-    of.queue_key = told.queue_key or ""
-    of.run_at = told.run_at or EPOCH
-    parent = of.job
-    if parent is None:
-        if told.index != 1:
-            log.bad("ORC-Y3", f"attempt {of.id} of no job has index {told.index}", "index 1")
-        if told.job_id:
-            log.bad("MOD-E1", f"attempt {of.id} names job {told.job_id} but no run", "the run_id of its job")
-        return
-    if not parent.is_task:
-        log.bad("STP-W1", f"approval {parent.id} has an attempt", "an approval has no attempt at all")
-    if parent.state != "QUEUED":
-        log.bad("ORC-A1", f"attempt {of.id} is published while its job is {parent.state}", "a job that is QUEUED")
-    if told.index != parent.attempts:
-        log.bad("ORC-Y3", f"attempt {of.id} has index {told.index}", f"index {parent.attempts}")
-    if of.id != attempt_id(parent.id, parent.attempts):
-        log.bad(
-            "ORC-Y3", f"attempt {told.index} of {parent.id} is called {of.id}", attempt_id(parent.id, parent.attempts)
-        )
-    if parent.attempt is not None:
-        if parent.attempt.state not in attempt.TERMINAL:
-            log.bad(
-                "ORC-Y5",
-                f"attempt {of.id} is born while {parent.attempt.id} is {parent.attempt.state}",
-                "the earlier one ended",
+    attempt.timeout = timedelta(seconds=min(metadata.timeout_seconds, 10**9))
+    attempt.max_lost_leases = metadata.max_lost_leases
+    attempt.queue_key = metadata.queue_key or ""
+    attempt.run_at = metadata.run_at or EPOCH
+    job = attempt.job
+    if job is None:
+        if metadata.index != 1:
+            verifier.flag("ORC-Y3", f"attempt {attempt.id} without a job has index {metadata.index}", "index 1")
+        if metadata.job_id:
+            verifier.flag(
+                "MOD-E1", f"attempt {attempt.id} has job {metadata.job_id} but no run", "the run_id of its job"
             )
-        log.live.pop(parent.attempt.id, None)
-    parent.attempt = of
+        return
+    if not job.is_task:
+        verifier.flag("STP-W1", f"approval {job.id} has an attempt", "no attempt: an approval is never executed")
+    if job.state != "QUEUED":
+        verifier.flag("ORC-A1", f"attempt {attempt.id} is created while its job is {job.state}", "a job that is QUEUED")
+    if metadata.index != job.attempt_count:
+        verifier.flag("ORC-Y3", f"attempt {attempt.id} has index {metadata.index}", f"index {job.attempt_count}")
+    if attempt.id != attempt_id(job.id, job.attempt_count):
+        verifier.flag(
+            "ORC-Y3",
+            f"attempt {metadata.index} of {job.id} is called {attempt.id}",
+            attempt_id(job.id, job.attempt_count),
+        )
+    if job.latest_attempt is not None:
+        if job.latest_attempt.state not in core_attempt.TERMINAL:
+            verifier.flag(
+                "ORC-Y5",
+                f"attempt {attempt.id} is created while {job.latest_attempt.id} is {job.latest_attempt.state}",
+                "the earlier attempt in a terminal state",
+            )
+        verifier.live.pop(job.latest_attempt.id, None)
+    job.latest_attempt = attempt
 
 
-def requests(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """A repeated request changes nothing, so it cannot be seen twice."""
-    if line.request_id:
-        if any(r == line.request_id and t == line.trigger and at != line.at for r, t, at in of.requests):
-            log.bad("QUE-C5", f"attempt {of.id} applied request {line.request_id} twice", "a repeat appends no event")
-        of.requests = (*of.requests, (line.request_id, line.trigger, line.at))[-8:]
+def check_request_id(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A request id is applied once: a repeated request must not append another event."""
+    if event.request_id:
+        if any(
+            request_id == event.request_id and trigger == event.trigger and at != event.at
+            for request_id, trigger, at in attempt.recent_requests
+        ):
+            verifier.flag(
+                "QUE-C5",
+                f"attempt {attempt.id} applied request {event.request_id} twice",
+                "no second event for the same request",
+            )
+        attempt.recent_requests = (*attempt.recent_requests, (event.request_id, event.trigger, event.at))[-8:]
 
 
-def claims(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """`claims` grows by one exactly when somebody claims the attempt: a worker, or the orchestrator that takes over."""
+def check_claim(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """`claims` grows by one when a worker claims the attempt or the orchestrator takes it over, and only then."""
     is_takeover = (
-        (line.to == attempt.CANCEL_REQUESTED and line.from_ != attempt.CANCEL_REQUESTED and of.lease is None)
-        or line.to == attempt.TIMED_OUT
-        or (line.to == attempt.FAILED and line.from_ == attempt.STALE)
-        or (line.to == attempt.CANCELED and of.lease is not None and actor_kind(line.actor) != RUNNER)
+        (
+            event.to == core_attempt.CANCEL_REQUESTED
+            and event.from_ != core_attempt.CANCEL_REQUESTED
+            and attempt.lease_state is None
+        )
+        or event.to == core_attempt.TIMED_OUT
+        or (event.to == core_attempt.FAILED and event.from_ == core_attempt.STALE)
+        or (event.to == core_attempt.CANCELED and attempt.lease_state is not None and actor_kind(event.actor) != RUNNER)
     )
-    if line.to == attempt.LEASED or is_takeover:
-        if told.claims != of.claims + 1:
-            log.bad("QUE-A2", f"attempt {of.id} has claims {told.claims} after {of.claims}", f"claims {of.claims + 1}")
-        of.claims = of.claims + 1
+    if event.to == core_attempt.LEASED or is_takeover:
+        if metadata.claims != attempt.claims + 1:
+            verifier.flag(
+                "QUE-A2",
+                f"attempt {attempt.id} has claims {metadata.claims} after {attempt.claims}",
+                f"claims {attempt.claims + 1}",
+            )
+        attempt.claims += 1
     else:
-        no_claim(log, of, line, told)
+        check_no_claim(verifier, attempt, event, metadata)
 
 
-def no_claim(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """Nothing but a claim counts as one."""
-    if told.claims is not None:
-        log.bad(
-            "QUE-A3", f"attempt {of.id} counts a claim on {line.from_} → {line.to}", "claims change only at a claim"
+def check_no_claim(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """An event that is not a claim carries no `claims`."""
+    if metadata.claims is not None:
+        verifier.flag(
+            "QUE-A3", f"attempt {attempt.id} has claims at {event.from_} → {event.to}", "claims only at a claim"
         )
 
 
-def leases(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """The lease moves by its own machine, with its attempt, and never two at once."""
-    expected = _expected_lease(of, line)
-    change = told.lease
+def check_lease(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """The lease change is a transition of the lease machine from the current state, and fits that of the attempt."""
+    expected = _expected_lease_states(attempt, event)
+    change = metadata.lease
     if change is None:
         if expected:
-            log.bad(
+            verifier.flag(
                 "MOD-E3",
-                f"attempt {of.id} goes {line.from_} → {line.to} without its lease",
+                f"attempt {attempt.id} goes {event.from_} → {event.to} without a lease change",
                 f"lease → {' or '.join(sorted(expected))}",
             )
-            of.lease = None if line.to != attempt.CANCEL_REQUESTED and line.to not in attempt.HELD else of.lease
+            attempt.lease_state = (
+                None
+                if event.to != core_attempt.CANCEL_REQUESTED and event.to not in core_attempt.HELD
+                else attempt.lease_state
+            )
         return
     if change.to not in expected:
-        wanted = f"lease → {' or '.join(sorted(expected))}" if expected else "no change of the lease"
-        log.bad(
+        expected_change = f"lease → {' or '.join(sorted(expected))}" if expected else "no lease change"
+        verifier.flag(
             "ORC-LF2",
-            f"attempt {of.id} goes {line.from_} → {line.to} and its lease {change.from_} → {change.to}",
-            wanted,
+            f"attempt {attempt.id} goes {event.from_} → {event.to} and its lease {change.from_} → {change.to}",
+            expected_change,
         )
     if (change.from_, change.to) not in _LEASE_EDGES:
-        log.bad(
-            "ORC-LF3", f"the lease of {of.id} goes {change.from_} → {change.to}", "a transition of the lease machine"
+        verifier.flag(
+            "ORC-LF3",
+            f"the lease of {attempt.id} goes {change.from_} → {change.to}",
+            "a transition of the lease machine",
         )
-    if change.from_ != of.lease:
-        log.bad(
+    if change.from_ != attempt.lease_state:
+        verifier.flag(
             "ORC-LF1",
-            f"the lease of {of.id} is {of.lease} and changes from {change.from_}",
-            f"a change from {of.lease}",
+            f"the lease of {attempt.id} is {attempt.lease_state} and changes from {change.from_}",
+            f"a change from {attempt.lease_state}",
         )
     if change.to == lease.GRANTED:
-        _granted(log, of, line, change)
+        _check_grant(verifier, attempt, event, change)
     else:
-        _held(log, of, line, told, change)
-    of.lease = change.to if change.to in lease.LIVE else None
-    if of.lease is None:
-        of.fence = of.expires_at if _may_still_run(of, line, told) else EPOCH
-        _released(log, of, line, told)
+        _check_held_lease(verifier, attempt, event, metadata, change)
+    attempt.lease_state = change.to if change.to in lease.LIVE else None
+    if attempt.lease_state is None:
+        attempt.fence_until = attempt.expires_at if _may_still_run(attempt, event, metadata) else EPOCH
+        _release_worker(verifier, attempt, event, metadata)
 
 
-def _may_still_run(of: Attempt, line: Line, told: AttemptTold) -> bool:
-    """A runner that lost its lease before its end may work until then, unless it never took it or gave it back."""
-    is_lost = told.lost_leases is not None and told.lost_leases > of.lost
-    return line.to == attempt.TIMED_OUT or (
-        is_lost and told.reason not in (attempt.NOT_ACCEPTED, attempt.LEASE_EXPIRED)
+def _may_still_run(attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata) -> bool:
+    """Return True if the worker may run the job until the lease would have expired, as it may not know of the end."""
+    is_lost = metadata.lost_leases is not None and metadata.lost_leases > attempt.lost_leases
+    return event.to == core_attempt.TIMED_OUT or (
+        is_lost and metadata.reason not in (core_attempt.NOT_ACCEPTED, core_attempt.LEASE_EXPIRED)
     )
 
 
-def _granted(log: CanonicalVerifier, of: Attempt, line: Line, change: LeaseTold) -> None:
-    if change.number != of.claims:
-        log.bad("ORC-LF1", f"lease {change.number} of {of.id} is granted at claim {of.claims}", f"lease {of.claims}")
+def _check_grant(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, change: LeaseChange) -> None:
+    if change.number != attempt.claims:
+        verifier.flag(
+            "ORC-LF1",
+            f"lease {change.number} of {attempt.id} is granted at claim {attempt.claims}",
+            f"lease {attempt.claims}",
+        )
     if change.expires_at is None or change.accept_by is None:
-        log.bad("MOD-E1", f"lease {change.number} of {of.id} has no expires_at or no accept_by", "both")
+        verifier.flag("MOD-E1", f"lease {change.number} of {attempt.id} has no expires_at or no accept_by", "both")
         return
-    of.number, of.worker_id = change.number, change.worker_id
-    of.expires_at, of.accept_by, of.ttl = change.expires_at, change.accept_by, change.expires_at - line.at
-    if of.ttl <= timedelta() or change.accept_by <= line.at:
-        log.bad("ORC-T1", f"lease {change.number} of {of.id} is over when it is granted", "a time in the future")
-    if of.job is not None and of.job.group:
-        _takes_group(log, of, line, of.job.group)
-    known = log.live.get(of.worker_id) if of.job is not None else None
-    if isinstance(known, Worker):
-        log.touch(known, line)
-        known.tasks.add(of.id)
-        if known.state not in ("IDLE", "BUSY") or known.is_leaving:
-            log.bad("WST-K2", f"worker {known.id} is {known.state} and is granted {of.id}", "a worker that takes work")
-        if known.hold:
-            log.bad("WST-KH1", f"worker {known.id} is {known.hold} and is granted {of.id}", "a worker that takes work")
-        if len(known.tasks) > known.places:
-            log.bad("WST-KI1", f"worker {known.id} holds {len(known.tasks)} leases", f"at most {known.places}")
-        missing = set(of.queue_key.split(",")) - {""} - known.labels
+    attempt.lease_number, attempt.worker_id = change.number, change.worker_id
+    attempt.expires_at, attempt.accept_by, attempt.ttl = (
+        change.expires_at,
+        change.accept_by,
+        change.expires_at - event.at,
+    )
+    if attempt.ttl <= timedelta() or change.accept_by <= event.at:
+        verifier.flag(
+            "ORC-T1", f"lease {change.number} of {attempt.id} ends no later than it is granted", "a later time"
+        )
+    if attempt.job is not None and attempt.job.group:
+        _check_group(verifier, attempt, event, attempt.job.group)
+    worker = verifier.live.get(attempt.worker_id) if attempt.job is not None else None
+    if isinstance(worker, TrackedWorker):
+        verifier.touch(worker, event)
+        worker.attempt_ids.add(attempt.id)
+        if worker.state not in ("IDLE", "BUSY") or worker.is_leaving:
+            verifier.flag(
+                "WST-K2",
+                f"worker {worker.id} is {worker.state} and is granted {attempt.id}",
+                "a worker that takes work",
+            )
+        if worker.hold:
+            verifier.flag(
+                "WST-KH1",
+                f"worker {worker.id} is {worker.hold} and is granted {attempt.id}",
+                "a worker that takes work",
+            )
+        if len(worker.attempt_ids) > worker.slots:
+            verifier.flag(
+                "WST-KI1", f"worker {worker.id} holds {len(worker.attempt_ids)} leases", f"at most {worker.slots}"
+            )
+        missing = set(attempt.queue_key.split(",")) - {""} - worker.labels
         if missing:
-            log.bad(
-                "WST-KG2", f"worker {known.id} lacks {', '.join(sorted(missing))} for {of.id}", "a worker that has them"
+            verifier.flag(
+                "WST-KG2",
+                f"worker {worker.id} lacks {', '.join(sorted(missing))} for {attempt.id}",
+                "a worker that has them",
             )
 
 
-def _takes_group(log: CanonicalVerifier, of: Attempt, line: Line, group: str) -> None:
-    """Nobody else of the group has a live lease, or had one that was lost and might not have heard of it yet."""
-    last = log.groups.get((of.tenant, group))
-    if last is not None and last is not of:
-        is_fenced = last.state == attempt.QUEUED and line.at < last.run_at
-        if last.lease in lease.LIVE or is_fenced:
-            log.bad("MOD-D3", f"attempt {of.id} is claimed while {last.id} has the group {group!r}", "one at a time")
-    log.groups[of.tenant, group] = of
+def _check_group(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, group: str) -> None:
+    """No other attempt of the group has a live lease, or lost one whose worker may still be running it."""
+    last = verifier.groups.get((attempt.tenant, group))
+    if last is not None and last is not attempt:
+        is_fenced = last.state == core_attempt.QUEUED and event.at < last.run_at
+        if last.lease_state in lease.LIVE or is_fenced:
+            verifier.flag(
+                "MOD-D3",
+                f"attempt {attempt.id} is claimed while {last.id} holds group {group!r}",
+                "one attempt of a group at a time",
+            )
+    verifier.groups[attempt.tenant, group] = attempt
 
 
-def _held(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold, change: LeaseTold) -> None:
-    if (change.number, change.worker_id) != (of.number, of.worker_id):
-        found = f"lease {change.number} of {change.worker_id} changes on {of.id}"
-        log.bad("ORC-LF1", found, f"lease {of.number} of {of.worker_id}")
+def _check_held_lease(
+    verifier: CanonicalVerifier,
+    attempt: TrackedAttempt,
+    event: EventLine,
+    metadata: AttemptMetadata,
+    change: LeaseChange,
+) -> None:
+    if (change.number, change.worker_id) != (attempt.lease_number, attempt.worker_id):
+        found = f"lease {change.number} of {change.worker_id} changes on {attempt.id}"
+        verifier.flag("ORC-LF1", found, f"lease {attempt.lease_number} of {attempt.worker_id}")
     if change.accept_by is not None:
-        log.bad("MOD-L4", f"lease {change.number} of {of.id} gets another accept window", "one window, at the grant")
+        verifier.flag(
+            "MOD-L4",
+            f"lease {change.number} of {attempt.id} gets a second accept window",
+            "accept_by at the grant only",
+        )
     if change.to == lease.ACTIVE:
-        wanted = max(of.expires_at, line.at + of.ttl)
-        if change.expires_at != wanted:
+        new_expiry = max(attempt.expires_at, event.at + attempt.ttl)
+        if change.expires_at != new_expiry:
             found = change.expires_at.isoformat() if change.expires_at else "nothing"
-            log.bad("PRO-Q5", f"lease {change.number} of {of.id} now ends at {found}", wanted.isoformat())
-        of.expires_at = change.expires_at or wanted
+            verifier.flag(
+                "PRO-Q5", f"lease {change.number} of {attempt.id} now ends at {found}", new_expiry.isoformat()
+            )
+        attempt.expires_at = change.expires_at or new_expiry
     elif change.expires_at is not None:
-        log.bad("MOD-E1", f"lease {change.number} of {of.id} is {change.to} and still has an end", "no expires_at")
-    if change.to == lease.EXPIRED and line.at < of.expires_at:
-        log.bad("ORC-L2", f"lease {change.number} of {of.id} expires early", f"not before {of.expires_at.isoformat()}")
-    if told.reason == attempt.NOT_ACCEPTED and (change.from_ != lease.GRANTED or line.at < of.accept_by):
-        log.bad(
-            "PRO-Q4", f"lease {change.number} of {of.id} is revoked as not accepted", "unacknowledged, after the window"
+        verifier.flag(
+            "MOD-E1", f"lease {change.number} of {attempt.id} is {change.to} and has expires_at", "no expires_at"
+        )
+    if change.to == lease.EXPIRED and event.at < attempt.expires_at:
+        verifier.flag(
+            "ORC-L2",
+            f"lease {change.number} of {attempt.id} expires early",
+            f"not before {attempt.expires_at.isoformat()}",
+        )
+    if metadata.reason == core_attempt.NOT_ACCEPTED and (change.from_ != lease.GRANTED or event.at < attempt.accept_by):
+        verifier.flag(
+            "PRO-Q4",
+            f"lease {change.number} of {attempt.id} is revoked as not accepted",
+            "a GRANTED lease after its accept window",
         )
 
 
-def _released(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    known = log.live.get(of.worker_id) if of.job is not None else None
-    if isinstance(known, Worker):
-        log.touch(known, line)
-        if of.id in known.tasks:
-            known.tasks.discard(of.id)
-            known.ended[of.id] = _is_trouble(line, told)
+def _release_worker(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    worker = verifier.live.get(attempt.worker_id) if attempt.job is not None else None
+    if isinstance(worker, TrackedWorker):
+        verifier.touch(worker, event)
+        if attempt.id in worker.attempt_ids:
+            worker.attempt_ids.discard(attempt.id)
+            worker.ended_attempts[attempt.id] = _is_infra_failure(event, metadata)
 
 
-def _is_trouble(line: Line, told: AttemptTold) -> bool | None:
-    """Whether the worker's infrastructure is to blame for this end of its lease; None: that is not known."""
-    if line.to == attempt.STALE:
-        return True if told.reason in attempt.FOUND_LOST else None
-    if line.to == attempt.SUCCEEDED:
+def _is_infra_failure(event: EventLine, metadata: AttemptMetadata) -> bool | None:
+    """Return whether the worker's infrastructure caused this end of its lease, or None if that is unknown."""
+    if event.to == core_attempt.STALE:
+        return True if metadata.reason in core_attempt.FOUND_LOST else None
+    if event.to == core_attempt.SUCCEEDED:
         return False
-    if line.to != attempt.FAILED or told.error is None:
+    if event.to != core_attempt.FAILED or metadata.error is None:
         return None
-    if told.error.failure_class != "INFRA":
+    if metadata.error.failure_class != "INFRA":
         return False
-    return None if told.error.code == "TIMED_OUT" else True
+    return None if metadata.error.code == "TIMED_OUT" else True
 
 
-def claimed(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """A claim finds the attempt ready and its lease not lost too often."""
-    due = max(of.run_at, of.fence)
-    if line.at < due:
-        log.bad("QUE-S1", f"attempt {of.id} is claimed before {due.isoformat()}", "when it is due")
-    if of.lost > of.max_lost:
-        log.bad(
-            "MOD-5",
-            f"attempt {of.id} is claimed after {of.lost} lost leases",
-            f"at most {of.max_lost}, then LEASE_LOST",
+def check_claimable(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A claimed attempt is due and has not lost too many leases."""
+    due = max(attempt.run_at, attempt.fence_until)
+    if event.at < due:
+        verifier.flag(
+            "QUE-S1", f"attempt {attempt.id} is claimed before {due.isoformat()}", "a claim at that time or later"
         )
-    of.started_at = EPOCH
+    if attempt.lost_leases > attempt.max_lost_leases:
+        verifier.flag(
+            "MOD-5",
+            f"attempt {attempt.id} is claimed after {attempt.lost_leases} lost leases",
+            f"at most {attempt.max_lost_leases}, then LEASE_LOST",
+        )
+    attempt.started_at = EPOCH
 
 
-def started(_log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """The job's time runs from here."""
-    if line.from_ == attempt.STARTING:
-        of.started_at = line.at
+def record_start(
+    _verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Start the attempt's timeout when it begins to run."""
+    if event.from_ == core_attempt.STARTING:
+        attempt.started_at = event.at
 
 
-def stalled(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """A lost lease is counted, and the reason is known."""
-    wanted = {of.lost + 1} | ({of.lost} if told.reason not in attempt.FOUND_LOST else set())
-    if told.lost_leases not in wanted:
-        log.bad("MOD-5", f"attempt {of.id} has lost {told.lost_leases} leases after {of.lost}", f"{of.lost + 1}")
-    if not told.reason or (told.reason == attempt.LEASE_EXPIRED) != (
-        told.lease is not None and told.lease.to == lease.EXPIRED
+def check_stale(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A lost lease is counted and has the reason that fits the lease's new state."""
+    allowed_counts = {attempt.lost_leases + 1} | (
+        {attempt.lost_leases} if metadata.reason not in core_attempt.FOUND_LOST else set()
+    )
+    if metadata.lost_leases not in allowed_counts:
+        verifier.flag(
+            "MOD-5",
+            f"attempt {attempt.id} has lost {metadata.lost_leases} leases after {attempt.lost_leases}",
+            f"{attempt.lost_leases + 1}",
+        )
+    if not metadata.reason or (metadata.reason == core_attempt.LEASE_EXPIRED) != (
+        metadata.lease is not None and metadata.lease.to == lease.EXPIRED
     ):
-        log.bad("MOD-5", f"attempt {of.id} is stale for {told.reason!r}", "the reason that fits the end of its lease")
-    of.lost = told.lost_leases if told.lost_leases is not None else of.lost + 1
-    of.stale_reason = told.reason or ""
-
-
-def requeued(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """Back in the queue: only while the limit allows, and not before the old runner has surely stopped."""
-    if line.from_ != attempt.STALE:
-        return
-    if of.lost > of.max_lost:
-        log.bad("MOD-5", f"attempt {of.id} is requeued after {of.lost} lost leases", "STALE → FAILED as LEASE_LOST")
-    run_at = told.run_at or EPOCH
-    if run_at < max(of.run_at, of.fence):
-        log.bad(
+        verifier.flag(
             "MOD-5",
-            f"attempt {of.id} may run at {run_at.isoformat()}",
-            f"not before {max(of.run_at, of.fence).isoformat()}",
+            f"attempt {attempt.id} is stale for {metadata.reason!r}",
+            "LEASE_EXPIRED exactly if its lease is EXPIRED",
         )
-    of.run_at = run_at
+    attempt.lost_leases = metadata.lost_leases if metadata.lost_leases is not None else attempt.lost_leases + 1
+    attempt.stale_reason = metadata.reason or ""
 
 
-def finished(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """A success has exit code 0; a failure says why."""
-    if line.to == attempt.SUCCEEDED:
-        if told.exit_code != 0 or told.error is not None:
-            log.bad("WST-TG3", f"attempt {of.id} succeeds with exit code {told.exit_code}", "exit code 0 and no error")
+def check_requeued(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A requeued attempt has not lost too many leases, and may not start while its last worker may still run it."""
+    if event.from_ != core_attempt.STALE:
         return
-    of.error = told.error
-    if told.error is None:
-        log.bad("QUE-N5", f"attempt {of.id} is {line.to} without an error", "an error")
+    if attempt.lost_leases > attempt.max_lost_leases:
+        verifier.flag(
+            "MOD-5",
+            f"attempt {attempt.id} is requeued after {attempt.lost_leases} lost leases",
+            "STALE → FAILED as LEASE_LOST",
+        )
+    run_at = metadata.run_at or EPOCH
+    if run_at < max(attempt.run_at, attempt.fence_until):
+        verifier.flag(
+            "MOD-5",
+            f"attempt {attempt.id} may run at {run_at.isoformat()}",
+            f"not before {max(attempt.run_at, attempt.fence_until).isoformat()}",
+        )
+    attempt.run_at = run_at
+
+
+def check_finished(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A success has exit code 0, a failure an error with the code that fits the transition."""
+    if event.to == core_attempt.SUCCEEDED:
+        if metadata.exit_code != 0 or metadata.error is not None:
+            verifier.flag(
+                "WST-TG3",
+                f"attempt {attempt.id} succeeds with exit code {metadata.exit_code}",
+                "exit code 0 and no error",
+            )
         return
-    if told.error.failure_class == "USER" and told.error.is_retryable:
-        log.bad("MOD-F2", f"attempt {of.id} failed by its user and is called retryable", "USER is never retried")
-    codes = {attempt.TIMED_OUT: "TIMED_OUT"}
-    if line.from_ == attempt.STALE:
-        codes[attempt.FAILED] = "LEASE_LOST"
-        if of.lost <= of.max_lost:
-            log.bad("MOD-5", f"attempt {of.id} is given up after {of.lost} lost leases", f"more than {of.max_lost}")
-    if line.to in codes and told.error.code != codes[line.to]:
-        log.bad("MOD-F3", f"attempt {of.id} is {line.to} for {told.error.code}", codes[line.to])
-    if line.to == attempt.TIMED_OUT and line.at < of.started_at + of.timeout:
-        log.bad("ORC-T2", f"attempt {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
-
-
-def judged(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """Only a success has a verdict, and one that did not pass fails its job."""
-    of.verdict = told.verdict
-    if told.verdict is not None and line.to != attempt.SUCCEEDED:
-        log.bad("WST-TA3", f"attempt {of.id} is {line.to} with a verdict", "a verdict about what was executed")
-    elif told.verdict is not None and of.job is None and not told.verdict.is_passed:
-        log.bad("WST-TG9", f"attempt {of.id} succeeds with a failed verdict, and has no job", "FAILED")
-
-
-def cancel_requested(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """A request has a reason and a deadline; repeating it is no event."""
-    if line.from_ == attempt.CANCEL_REQUESTED:
+    attempt.error = metadata.error
+    if metadata.error is None:
+        verifier.flag("QUE-N5", f"attempt {attempt.id} is {event.to} without an error", "an error")
         return
-    if not told.reason or told.cancel_by is None or told.cancel_by < line.at:
-        log.bad("ORC-C1", f"the cancellation of {of.id} has no reason or no deadline ahead", "both")
-    of.cancel_reason, of.cancel_by = told.reason or "", told.cancel_by or line.at
+    if metadata.error.failure_class == "USER" and metadata.error.is_retryable:
+        verifier.flag(
+            "MOD-F2",
+            f"attempt {attempt.id} failed with class USER and is retryable",
+            "is_retryable=False for class USER",
+        )
+    codes = {core_attempt.TIMED_OUT: "TIMED_OUT"}
+    if event.from_ == core_attempt.STALE:
+        codes[core_attempt.FAILED] = "LEASE_LOST"
+        if attempt.lost_leases <= attempt.max_lost_leases:
+            verifier.flag(
+                "MOD-5",
+                f"attempt {attempt.id} is given up after {attempt.lost_leases} lost leases",
+                f"more than {attempt.max_lost_leases}",
+            )
+    if event.to in codes and metadata.error.code != codes[event.to]:
+        verifier.flag("MOD-F3", f"attempt {attempt.id} is {event.to} for {metadata.error.code}", codes[event.to])
+    if event.to == core_attempt.TIMED_OUT and event.at < attempt.started_at + attempt.timeout:
+        verifier.flag(
+            "ORC-T2",
+            f"attempt {attempt.id} times out early",
+            f"not before {(attempt.started_at + attempt.timeout).isoformat()}",
+        )
 
 
-def canceled(log: CanonicalVerifier, of: Attempt, line: Line, told: AttemptTold) -> None:
-    """Acknowledged by the runner, or forced when nobody can acknowledge any more."""
-    if told.reason != of.cancel_reason:
-        log.bad("ORC-A10", f"attempt {of.id} is cancelled for {told.reason!r}", repr(of.cancel_reason))
-    is_forced = actor_kind(line.actor) != RUNNER
-    if bool(told.is_forced) != is_forced:
-        log.bad(
+def check_verdict(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Only a successful attempt has a verdict; without a job the verdict must have passed."""
+    attempt.verdict = metadata.verdict
+    if metadata.verdict is not None and event.to != core_attempt.SUCCEEDED:
+        verifier.flag("WST-TA3", f"attempt {attempt.id} is {event.to} with a verdict", "a verdict with SUCCEEDED only")
+    elif metadata.verdict is not None and attempt.job is None and not metadata.verdict.is_passed:
+        verifier.flag("WST-TG9", f"attempt {attempt.id} succeeds with a failed verdict, and has no job", "FAILED")
+
+
+def check_cancel_request(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """A cancel request has a reason and a deadline in the future."""
+    if event.from_ == core_attempt.CANCEL_REQUESTED:
+        return
+    if not metadata.reason or metadata.cancel_by is None or metadata.cancel_by < event.at:
+        verifier.flag("ORC-C1", f"the cancellation of {attempt.id} has no reason or no deadline in the future", "both")
+    attempt.cancel_reason, attempt.cancel_by = metadata.reason or "", metadata.cancel_by or event.at
+
+
+def check_canceled(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """The worker acknowledges a cancellation, or it is forced after the deadline or for lack of a live lease."""
+    if metadata.reason != attempt.cancel_reason:
+        verifier.flag(
+            "ORC-A10", f"attempt {attempt.id} is cancelled for {metadata.reason!r}", repr(attempt.cancel_reason)
+        )
+    is_forced = actor_kind(event.actor) != RUNNER
+    if bool(metadata.is_forced) != is_forced:
+        verifier.flag(
             "ORC-C2",
-            f"the cancellation of {of.id} by {line.actor} is_forced={told.is_forced}",
+            f"the cancellation of {attempt.id} by {event.actor} has is_forced={metadata.is_forced}",
             f"is_forced={is_forced}",
         )
-    ended = told.lease
-    if is_forced and ended is not None and ended.to == lease.REVOKED:
-        is_unaccepted = ended.from_ == lease.GRANTED and line.at >= of.accept_by
-        if line.at < of.cancel_by and not is_unaccepted:
-            log.bad("ORC-T4", f"attempt {of.id} is cancelled by force early", f"not before {of.cancel_by.isoformat()}")
+    lease_change = metadata.lease
+    if is_forced and lease_change is not None and lease_change.to == lease.REVOKED:
+        is_unaccepted = lease_change.from_ == lease.GRANTED and event.at >= attempt.accept_by
+        if event.at < attempt.cancel_by and not is_unaccepted:
+            verifier.flag(
+                "ORC-T4",
+                f"attempt {attempt.id} is cancelled by force early",
+                f"not before {attempt.cancel_by.isoformat()}",
+            )
 
 
-_EVERY: Final = (owner, no_claim, leases, requests, judged)
-_CLAIM: Final = (owner, claims, leases, requests, judged)
+_COMMON: Final = (check_owner, check_no_claim, check_lease, check_request_id, check_verdict)
+_CLAIM: Final = (check_owner, check_claim, check_lease, check_request_id, check_verdict)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
-    attempt.QUEUED: (*_EVERY, born, requeued),
-    attempt.LEASED: (*_CLAIM, claimed),
-    attempt.STARTING: _EVERY,
-    attempt.RUNNING: (*_EVERY, started),
-    attempt.UPLOADING: _EVERY,
-    attempt.STALE: (*_EVERY, stalled),
-    attempt.SUCCEEDED: (*_EVERY, finished),
-    attempt.FAILED: (*_CLAIM, finished),
-    attempt.TIMED_OUT: (*_CLAIM, finished),
-    attempt.CANCEL_REQUESTED: (*_CLAIM, cancel_requested),
-    attempt.CANCELED: (*_CLAIM, canceled),
+    core_attempt.QUEUED: (*_COMMON, check_created, check_requeued),
+    core_attempt.LEASED: (*_CLAIM, check_claimable),
+    core_attempt.STARTING: _COMMON,
+    core_attempt.RUNNING: (*_COMMON, record_start),
+    core_attempt.UPLOADING: _COMMON,
+    core_attempt.STALE: (*_COMMON, check_stale),
+    core_attempt.SUCCEEDED: (*_COMMON, check_finished),
+    core_attempt.FAILED: (*_CLAIM, check_finished),
+    core_attempt.TIMED_OUT: (*_CLAIM, check_finished),
+    core_attempt.CANCEL_REQUESTED: (*_CLAIM, check_cancel_request),
+    core_attempt.CANCELED: (*_CLAIM, check_canceled),
 }
 
-# What the job of an attempt in this state may be, once its transaction is over.
-_JOB_OF: Final = {
-    attempt.QUEUED: ("QUEUED", "RUNNING"),
-    **dict.fromkeys((*attempt.HELD, attempt.STALE, attempt.CANCEL_REQUESTED), ("RUNNING",)),
-    attempt.SUCCEEDED: ("VALIDATING", "SUCCEEDED", "FAILED", "CANCELED"),
-    attempt.FAILED: ("RETRYING", "FAILED", "CANCELED"),
-    attempt.TIMED_OUT: ("RETRYING", "FAILED", "CANCELED"),
-    attempt.CANCELED: ("CANCELED",),
+# Attempt state -> allowed states of its job at the end of the transaction.
+_JOB_STATES: Final = {
+    core_attempt.QUEUED: ("QUEUED", "RUNNING"),
+    **dict.fromkeys((*core_attempt.HELD, core_attempt.STALE, core_attempt.CANCEL_REQUESTED), ("RUNNING",)),
+    core_attempt.SUCCEEDED: ("VALIDATING", "SUCCEEDED", "FAILED", "CANCELED"),
+    core_attempt.FAILED: ("RETRYING", "FAILED", "CANCELED"),
+    core_attempt.TIMED_OUT: ("RETRYING", "FAILED", "CANCELED"),
+    core_attempt.CANCELED: ("CANCELED",),
 }
 
 
-def settle(log: CanonicalVerifier, of: Attempt) -> None:
-    """After the transaction: what was found lost is back in the queue, and the job stands as its attempt does."""
-    if of.state == attempt.STALE and of.stale_reason in attempt.REQUEUED_AT_ONCE:
-        log.bad(
-            "ORC-A7", f"attempt {of.id} stays STALE after {of.stale_reason}", "QUEUED or FAILED in the same transaction"
+def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> None:
+    """At the end of a transaction: a lost attempt is requeued or failed, and the job's state fits the attempt's."""
+    if attempt.state == core_attempt.STALE and attempt.stale_reason in core_attempt.REQUEUED_AT_ONCE:
+        verifier.flag(
+            "ORC-A7",
+            f"attempt {attempt.id} stays STALE after {attempt.stale_reason}",
+            "QUEUED or FAILED in the same transaction",
         )
-    if of.state == attempt.CANCEL_REQUESTED and of.lease is None:
-        log.bad(
+    if attempt.state == core_attempt.CANCEL_REQUESTED and attempt.lease_state is None:
+        verifier.flag(
             "ORC-C3",
-            f"attempt {of.id} waits for an acknowledgement that nobody can give",
+            f"attempt {attempt.id} waits for an acknowledgement without a live lease",
             "CANCELED in the same transaction",
         )
-    if of.job is not None and of.job.attempt is of and of.job.state not in _JOB_OF.get(of.state or "", ()):
-        found = f"attempt {of.id} is {of.state} and its job {of.job.state}"
-        log.bad("ORC-J1", found, f"a job that is {' or '.join(_JOB_OF.get(of.state or '', ('gone',)))}")
+    if (
+        attempt.job is not None
+        and attempt.job.latest_attempt is attempt
+        and attempt.job.state not in _JOB_STATES.get(attempt.state or "", ())
+    ):
+        found = f"attempt {attempt.id} is {attempt.state} and its job {attempt.job.state}"
+        verifier.flag("ORC-J1", found, f"a job that is {' or '.join(_JOB_STATES.get(attempt.state or '', ('ended',)))}")

@@ -1,8 +1,14 @@
-"""Is this canonical log legal? Reads it once, remembers only what is not over, and believes nothing.
+"""Verify the canonical log in one pass.
 
-Every line is checked on its own (shape, place in the log, transition, owner, severity), against its entity
-(state, rev, time), through every view, and against everything that it is connected to. Events of one
-transaction carry the same time: when a scope's time moves on, what is left must fit together.
+Each line is checked in this order:
+1. on its own: schema, sequence number, transition, actor, severity (`_step_problems`);
+2. against its entity: state, rev, tenant and time (`_check_continuity`);
+3. through every view: each document must allow the step (`_project`);
+4. against related entities: the checks in `attempts`, `jobs`, `runs`, `workers` and `gates`.
+
+All events of one transaction have the same time. When the time of a scope (a run with all its entities, a worker, or an
+attempt without a run) moves on, its last transaction is complete, and the `check_transaction` functions check the
+entities that it changed. An entity is dropped when it has ended, so memory does not grow with the length of the log.
 """
 
 from __future__ import annotations
@@ -15,338 +21,350 @@ from deltaci.audit.projections import views_of
 from deltaci.audit.projections.canonical import LEASE_WORDS
 from deltaci.audit.verify import attempts, jobs, runs, workers
 from deltaci.audit.verify.log_lines import (
-    AnyLine,
-    Attempt,
-    AttemptLine,
-    Entity,
-    Job,
-    JobLine,
-    LeaseLine,
-    LeaseTold,
-    Line,
-    Run,
-    RunLine,
-    Scope,
-    Worker,
-    WorkerLine,
+    AnyEventLine,
+    AttemptEventLine,
+    EventLine,
+    JobEventLine,
+    LeaseChange,
+    LeaseEventLine,
+    RunEventLine,
+    WorkerEventLine,
 )
-from deltaci.audit.verify.report import Recent, Report
-from deltaci.core import attempt, job, lease, run, worker
+from deltaci.audit.verify.report import RecentIds, Report
+from deltaci.audit.verify.tracked import (
+    TrackedAttempt,
+    TrackedEntity,
+    TrackedJob,
+    TrackedRun,
+    TrackedWorker,
+    TransactionScope,
+)
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
+from deltaci.core import lease
+from deltaci.core import run as core_run
+from deltaci.core import worker as core_worker
 from deltaci.core.events import ATTEMPT, JOB, LEASE, RUN, WORKER, actor_kind
 from deltaci.core.ids import lease_name
 from deltaci.core.machine import Machine
 from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension
 
 MACHINES: Final[dict[str, Machine[Any]]] = {
-    RUN: run.MACHINE,
-    JOB: job.MACHINE,
-    ATTEMPT: attempt.MACHINE,
-    WORKER: worker.MACHINE,
+    RUN: core_run.MACHINE,
+    JOB: core_job.MACHINE,
+    ATTEMPT: core_attempt.MACHINE,
+    WORKER: core_worker.MACHINE,
     LEASE: lease.MACHINE,
 }
 TERMINAL: Final = {name: machine.terminal for name, machine in MACHINES.items()}
 DOCUMENT_RULE: Final = {RUN: "ORC-O1", JOB: "WST-V1", ATTEMPT: "QUE-T12", WORKER: "WST-V1", LEASE: "ORC-LF3"}
 
-# (entity, from, to, trigger) -> who may act -> how severe it then is: everything that any rule allows.
+# (entity, from, to, trigger) -> kind of actor that may cause it -> severities that it may then have.
 LEGAL: Final[dict[tuple[str, str | None, str, str], dict[str, set[str]]]] = {}
 for _name, _machine in MACHINES.items():
     for _rule in _machine.rules:
-        for _to in _rule.targets:
-            _actors = LEGAL.setdefault((_name, _rule.source or None, _to.state, _to.trigger), {})
+        for _target in _rule.targets:
+            _actors = LEGAL.setdefault((_name, _rule.source or None, _target.state, _target.trigger), {})
             for _kind in _rule.command.by:
-                _actors.setdefault(_kind, set()).add(_to.severity)
+                _actors.setdefault(_kind, set()).add(_target.severity)
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
 CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
 
-_decode = msgspec.json.Decoder(AnyLine).decode
+_decode = msgspec.json.Decoder(AnyEventLine).decode
 
-EntityLine = RunLine | JobLine | AttemptLine | WorkerLine
-Problem = tuple[str, str, str]  # The rule, what was found, what would have been legal.
-
-
-def targets(entity: str, source: str | None) -> str:
-    """What would have been legal from here, for people."""
-    found = [f"{to} by {trigger}" for (name, from_, to, trigger) in LEGAL if (name, from_) == (entity, source)]
-    return ", ".join(found) or "nothing: it is over"
+EntityEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLine
+Problem = tuple[str, str, str]  # The rule, what the log says, and what would be legal.
 
 
-def _step_problems(line: Line, actor: str) -> list[Problem]:
-    """What is wrong with the step as such, whatever the entity's past."""
-    kind, step = line.entity, f"{line.from_} → {line.to}"
-    allowed_by = LEGAL.get((kind, line.from_, line.to, line.trigger))
+def legal_targets(entity: str, source: str | None) -> str:
+    """Return the transitions that are legal from a state, as text for a message."""
+    transitions = [f"{to} by {trigger}" for (name, from_, to, trigger) in LEGAL if (name, from_) == (entity, source)]
+    return ", ".join(transitions) or "nothing: the state is terminal"
+
+
+def _step_problems(event: EventLine, actor: str) -> list[Problem]:
+    """Check the transition, the actor and the severity, independently of the entity's earlier events."""
+    kind, step = event.entity, f"{event.from_} → {event.to}"
+    allowed_by = LEGAL.get((kind, event.from_, event.to, event.trigger))
     if allowed_by is None:
-        return [(DOCUMENT_RULE[kind], f"{step} by {line.trigger}", f"from {line.from_}: {targets(kind, line.from_)}")]
+        legal = f"from {event.from_}: {legal_targets(kind, event.from_)}"
+        return [(DOCUMENT_RULE[kind], f"{step} by {event.trigger}", legal)]
     severities = allowed_by.get(actor)
     if severities is None:
-        return [("ORC-O1", f"{step} by {line.trigger} was made by {line.actor}", " or ".join(sorted(allowed_by)))]
-    if line.severity not in severities:
-        return [("WST-E3", f"{step} has severity {line.severity}", " or ".join(sorted(severities)))]
+        return [("ORC-O1", f"{step} by {event.trigger} was made by {event.actor}", " or ".join(sorted(allowed_by)))]
+    if event.severity not in severities:
+        return [("WST-E3", f"{step} has severity {event.severity}", " or ".join(sorted(severities)))]
     return []
 
 
 class CanonicalVerifier:
-    """A verification under way."""
+    """Verifies one canonical log. The check functions read `live` and `groups` and call `flag` and `touch`."""
 
     def __init__(self) -> None:
         self.report = Report("canonical events")
         self.live: dict[str, Any] = {}
-        self.groups: dict[tuple[str, str], Attempt] = {}  # Who had a group last.
-        self.recent = Recent()
-        self.number = 0
+        self.groups: dict[tuple[str, str], TrackedAttempt] = {}  # (tenant, group) -> its latest attempt with a lease.
+        self.recent = RecentIds()
+        self.line_number = 0
         self.seq = 0
-        self.expected: tuple[Line, LeaseTold] | None = None
-        self._judged: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
+        self._pending_lease: tuple[EventLine, LeaseChange] | None = None
+        self._step_cache: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
 
-    def bad(self, rule: str, found: str, legal: str) -> None:
-        """Note that the current line breaks a rule."""
-        self.report.add(self.number, rule, found, legal)
+    def flag(self, rule: str, found: str, legal: str) -> None:
+        """Report that the current line breaks a rule."""
+        self.report.add(self.line_number, rule, found, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Check one line."""
-        self.number = number
+        """Verify one line."""
+        self.line_number = number
         try:
-            line = _decode(raw)
+            event = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.bad("MOD-E1", f"the line cannot be read: {error}", "one JSON object with the fields of an event")
+            self.flag("MOD-E1", f"the line cannot be read: {error}", "one JSON object with the fields of an event")
             return
-        if isinstance(line, LeaseLine):
-            self._lease_line(line)
+        if isinstance(event, LeaseEventLine):
+            self._check_lease_event(event)
             return
-        if self.expected is not None:
-            self._missing_lease_line()
-        if line.seq <= self.seq:
-            self.bad("MOD-E1", f"seq {line.seq} after {self.seq}", f"a seq greater than {self.seq}")
+        if self._pending_lease is not None:
+            self._flag_missing_lease_event()
+        if event.seq <= self.seq:
+            self.flag("MOD-E1", f"seq {event.seq} after {self.seq}", f"a seq greater than {self.seq}")
         else:
-            self.seq = line.seq
-        entity = self.live.get(line.entity_id) or self._born(line)
+            self.seq = event.seq
+        entity = self.live.get(event.entity_id) or self._create(event)
         if entity is None:
             return
-        if entity.kind != line.entity:
-            self.bad("MOD-E1", f"{line.entity_id} is a {entity.kind}, not a {line.entity}", "one id for one entity")
+        if entity.kind != event.entity:
+            self.flag("MOD-E1", f"{event.entity_id} is a {entity.kind}, not a {event.entity}", "one id for one entity")
             return
-        self.touch(entity, line)
+        self.touch(entity, event)
         if (
-            line.rev != entity.rev + 1
-            or line.from_ != entity.state
-            or line.tenant != entity.tenant
-            or line.run_id != entity.run_id
-            or line.at < entity.at
+            event.rev != entity.rev + 1
+            or event.from_ != entity.state
+            or event.tenant != entity.tenant
+            or event.run_id != entity.run_id
+            or event.at < entity.at
         ):
-            self._discontinuity(entity, line)
-        self._judge(entity, line)
-        for check in CHECKS[entity.kind].get(line.to, ()):
-            check(self, entity, line, line.metadata)
-        self._move(entity, line)
+            self._check_continuity(entity, event)
+        self._check_step(entity, event)
+        for check in CHECKS[entity.kind].get(event.to, ()):
+            check(self, entity, event, event.metadata)
+        self._apply(entity, event)
 
     def end(self) -> Report:
-        """The log is over: what it leaves must fit together."""
-        self._missing_lease_line()
+        """Check the last transaction of every scope and return the report."""
+        self._flag_missing_lease_event()
         for scope in {id(entity.scope): entity.scope for entity in self.live.values()}.values():
-            self._settle(scope)
+            self._close_transaction(scope)
         return self.report
 
-    def _born(self, line: EntityLine) -> Entity | None:
-        """The first event of an entity. Whatever it belongs to must be there."""
+    def _create(self, event: EntityEventLine) -> TrackedEntity | None:
+        """Start to track an entity at its first event. Report an event that cannot be the first, and return None."""
         self.report.entities += 1
-        first = attempt.CREATED if line.entity == ATTEMPT else None
-        if line.from_ != first or line.rev != 1 or line.entity_id in self.recent:
-            over = "is over" if line.entity_id in self.recent else "was never born"
-            rule = "MOD-9" if line.entity_id in self.recent else "MOD-10"
-            self.bad(rule, f"{line.entity} {line.entity_id} {over}, and now goes {line.from_} → {line.to}", "a birth")
+        initial = core_attempt.CREATED if event.entity == ATTEMPT else None
+        if event.from_ != initial or event.rev != 1 or event.entity_id in self.recent:
+            problem = "has ended" if event.entity_id in self.recent else "was never created"
+            rule = "MOD-9" if event.entity_id in self.recent else "MOD-10"
+            found = f"{event.entity} {event.entity_id} {problem}, and now goes {event.from_} → {event.to}"
+            self.flag(rule, found, "its creation first")
             self.report.entities -= 1
             return None
-        entity = self._make(line)
+        entity = self._build(event)
         if entity is not None:
-            self.live[line.entity_id] = entity
+            self.live[event.entity_id] = entity
         return entity
 
-    def _make(self, line: EntityLine) -> Entity | None:
-        if line.entity == RUN:
-            return Run(line.entity_id, line.tenant, line.run_id, Scope())
-        if line.entity == WORKER:
-            return Worker(line.entity_id, line.tenant, line.run_id, Scope())
-        owner = self.live.get(line.run_id) if line.run_id else None
-        if line.run_id and not isinstance(owner, Run):
-            self.bad(
+    def _build(self, event: EntityEventLine) -> TrackedEntity | None:
+        if event.entity == RUN:
+            return TrackedRun(event.entity_id, event.tenant, event.run_id, TransactionScope())
+        if event.entity == WORKER:
+            return TrackedWorker(event.entity_id, event.tenant, event.run_id, TransactionScope())
+        run = self.live.get(event.run_id) if event.run_id else None
+        if event.run_id and not isinstance(run, TrackedRun):
+            self.flag(
                 "MOD-E1",
-                f"{line.entity} {line.entity_id} belongs to run {line.run_id}, which is not there",
+                f"{event.entity} {event.entity_id} belongs to run {event.run_id}, which does not exist",
                 "its run first",
             )
             return None
-        if line.entity == JOB:
-            if owner is None:
-                self.bad("MOD-E1", f"job {line.entity_id} belongs to no run", "the run_id of its run")
+        if event.entity == JOB:
+            if run is None:
+                self.flag("MOD-E1", f"job {event.entity_id} belongs to no run", "the run_id of its run")
                 return None
-            return Job(line.entity_id, line.tenant, line.run_id, owner.scope, run=owner)
-        if owner is None:
-            return Attempt(line.entity_id, line.tenant, line.run_id, Scope(), job=None)
-        job_id = line.metadata.job_id if isinstance(line, AttemptLine) else None
-        parent = owner.jobs.get(job_id or "")
-        if parent is None:
-            self.bad(
+            return TrackedJob(event.entity_id, event.tenant, event.run_id, run.scope, run=run)
+        if run is None:
+            return TrackedAttempt(event.entity_id, event.tenant, event.run_id, TransactionScope(), job=None)
+        job_id = event.metadata.job_id if isinstance(event, AttemptEventLine) else None
+        job = run.jobs.get(job_id or "")
+        if job is None:
+            self.flag(
                 "ORC-A1",
-                f"attempt {line.entity_id} belongs to job {job_id!r}, which is not in its run",
+                f"attempt {event.entity_id} belongs to job {job_id!r}, which is not in its run",
                 "its job first",
             )
             return None
-        return Attempt(line.entity_id, line.tenant, line.run_id, owner.scope, job=parent)
+        return TrackedAttempt(event.entity_id, event.tenant, event.run_id, run.scope, job=job)
 
-    def touch(self, entity: Entity, line: Line) -> None:
-        """The entity changes with this line. The first line at another time closes its scope's last transaction.
+    def touch(self, entity: TrackedEntity, event: EventLine) -> None:
+        """Add the entity to the scope's current transaction, after closing the last one if the event has another time.
 
-        Servers side by side may commit a little out of order, so only each entity's own time must not go back.
+        Servers that write concurrently may commit slightly out of order, so time must be monotonic only per entity.
         """
         scope = entity.scope
-        if line.at != scope.moment:
-            self._settle(scope)
-            scope.moment = line.at
-        scope.line = self.number
+        if event.at != scope.at:
+            self._close_transaction(scope)
+            scope.at = event.at
+        scope.line_number = self.line_number
         scope.touched[entity.id] = entity
 
-    def _discontinuity(self, entity: Entity, line: Line) -> None:
-        """The line does not go on where the entity stands."""
-        kind = line.entity
-        if line.rev != entity.rev + 1:
-            self.bad("MOD-10", f"{kind} {entity.id} has rev {line.rev} after {entity.rev}", f"rev {entity.rev + 1}")
-        if line.from_ != entity.state:
+    def _check_continuity(self, entity: TrackedEntity, event: EventLine) -> None:
+        """Report each field in which the event does not continue the entity's last event."""
+        kind = event.entity
+        if event.rev != entity.rev + 1:
+            self.flag("MOD-10", f"{kind} {entity.id} has rev {event.rev} after {entity.rev}", f"rev {entity.rev + 1}")
+        if event.from_ != entity.state:
             rule = "MOD-9" if entity.state in TERMINAL[kind] else "WST-TI1"
-            found = f"{kind} {entity.id} is {entity.state} and goes {line.from_} → {line.to}"
-            self.bad(rule, found, f"from {entity.state}: {targets(kind, entity.state)}")
-        if line.tenant != entity.tenant:
-            self.bad(
-                "STP-X1", f"{kind} {entity.id} moved from tenant {entity.tenant!r} to {line.tenant!r}", "its tenant"
+            found = f"{kind} {entity.id} is {entity.state} and goes {event.from_} → {event.to}"
+            self.flag(rule, found, f"from {entity.state}: {legal_targets(kind, entity.state)}")
+        if event.tenant != entity.tenant:
+            self.flag(
+                "STP-X1", f"{kind} {entity.id} moved from tenant {entity.tenant!r} to {event.tenant!r}", "its tenant"
             )
-        if line.at < entity.at:
-            found = f"{kind} {entity.id} changes at {line.at.isoformat()} after {entity.at.isoformat()}"
-            self.bad("WST-V4", found, "a time that does not go back")
-        if line.run_id != entity.run_id:
-            self.bad("MOD-E1", f"{kind} {entity.id} moved from run {entity.run_id!r} to {line.run_id!r}", "its run")
+        if event.at < entity.at:
+            found = f"{kind} {entity.id} changes at {event.at.isoformat()} after {entity.at.isoformat()}"
+            self.flag("WST-V4", found, "a time that does not go back")
+        if event.run_id != entity.run_id:
+            self.flag("MOD-E1", f"{kind} {entity.id} moved from run {entity.run_id!r} to {event.run_id!r}", "its run")
 
-    def _judge(self, entity: Entity, line: Line) -> None:
-        """Is the step itself allowed, to this actor, and in every view? What was judged once need not be again."""
-        actor = actor_kind(line.actor)
-        key = (line.entity, entity.shown, line.from_, line.to, line.trigger, actor, line.severity)
-        judged = self._judged.get(key)
-        if judged is None:
-            shown, seen = self._look(line, entity.shown)
-            judged = self._judged[key] = (shown, (*_step_problems(line, actor), *seen))
-        entity.shown, problems = judged
+    def _check_step(self, entity: TrackedEntity, event: EventLine) -> None:
+        """Check the step on its own and through every view. Logs repeat few distinct steps, so results are cached."""
+        actor = actor_kind(event.actor)
+        key = (event.entity, entity.view_states, event.from_, event.to, event.trigger, actor, event.severity)
+        cached = self._step_cache.get(key)
+        if cached is None:
+            view_states, view_problems = self._project(event, entity.view_states)
+            cached = self._step_cache[key] = (view_states, (*_step_problems(event, actor), *view_problems))
+        entity.view_states, problems = cached
         for rule, found, legal in problems:
-            self.bad(rule, f"{line.entity} {entity.id}: {found}", legal)
+            self.flag(rule, f"{event.entity} {entity.id}: {found}", legal)
 
-    def _look(self, line: Line, shown: tuple[str | None, ...]) -> tuple[tuple[str | None, ...], list[Problem]]:
-        change = Change(line.from_, line.to, line.trigger, line.actor)
-        after: list[str | None] = []
+    def _project(
+        self, event: EventLine, view_states: tuple[str | None, ...]
+    ) -> tuple[tuple[str | None, ...], list[Problem]]:
+        """Return the state in each view after the event, and the steps that a document does not allow."""
+        change = Change(event.from_, event.to, event.trigger, event.actor)
+        new_states: list[str | None] = []
         problems: list[Problem] = []
-        for index, view in enumerate(VIEWS[line.entity]):
-            before = shown[index] if index < len(shown) else None
-            if line.to not in MACHINES[line.entity].states:
-                after.append(before)
+        for index, view in enumerate(VIEWS[event.entity]):
+            old_state = view_states[index] if index < len(view_states) else None
+            if event.to not in MACHINES[event.entity].states:
+                new_states.append(old_state)
                 continue
-            steps, now = view.project_change(before, change)
-            after.append(now)
+            steps, new_state = view.project_change(old_state, change)
+            new_states.append(new_state)
             for step in steps:
                 if view.allows(step) is None:
-                    known: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
-                    allowed = [each.target for each in known if each.source == step.source]
+                    edges: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
+                    allowed = [edge.target for edge in edges if edge.source == step.source]
                     found = f"document {view.document} sees {step.source} → {step.target} by {step.word}"
                     problems.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
-        return tuple(after), problems
+        return tuple(new_states), problems
 
-    def _move(self, entity: Entity, line: EntityLine) -> None:
-        """Believe the line from here on, right or wrong, so that one mistake is reported once."""
-        before = entity.state
-        entity.state, entity.rev, entity.at = line.to, line.rev, line.at
-        if isinstance(entity, Run):
-            if line.to in run.TERMINAL:
-                self._settle(entity.scope)  # Nothing follows in its transaction; its memory can go.
-        elif isinstance(entity, Job):
-            jobs.count(entity, before)
-            if entity.run.state in run.TERMINAL and line.to in job.TERMINAL:
-                self._settle(entity.scope)
-            if line.from_ is None and not entity.is_task:
-                entity.shown = tuple(
-                    LEFT_OUT if view.name == "003 task" else shown
-                    for view, shown in zip(VIEWS[JOB], entity.shown, strict=True)
+    def _apply(self, entity: TrackedEntity, event: EntityEventLine) -> None:
+        """Move the entity to the event's state, legal or not, so that one mistake is reported once."""
+        old_state = entity.state
+        entity.state, entity.rev, entity.at = event.to, event.rev, event.at
+        if isinstance(entity, TrackedRun):
+            if event.to in core_run.TERMINAL:
+                self._close_transaction(entity.scope)  # It is the transaction's last event, and the run can be dropped.
+        elif isinstance(entity, TrackedJob):
+            jobs.update_counters(entity, old_state)
+            if entity.run.state in core_run.TERMINAL and event.to in core_job.TERMINAL:
+                self._close_transaction(entity.scope)
+            if event.from_ is None and not entity.is_task:
+                entity.view_states = tuple(
+                    LEFT_OUT if view.name == "003 task" else state
+                    for view, state in zip(VIEWS[JOB], entity.view_states, strict=True)
                 )
-        elif isinstance(entity, Attempt):
-            told = line.metadata.lease if isinstance(line, AttemptLine) else None
-            if told is not None:
-                self.expected = (line, told)
-            if entity.job is None and line.to in attempt.TERMINAL:
+        elif isinstance(entity, TrackedAttempt):
+            lease_change = event.metadata.lease if isinstance(event, AttemptEventLine) else None
+            if lease_change is not None:
+                self._pending_lease = (event, lease_change)
+            if entity.job is None and event.to in core_attempt.TERMINAL:
                 self._forget(entity)
                 return
-        elif isinstance(entity, Worker) and line.to in worker.TERMINAL:
-            self._settle(entity.scope)
+        elif isinstance(entity, TrackedWorker) and event.to in core_worker.TERMINAL:
+            self._close_transaction(entity.scope)
             self._forget(entity)
 
-    def _settle(self, scope: Scope) -> None:
-        """A transaction of this scope is over: everything that it touched must fit together again."""
+    def _close_transaction(self, scope: TransactionScope) -> None:
+        """Check the entities that the scope's transaction changed, and drop the run if it and its jobs have ended."""
         if not scope.touched:
             return
         touched, scope.touched = list(scope.touched.values()), {}
-        now, self.number = self.number, scope.line
-        owner: Run | None = None
+        current_line, self.line_number = self.line_number, scope.line_number
+        run: TrackedRun | None = None
         for entity in touched:
-            if isinstance(entity, Job):
-                jobs.settle(self, entity)
-                owner = entity.run
-            elif isinstance(entity, Attempt):
-                attempts.settle(self, entity)
-            elif isinstance(entity, Worker):
-                workers.settle(self, entity)
-            elif isinstance(entity, Run):
-                owner = entity
-        if owner is not None:
-            runs.settle(self, owner)
-            if owner.state in run.TERMINAL and all(each.state in job.TERMINAL for each in owner.jobs.values()):
-                for each in owner.jobs.values():
-                    if each.attempt is not None:
-                        self._forget(each.attempt)
-                    self._forget(each)
-                self._forget(owner)
-        self.number = now
+            if isinstance(entity, TrackedJob):
+                jobs.check_transaction(self, entity)
+                run = entity.run
+            elif isinstance(entity, TrackedAttempt):
+                attempts.check_transaction(self, entity)
+            elif isinstance(entity, TrackedWorker):
+                workers.check_transaction(self, entity)
+            elif isinstance(entity, TrackedRun):
+                run = entity
+        if run is not None:
+            runs.check_transaction(self, run)
+            if run.state in core_run.TERMINAL and all(job.state in core_job.TERMINAL for job in run.jobs.values()):
+                for job in run.jobs.values():
+                    if job.latest_attempt is not None:
+                        self._forget(job.latest_attempt)
+                    self._forget(job)
+                self._forget(run)
+        self.line_number = current_line
 
-    def _forget(self, entity: Entity) -> None:
+    def _forget(self, entity: TrackedEntity) -> None:
         self.live.pop(entity.id, None)
         self.recent.add(entity.id)
 
-    def _lease_line(self, line: LeaseLine) -> None:
-        """A lease's line stands right behind its attempt's and says the same."""
-        expected, self.expected = self.expected, None
-        if expected is None:
-            self.bad(
-                "MOD-E3", f"lease {line.entity_id} changes without its attempt", "its attempt's event right before"
+    def _check_lease_event(self, event: LeaseEventLine) -> None:
+        """A lease's line follows its attempt's line immediately and has the same content."""
+        pending, self._pending_lease = self._pending_lease, None
+        if pending is None:
+            self.flag(
+                "MOD-E3", f"lease {event.entity_id} changes without its attempt", "its attempt's event right before"
             )
             return
-        of, told = expected
+        cause, change = pending
         if (
-            line.seq == of.seq
-            and line.rev == of.rev
-            and line.to == told.to
-            and line.from_ == told.from_
-            and line.at == of.at
-            and line.actor == of.actor
-            and line.tenant == of.tenant
-            and line.run_id == of.run_id
-            and line.request_id == of.request_id
-            and line.metadata.worker_id == told.worker_id
-            and line.entity_id == lease_name(of.entity_id, told.number)
-            and (line.trigger, line.severity) == LEASE_WORDS.get((told.from_, told.to))
+            event.seq == cause.seq
+            and event.rev == cause.rev
+            and event.to == change.to
+            and event.from_ == change.from_
+            and event.at == cause.at
+            and event.actor == cause.actor
+            and event.tenant == cause.tenant
+            and event.run_id == cause.run_id
+            and event.request_id == cause.request_id
+            and event.metadata.worker_id == change.worker_id
+            and event.entity_id == lease_name(cause.entity_id, change.number)
+            and (event.trigger, event.severity) == LEASE_WORDS.get((change.from_, change.to))
         ):
             return
-        wanted = f"lease {told.number} of {told.worker_id}, {told.from_} → {told.to}, seq {of.seq}, rev {of.rev}"
-        holder = f"lease {line.entity_id} of {line.metadata.worker_id}"
-        found = f"{holder}, {line.from_} → {line.to}, seq {line.seq}, rev {line.rev}"
-        self.bad("MOD-E3", f"{found} does not say what its attempt says", f"{wanted}, and all else as its attempt")
+        legal = f"lease {change.number} of {change.worker_id}, {change.from_} → {change.to}"
+        legal += f", seq {cause.seq}, rev {cause.rev}, and all other fields as in its attempt's event"
+        found = f"lease {event.entity_id} of {event.metadata.worker_id}, {event.from_} → {event.to}"
+        found += f", seq {event.seq}, rev {event.rev} differs from its attempt's event"
+        self.flag("MOD-E3", found, legal)
 
-    def _missing_lease_line(self) -> None:
-        if self.expected is not None:
-            of, _ = self.expected
-            self.expected = None
-            self.bad(
+    def _flag_missing_lease_event(self) -> None:
+        if self._pending_lease is not None:
+            cause, _ = self._pending_lease
+            self._pending_lease = None
+            self.flag(
                 "MOD-E3",
-                f"the lease of {of.entity_id} changed at seq {of.seq} without a line of its own",
+                f"the lease of {cause.entity_id} changed at seq {cause.seq} without a line of its own",
                 "that line next",
             )

@@ -1,11 +1,12 @@
-"""What must hold for an approval gate: who may decide it, and how many must."""
+"""Checks of approval gates: who may decide one, how many people must, and that each is counted once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deltaci.audit.verify.log_lines import Job, JobTold, Line
-from deltaci.core import job
+from deltaci.audit.verify.log_lines import EventLine, JobMetadata
+from deltaci.audit.verify.tracked import TrackedJob
+from deltaci.core import job as core_job
 from deltaci.core.approvals import MAX_APPROVERS, person
 from deltaci.core.events import USER, actor_kind
 
@@ -13,54 +14,68 @@ if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
-def born(log: CanonicalVerifier, of: Job, told: JobTold) -> None:
-    """A gate is born with whatever makes it more than a plain one; a task has nothing of that."""
-    of.is_plain = (told.role, told.approvers, told.not_by_starter) == (None, None, None)
-    if of.is_task and not of.is_plain:
-        log.bad("MOD-G1", f"task {of.id} is born with a gate", "a gate for an approval only")
-    if told.approvers is not None:
-        if not isinstance(told.approvers, int) or not 1 < told.approvers <= MAX_APPROVERS:
-            log.bad(
-                "MOD-G1", f"gate {of.id} asks for approvers {told.approvers}", f"2 to {MAX_APPROVERS}, or none told"
+def check_created(verifier: CanonicalVerifier, job: TrackedJob, metadata: JobMetadata) -> None:
+    """A gate's settings are consistent, and a task has none."""
+    job.is_plain_gate = (metadata.role, metadata.approvers, metadata.not_by_starter) == (None, None, None)
+    if job.is_task and not job.is_plain_gate:
+        verifier.flag("MOD-G1", f"task {job.id} has the settings of a gate", "a gate for an approval only")
+    if metadata.approvers is not None:
+        if not isinstance(metadata.approvers, int) or not 1 < metadata.approvers <= MAX_APPROVERS:
+            verifier.flag(
+                "MOD-G1",
+                f"gate {job.id} needs {metadata.approvers} approvers",
+                f"2 to {MAX_APPROVERS}, or absent for 1",
             )
         else:
-            of.approvers = told.approvers
-    if bool(told.not_by_starter) != (told.started_by is not None) or told.not_by_starter is False:
-        log.bad("MOD-G3", f"gate {of.id} tells not_by_starter without started_by, or the other way round", "both")
-    of.barred = told.started_by or None
+            job.approvers = metadata.approvers
+    if bool(metadata.not_by_starter) != (metadata.started_by is not None) or metadata.not_by_starter is False:
+        verifier.flag("MOD-G3", f"gate {job.id} has only one of not_by_starter and started_by", "both or neither")
+    job.excluded_approver = metadata.started_by or None
 
 
-def decided(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """An approval gate is decided by people who may, each of them counted once, for the plan of its run."""
-    if line.from_ != job.WAITING_APPROVAL or line.to == job.CANCELED:
+def check_decision(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A gate is decided by people who may decide it, for the current plan, and the event lists the approvers so far."""
+    if event.from_ != core_job.WAITING_APPROVAL or event.to == core_job.CANCELED:
         return
-    if of.is_task:
-        log.bad("STP-P1", f"task {of.id} is decided by a person", "an approval that waits")
-    if line.trigger == "rejected" and (told.reason == job.REJECTED) != (actor_kind(line.actor) == USER):
-        log.bad("MOD-8", f"{line.actor} ends the approval {of.id} as {told.reason}", "REJECTED by a person only")
-    if told.plan_hash is not None and told.plan_hash != of.run.plan_hash:
-        log.bad("MOD-G4", f"gate {of.id} is decided for plan {told.plan_hash}", of.run.plan_hash or "a run with a hash")
-    if line.trigger in ("approved", "approval_given"):
-        _approved(log, of, line, told)
-    wanted = of.approved_by if not of.is_plain and actor_kind(line.actor) == USER else None
-    if told.approvers != wanted:
-        log.bad("MOD-G2", f"gate {of.id} tells the approvers {told.approvers}", str(wanted))
+    if job.is_task:
+        verifier.flag("STP-P1", f"task {job.id} is decided by a person", "a decision about an approval only")
+    if event.trigger == "rejected" and (metadata.reason == core_job.REJECTED) != (actor_kind(event.actor) == USER):
+        verifier.flag(
+            "MOD-8", f"{event.actor} ends approval {job.id} as {metadata.reason}", "REJECTED by a person only"
+        )
+    if metadata.plan_hash is not None and metadata.plan_hash != job.run.plan_hash:
+        verifier.flag(
+            "MOD-G4",
+            f"gate {job.id} is decided for plan {metadata.plan_hash}",
+            job.run.plan_hash or "a run with a plan hash",
+        )
+    if event.trigger in ("approved", "approval_given"):
+        _check_approval(verifier, job, event, metadata)
+    expected_approvers = job.approved_by if not job.is_plain_gate and actor_kind(event.actor) == USER else None
+    if metadata.approvers != expected_approvers:
+        verifier.flag("MOD-G2", f"gate {job.id} lists the approvers {metadata.approvers}", str(expected_approvers))
 
 
-def _approved(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    who = person(line.actor)
-    if not of.is_plain and not who:
-        log.bad("MOD-G1", f"gate {of.id} is approved by {line.actor}", "a person with a name")
-    if of.barred is not None and who == of.barred:
-        log.bad("MOD-G3", f"gate {of.id} is approved by {who}, who started the run", "anybody else")
-    if who in of.approved_by:
-        log.bad("MOD-G2", f"gate {of.id} is approved by {who} again", "somebody who has not yet")
-    of.approved_by.append(who)
-    given = len(of.approved_by)
-    if (given >= of.approvers) != (line.to == job.SUCCEEDED):
-        log.bad("MOD-G2", f"gate {of.id} is {line.to} with {given} of {of.approvers} approvals", "SUCCEEDED with all")
-    counts = (None, None) if line.to == job.SUCCEEDED else (given, of.approvers)
-    if (told.approvals, told.needed) != counts:
-        log.bad(
-            "MOD-G2", f"gate {of.id} counts {told.approvals} of {told.needed} approvals", f"{counts[0]} of {counts[1]}"
+def _check_approval(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    approver = person(event.actor)
+    if not job.is_plain_gate and not approver:
+        verifier.flag("MOD-G1", f"gate {job.id} is approved by {event.actor}", "a person with a name")
+    if job.excluded_approver is not None and approver == job.excluded_approver:
+        verifier.flag("MOD-G3", f"gate {job.id} is approved by {approver}, who started the run", "another person")
+    if approver in job.approved_by:
+        verifier.flag("MOD-G2", f"gate {job.id} is approved by {approver} again", "one approval of each person")
+    job.approved_by.append(approver)
+    approval_count = len(job.approved_by)
+    if (approval_count >= job.approvers) != (event.to == core_job.SUCCEEDED):
+        verifier.flag(
+            "MOD-G2",
+            f"gate {job.id} is {event.to} with {approval_count} of {job.approvers} approvals",
+            "SUCCEEDED exactly with the last one",
+        )
+    counts = (None, None) if event.to == core_job.SUCCEEDED else (approval_count, job.approvers)
+    if (metadata.approvals, metadata.needed) != counts:
+        verifier.flag(
+            "MOD-G2",
+            f"gate {job.id} counts {metadata.approvals} of {metadata.needed} approvals",
+            f"{counts[0]} of {counts[1]}",
         )

@@ -1,4 +1,7 @@
-"""Is this log of `JobEvent`s legal? Document 004's own format, whoever wrote it."""
+"""Verify a log of `JobEvent`s, the format of document 004.
+
+The log may come from another implementation, so only fields that the document defines are used.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,21 @@ from typing import Annotated, Final
 
 import msgspec
 
-from deltaci.audit.verify.log_lines import EPOCH, Count, Moment, Name
-from deltaci.audit.verify.report import Recent, Report
+from deltaci.audit.verify.log_lines import EPOCH, Count, Name, Timestamp
+from deltaci.audit.verify.report import RecentIds, Report
 from deltaci.core.status.queue import CLAIMED, JOB_VIEW, RUNNING
 from deltaci.core.status.view import Step
 
-_OWNED: Final = frozenset({"started", "heartbeat", "succeeded", "failed"})
+_OWNER_ONLY: Final = frozenset({"started", "heartbeat", "succeeded", "failed"})
 _TERMINAL: Final = frozenset({"succeeded", "failed"})
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _EventLine(msgspec.Struct, forbid_unknown_fields=True):
     type: Name
     job_id: Name
     from_status: str | None
     to_status: Name
-    at: Moment
+    at: Timestamp
     actor: Name
     attempt: Count
     rev: Annotated[int, msgspec.Meta(ge=1)]
@@ -30,97 +33,110 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _TrackedJob:
     status: str | None = None
     owner: str = ""
     attempt: int = 0
     rev: int = 0
     at: datetime = EPOCH
-    requests: tuple[tuple[str, str, datetime], ...] = ()
+    recent_requests: tuple[tuple[str, str, datetime], ...] = ()
 
 
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(_EventLine).decode
 
 
 class JobEventsVerifier:
-    """A verification under way."""
+    """Verifies one log of job events."""
 
     def __init__(self) -> None:
         self.report = Report("job events (document 004)")
-        self.live: dict[str, _Job] = {}
-        self.recent = Recent()
-        self.number = 0
+        self.live: dict[str, _TrackedJob] = {}
+        self.recent = RecentIds()
+        self.line_number = 0
 
-    def bad(self, rule: str, found: str, legal: str) -> None:
-        """Note that the current line breaks a rule."""
-        self.report.add(self.number, rule, found, legal)
+    def flag(self, rule: str, found: str, legal: str) -> None:
+        """Report that the current line breaks a rule."""
+        self.report.add(self.line_number, rule, found, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Check one line."""
-        self.number = number
+        """Verify one event."""
+        self.line_number = number
         try:
-            line = _decode(raw)
+            event = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.bad("QUE-E1", f"the line cannot be read: {error}", "one JSON object with document 004's fields")
+            self.flag("QUE-E1", f"the line cannot be read: {error}", "one JSON object with document 004's fields")
             return
-        job = self.live.get(line.job_id)
+        job = self.live.get(event.job_id)
         if job is None:
-            if line.job_id in self.recent:
-                self.bad(
-                    "QUE-C6", f"job {line.job_id} is over and goes {line.from_status} → {line.to_status}", "nothing"
+            if event.job_id in self.recent:
+                self.flag(
+                    "QUE-C6",
+                    f"job {event.job_id} has ended and goes {event.from_status} → {event.to_status}",
+                    "nothing",
                 )
                 return
-            job = self.live[line.job_id] = _Job()
+            job = self.live[event.job_id] = _TrackedJob()
             self.report.entities += 1
-        self._transition(job, line)
-        self._numbers(job, line)
-        self._owner(job, line)
-        job.status, job.rev, job.at = line.to_status, line.rev, line.at
-        if line.to_status in _TERMINAL:
-            del self.live[line.job_id]
-            self.recent.add(line.job_id)
+        self._check_transition(job, event)
+        self._check_numbers(job, event)
+        self._check_owner(job, event)
+        job.status, job.rev, job.at = event.to_status, event.rev, event.at
+        if event.to_status in _TERMINAL:
+            del self.live[event.job_id]
+            self.recent.add(event.job_id)
 
     def end(self) -> Report:
-        """The log is over."""
+        """Return the report."""
         return self.report
 
-    def _transition(self, job: _Job, line: _Line) -> None:
-        if line.from_status != job.status:
-            self.bad(
+    def _check_transition(self, job: _TrackedJob, event: _EventLine) -> None:
+        if event.from_status != job.status:
+            self.flag(
                 "QUE-T12",
-                f"job {line.job_id} is {job.status} and goes {line.from_status} → {line.to_status}",
+                f"job {event.job_id} is {job.status} and goes {event.from_status} → {event.to_status}",
                 f"from {job.status}",
             )
-        if JOB_VIEW.allows(Step(line.from_status, line.to_status, line.type, line.actor)) is None:
-            legal = [f"{e.target} by {e.triggers[0]}" for e in JOB_VIEW.edges if e.source == line.from_status]
-            found = f"job {line.job_id}: {line.from_status} → {line.to_status} by {line.type}"
-            self.bad("QUE-T12", found, ", ".join(legal) or "nothing: it is over")
-        if line.at < job.at:
-            self.bad("WST-V4", f"{line.at.isoformat()} after {job.at.isoformat()}", "a time that does not go back")
+        if JOB_VIEW.allows(Step(event.from_status, event.to_status, event.type, event.actor)) is None:
+            legal = [
+                f"{edge.target} by {edge.triggers[0]}" for edge in JOB_VIEW.edges if edge.source == event.from_status
+            ]
+            found = f"job {event.job_id}: {event.from_status} → {event.to_status} by {event.type}"
+            self.flag("QUE-T12", found, ", ".join(legal) or "nothing: the state is terminal")
+        if event.at < job.at:
+            self.flag("WST-V4", f"{event.at.isoformat()} after {job.at.isoformat()}", "a time that does not go back")
 
-    def _numbers(self, job: _Job, line: _Line) -> None:
-        if line.rev != job.rev + 1:
-            self.bad("QUE-R1", f"job {line.job_id} has rev {line.rev} after {job.rev}", f"rev {job.rev + 1}")
-        wanted = job.attempt + (line.type == "claimed")
-        if line.attempt != wanted:
-            rule = "QUE-A1" if line.type == "enqueued" else "QUE-A2" if line.type == "claimed" else "QUE-A3"
-            self.bad(rule, f"job {line.job_id} has attempt {line.attempt} after {job.attempt}", f"attempt {wanted}")
-        job.attempt = wanted
-        if line.request_id:
-            if any(r == line.request_id and t == line.type and at != line.at for r, t, at in job.requests):
-                self.bad(
-                    "QUE-C5", f"job {line.job_id} applied request {line.request_id} twice", "a repeat appends no event"
-                )
-            job.requests = (*job.requests, (line.request_id, line.type, line.at))[-8:]
-
-    def _owner(self, job: _Job, line: _Line) -> None:
-        if line.type in _OWNED and line.actor != job.owner:
-            self.bad(
-                "QUE-C2",
-                f"{line.type} of job {line.job_id} comes from {line.actor}",
-                job.owner or "nobody: it has no owner",
+    def _check_numbers(self, job: _TrackedJob, event: _EventLine) -> None:
+        if event.rev != job.rev + 1:
+            self.flag("QUE-R1", f"job {event.job_id} has rev {event.rev} after {job.rev}", f"rev {job.rev + 1}")
+        expected_attempt = job.attempt + (event.type == "claimed")
+        if event.attempt != expected_attempt:
+            rule = "QUE-A1" if event.type == "enqueued" else "QUE-A2" if event.type == "claimed" else "QUE-A3"
+            self.flag(
+                rule,
+                f"job {event.job_id} has attempt {event.attempt} after {job.attempt}",
+                f"attempt {expected_attempt}",
             )
-        if line.type == "claimed":
-            job.owner = line.actor
-        elif line.to_status not in (CLAIMED, RUNNING):
+        job.attempt = expected_attempt
+        if event.request_id:
+            if any(
+                request_id == event.request_id and type == event.type and at != event.at
+                for request_id, type, at in job.recent_requests
+            ):
+                self.flag(
+                    "QUE-C5",
+                    f"job {event.job_id} applied request {event.request_id} twice",
+                    "no second event for the same request",
+                )
+            job.recent_requests = (*job.recent_requests, (event.request_id, event.type, event.at))[-8:]
+
+    def _check_owner(self, job: _TrackedJob, event: _EventLine) -> None:
+        if event.type in _OWNER_ONLY and event.actor != job.owner:
+            self.flag(
+                "QUE-C2",
+                f"{event.type} of job {event.job_id} comes from {event.actor}",
+                job.owner or "no one: it has no owner",
+            )
+        if event.type == "claimed":
+            job.owner = event.actor
+        elif event.to_status not in (CLAIMED, RUNNING):
             job.owner = ""

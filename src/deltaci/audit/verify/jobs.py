@@ -1,4 +1,8 @@
-"""What must hold for a job, line by line."""
+"""Checks of the events of jobs: dependencies, attempts, retries, validation and cancellation.
+
+`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
+event of a transaction.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify import gates
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.log_lines import EPOCH, Job, JobTold, Line
-from deltaci.core import attempt, job
+from deltaci.audit.verify.log_lines import EPOCH, EventLine, JobMetadata
+from deltaci.audit.verify.tracked import TrackedJob
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
 from deltaci.core.backoff import backoff_seconds
 
 if TYPE_CHECKING:
@@ -17,276 +23,328 @@ if TYPE_CHECKING:
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def is_met(of: Job) -> bool:
-    """Whether who waits for it may go on."""
-    return of.state == job.SUCCEEDED or (of.state == job.FAILED and not of.is_required)
+def is_satisfied(job: TrackedJob) -> bool:
+    """Return True if the jobs that need this one may start: it succeeded, or failed and is allowed to."""
+    return job.state == core_job.SUCCEEDED or (job.state == core_job.FAILED and not job.is_required)
 
 
-def is_lost(of: Job) -> bool:
-    """Whether who waits for it never can."""
-    return of.state in (job.FAILED, job.CANCELED) and not is_met(of)
+def is_lost(job: TrackedJob) -> bool:
+    """Return True if the jobs that need this one can never start."""
+    return job.state in (core_job.FAILED, core_job.CANCELED) and not is_satisfied(job)
 
 
-def ends_family(of: Job) -> bool:
-    """Whether its failure is the end of the rest of its family."""
-    return of.is_family_fail_fast and of.is_required and of.state == job.FAILED
+def ends_family(job: TrackedJob) -> bool:
+    """Return True if this job's failure cancels the rest of its family."""
+    return job.is_family_fail_fast and job.is_required and job.state == core_job.FAILED
 
 
-def count(of: Job, before: str | None) -> None:
-    """Keep the run's counters and the counters of those who wait."""
-    now, owner = of.state or "", of.run
+def update_counters(job: TrackedJob, before: str | None) -> None:
+    """Update the run's counters and the dependent jobs' unmet counts after the state has changed from `before`."""
+    now, run = job.state or "", job.run
     if now == before:
         return
-    owner.open += (before is None) - (now in job.TERMINAL)
-    owner.active += (now in job.ACTIVE) - (before in job.ACTIVE)
-    owner.waiting += (now == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL)
-    owner.has_run = owner.has_run or now == job.RUNNING
-    owner.doomed += of.is_required and now in (job.FAILED, job.CANCELED)
-    if is_met(of):
-        for waiting in owner.dependents.get(of.id, ()):
-            waiting.unmet -= 1
-    if now in job.TERMINAL:
-        for waiting in owner.followers.get(of.id, ()):
-            waiting.unmet -= 1
+    run.open_jobs += (before is None) - (now in core_job.TERMINAL)
+    run.active_jobs += (now in core_job.ACTIVE) - (before in core_job.ACTIVE)
+    run.waiting_jobs += (now == core_job.WAITING_APPROVAL) - (before == core_job.WAITING_APPROVAL)
+    run.has_started_job = run.has_started_job or now == core_job.RUNNING
+    run.lost_required_jobs += job.is_required and now in (core_job.FAILED, core_job.CANCELED)
+    if is_satisfied(job):
+        for dependent in run.dependents.get(job.id, ()):
+            dependent.unmet_count -= 1
+    if now in core_job.TERMINAL:
+        for follower in run.followers.get(job.id, ()):
+            follower.unmet_count -= 1
 
 
-def born(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A job is born while its run is planned, with everything that binds it later."""
-    if line.from_ is not None:
+def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A job is created during planning with all required fields. Add it to its run."""
+    if event.from_ is not None:
         return
-    if told.kind is None or told.needs is None or told.is_required is None:
-        log.bad("MOD-E1", f"job {of.id} is born without kind, needs or is_required", "all of them")
+    if metadata.kind is None or metadata.needs is None or metadata.is_required is None:
+        verifier.flag("MOD-E1", f"job {job.id} is created without kind, needs or is_required", "all of them")
         return
-    if of.run.state != "PLANNING":
-        log.bad("ORC-R2", f"job {of.id} is born while its run is {of.run.state}", "a run in PLANNING")
-    of.is_task, of.is_required, of.needs = told.kind == job.TASK, told.is_required, told.needs
-    of.after = told.after or []
-    of.unmet = len({*told.needs, *of.after})
-    of.family, of.is_family_fail_fast = told.family or "", bool(told.is_family_fail_fast)
-    of.group, of.retry_on = told.group or "", list[str](told.retry_on or ())
-    if of.is_task:
-        if told.max_attempts is None or told.base_delay_seconds is None or told.max_delay_seconds is None:
-            log.bad("MOD-E1", f"task {of.id} is born without max_attempts or its delays", "all of them")
+    if job.run.state != "PLANNING":
+        verifier.flag("ORC-R2", f"job {job.id} is created while its run is {job.run.state}", "a run in PLANNING")
+    job.is_task, job.is_required, job.needs = metadata.kind == core_job.TASK, metadata.is_required, metadata.needs
+    job.after = metadata.after or []
+    job.unmet_count = len({*metadata.needs, *job.after})
+    job.family, job.is_family_fail_fast = metadata.family or "", bool(metadata.is_family_fail_fast)
+    job.group, job.retry_on = metadata.group or "", list[str](metadata.retry_on or ())
+    if job.is_task:
+        if metadata.max_attempts is None or metadata.base_delay_seconds is None or metadata.max_delay_seconds is None:
+            verifier.flag("MOD-E1", f"task {job.id} is created without max_attempts or its delays", "all of them")
             return
-        of.max_attempts, of.base, of.cap = told.max_attempts, told.base_delay_seconds, told.max_delay_seconds
-        of.jitter, of.has_validation = told.jitter or 0.0, bool(told.has_validation)
-    elif told.max_attempts is not None:
-        log.bad(
-            "STP-W1", f"approval {of.id} is born with max_attempts {told.max_attempts}", "an approval has no attempt"
+        job.max_attempts, job.base_delay_seconds, job.max_delay_seconds = (
+            metadata.max_attempts,
+            metadata.base_delay_seconds,
+            metadata.max_delay_seconds,
         )
-    gates.born(log, of, told)
-    of.run.jobs[of.id] = of
-    for need in told.needs:
-        of.run.dependents.setdefault(need, []).append(of)
-    for earlier in dict.fromkeys(of.after):
-        if earlier not in told.needs:
-            of.run.followers.setdefault(earlier, []).append(of)
-    if of.family:
-        of.run.families.setdefault(of.family, []).append(of)
-
-
-def opened(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A job is set going only when everything that it needs is met, and only as what it is."""
-    if line.from_ != job.PENDING:
-        return
-    if of.unmet:
-        open_ = [need for need in of.needs if need not in of.run.jobs or not is_met(of.run.jobs[need])]
-        if open_:
-            log.bad("WST-TI6", f"job {of.id} is {line.to} while it needs {', '.join(open_)}", "every need met")
-        else:
-            early = [each for each in of.after if each not in of.run.jobs or not _is_over(of.run.jobs[each])]
-            log.bad("MOD-D1", f"job {of.id} is {line.to}, but comes after {', '.join(early)}", "each of these over")
-    if of.is_task != (line.to == job.QUEUED):
-        log.bad(
+        job.jitter, job.has_validation = metadata.jitter or 0.0, bool(metadata.has_validation)
+    elif metadata.max_attempts is not None:
+        verifier.flag(
             "STP-W1",
-            f"job {of.id} is {'a task' if of.is_task else 'an approval'} and goes to {line.to}",
-            "what fits its kind",
+            f"approval {job.id} is created with max_attempts {metadata.max_attempts}",
+            "no max_attempts: an approval is never executed",
         )
-    if of.run.state not in ("QUEUED", "RUNNING", "WAITING_APPROVAL"):
-        log.bad("ORC-C1", f"job {of.id} is set going while its run is {of.run.state}", "no new work in a run that ends")
+    gates.check_created(verifier, job, metadata)
+    job.run.jobs[job.id] = job
+    for need in metadata.needs:
+        job.run.dependents.setdefault(need, []).append(job)
+    for predecessor in dict.fromkeys(job.after):
+        if predecessor not in metadata.needs:
+            job.run.followers.setdefault(predecessor, []).append(job)
+    if job.family:
+        job.run.families.setdefault(job.family, []).append(job)
 
 
-def queued(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """One attempt more, within the limit, and not before its time."""
-    of.attempts += 1
-    if told.attempt_index != of.attempts:
-        log.bad("ORC-Y3", f"job {of.id} goes on with attempt {told.attempt_index}", f"attempt {of.attempts}")
-    if of.attempts > of.max_attempts:
-        log.bad("WST-TI4", f"job {of.id} makes attempt {of.attempts}", f"at most {of.max_attempts}")
-    if line.from_ == job.RETRYING and line.at < of.next_run_at:
-        log.bad("STP-E3", f"job {of.id} is retried before {of.next_run_at.isoformat()}", "when its backoff is over")
-
-
-def begun(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A job runs because a worker was granted its attempt."""
-    current = of.attempt
-    if current is None or current.state != attempt.LEASED or told.worker_id != current.worker_id:
-        found = (
-            f"job {of.id} is begun by {told.worker_id} while its attempt is {current.state if current else 'missing'}"
+def check_released(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A job leaves PENDING in a live run, when its needs are satisfied and the jobs it comes after have ended."""
+    if event.from_ != core_job.PENDING:
+        return
+    if job.unmet_count:
+        unsatisfied = [need for need in job.needs if need not in job.run.jobs or not is_satisfied(job.run.jobs[need])]
+        if unsatisfied:
+            verifier.flag(
+                "WST-TI6", f"job {job.id} is {event.to} while it needs {', '.join(unsatisfied)}", "every need satisfied"
+            )
+        else:
+            unfinished = [id for id in job.after if id not in job.run.jobs or not _has_ended(job.run.jobs[id])]
+            verifier.flag(
+                "MOD-D1", f"job {job.id} is {event.to}, but comes after {', '.join(unfinished)}", "all of these ended"
+            )
+    if job.is_task != (event.to == core_job.QUEUED):
+        verifier.flag(
+            "STP-W1",
+            f"job {job.id} is {'a task' if job.is_task else 'an approval'} and goes to {event.to}",
+            "QUEUED for a task, WAITING_APPROVAL for an approval",
         )
-        log.bad("STP-S1", found, f"its attempt LEASED to {current.worker_id if current else 'a worker'}")
-    elif bool(told.is_reclaim) != (line.from_ == job.RUNNING):
-        log.bad(
+    if job.run.state not in ("QUEUED", "RUNNING", "WAITING_APPROVAL"):
+        verifier.flag(
+            "ORC-C1",
+            f"job {job.id} is released while its run is {job.run.state}",
+            "no new work in a run that is ending",
+        )
+
+
+def check_attempt_number(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """Each execution is the next attempt, within max_attempts, and a retry not before its backoff has passed."""
+    job.attempt_count += 1
+    if metadata.attempt_index != job.attempt_count:
+        verifier.flag("ORC-Y3", f"job {job.id} starts attempt {metadata.attempt_index}", f"attempt {job.attempt_count}")
+    if job.attempt_count > job.max_attempts:
+        verifier.flag("WST-TI4", f"job {job.id} starts attempt {job.attempt_count}", f"at most {job.max_attempts}")
+    if event.from_ == core_job.RETRYING and event.at < job.next_run_at:
+        verifier.flag(
+            "STP-E3", f"job {job.id} is retried before {job.next_run_at.isoformat()}", "a retry at that time or later"
+        )
+
+
+def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A job runs because a worker was granted a lease of its attempt."""
+    current = job.latest_attempt
+    if current is None or current.state != core_attempt.LEASED or metadata.worker_id != current.worker_id:
+        state = current.state if current else "missing"
+        found = f"job {job.id} is started by {metadata.worker_id} while its attempt is {state}"
+        verifier.flag("STP-S1", found, f"its attempt LEASED to {current.worker_id if current else 'a worker'}")
+    elif bool(metadata.is_reclaim) != (event.from_ == core_job.RUNNING):
+        verifier.flag(
             "STP-S8",
-            f"job {of.id}: {line.from_} → RUNNING with is_reclaim={told.is_reclaim}",
-            "true for a reclaim only",
+            f"job {job.id}: {event.from_} → RUNNING with is_reclaim={metadata.is_reclaim}",
+            "true exactly for RUNNING → RUNNING",
         )
 
 
-def validating(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A job is validated when its attempt succeeded."""
-    if of.attempt is None or of.attempt.state != attempt.SUCCEEDED or told.attempt_index != of.attempts:
-        log.bad("WST-TG3", f"job {of.id} is validated without a successful attempt", "its attempt SUCCEEDED")
+def check_validating(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A job is validated after its latest attempt has succeeded."""
+    if (
+        job.latest_attempt is None
+        or job.latest_attempt.state != core_attempt.SUCCEEDED
+        or metadata.attempt_index != job.attempt_count
+    ):
+        verifier.flag("WST-TG3", f"job {job.id} is validated without a successful attempt", "its attempt SUCCEEDED")
 
 
-def validated(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A rule that its runner found broken fails it, and is named; without rules of its own nothing else does."""
-    if line.from_ != job.VALIDATING:
+def check_validated(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A failed verdict fails the job with the verdict's details; without a validation nothing else may fail it here."""
+    if event.from_ != core_job.VALIDATING:
         return
-    verdict = of.attempt.verdict if of.attempt is not None and of.attempt.is_invalid else None
-    if verdict is not None and line.to != job.FAILED:
-        log.bad("WST-TG8", f"job {of.id} goes to {line.to} although a rule failed", "FAILED")
-    elif verdict is not None and told.details != (verdict.details or None):
-        log.bad("WST-TA9", f"job {of.id} fails with {told.details!r}", f"the verdict's {verdict.details!r}")
-    elif verdict is None and line.to == job.FAILED and not of.has_validation:
-        log.bad("WST-TG9", f"job {of.id} fails its validation, but no rule failed", "SUCCEEDED")
+    verdict = (
+        job.latest_attempt.verdict if job.latest_attempt is not None and job.latest_attempt.has_failed_verdict else None
+    )
+    if verdict is not None and event.to != core_job.FAILED:
+        verifier.flag("WST-TG8", f"job {job.id} goes to {event.to} although a validation rule failed", "FAILED")
+    elif verdict is not None and metadata.details != (verdict.details or None):
+        verifier.flag("WST-TA9", f"job {job.id} fails with {metadata.details!r}", f"the verdict's {verdict.details!r}")
+    elif verdict is None and event.to == core_job.FAILED and not job.has_validation:
+        verifier.flag("WST-TG9", f"job {job.id} fails its validation, but no validation rule failed", "SUCCEEDED")
 
 
-def attempt_failed(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """Retried while the failure is worth it and attempts remain, failed otherwise; and it says why."""
-    if line.from_ != job.RUNNING:
+def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A job is retried if the failure is retryable and attempts remain, else failed, with the reason of its attempt."""
+    if event.from_ != core_job.RUNNING:
         return
-    current = of.attempt
-    if current is None or current.state not in (attempt.FAILED, attempt.TIMED_OUT) or current.error is None:
-        log.bad("WST-T5", f"job {of.id} goes to {line.to} without a failed attempt", "its attempt FAILED or TIMED_OUT")
+    current = job.latest_attempt
+    if current is None or current.state not in (core_attempt.FAILED, core_attempt.TIMED_OUT) or current.error is None:
+        verifier.flag(
+            "WST-T5", f"job {job.id} goes to {event.to} without a failed attempt", "its attempt FAILED or TIMED_OUT"
+        )
         return
     error = current.error
-    if (told.failure_class, told.rule, told.code) != (
+    if (metadata.failure_class, metadata.rule, metadata.code) != (
         error.failure_class,
         error.rule,
         error.code,
-    ) or told.line != error.line:
-        log.bad(
-            "MOD-F3", f"job {of.id} gives another reason than its attempt", f"{error.failure_class} by {error.rule}"
+    ) or metadata.log_line != error.log_line:
+        verifier.flag(
+            "MOD-F3", f"job {job.id} has another failure than its attempt", f"{error.failure_class} by {error.rule}"
         )
-    is_named = not of.retry_on or error.failure_class in of.retry_on
-    is_worth = error.is_retryable and is_named and of.attempts < of.max_attempts
-    if is_worth != (line.to == job.RETRYING):
-        rule = "WST-TG5" if is_worth else "WST-TG4"
-        found = (
-            f"job {of.id} goes to {line.to} after {of.attempts} of {of.max_attempts} attempts, {error.failure_class}"
-        )
-        log.bad(rule, found, "RETRYING" if is_worth else "FAILED")
-    retries = of.attempts if line.to == job.RETRYING else of.attempts - 1
-    if (told.retry_count, told.max_retries, told.attempt_index) != (retries, of.max_attempts - 1, of.attempts):
-        found = f"job {of.id} counts {told.retry_count} of {told.max_retries} retries at attempt {told.attempt_index}"
-        log.bad("WST-TI4", found, f"{retries} of {of.max_attempts - 1} at attempt {of.attempts}")
-    if line.to == job.RETRYING:
-        _backoff(log, of, line, told)
+    is_selected = not job.retry_on or error.failure_class in job.retry_on
+    is_retried = error.is_retryable and is_selected and job.attempt_count < job.max_attempts
+    if is_retried != (event.to == core_job.RETRYING):
+        rule = "WST-TG5" if is_retried else "WST-TG4"
+        found = f"job {job.id} goes to {event.to} after {job.attempt_count} of {job.max_attempts} attempts"
+        found += f" with class {error.failure_class}"
+        verifier.flag(rule, found, "RETRYING" if is_retried else "FAILED")
+    retries = job.attempt_count if event.to == core_job.RETRYING else job.attempt_count - 1
+    if (metadata.retry_count, metadata.max_retries, metadata.attempt_index) != (
+        retries,
+        job.max_attempts - 1,
+        job.attempt_count,
+    ):
+        found = f"job {job.id} counts {metadata.retry_count} of {metadata.max_retries} retries"
+        found += f" at attempt {metadata.attempt_index}"
+        verifier.flag("WST-TI4", found, f"{retries} of {job.max_attempts - 1} at attempt {job.attempt_count}")
+    if event.to == core_job.RETRYING:
+        _check_backoff(verifier, job, event, metadata)
 
 
-def _backoff(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    wait = timedelta(seconds=backoff_seconds(of.attempts, of.base, of.cap))
-    fence = of.attempt.fence if of.attempt else EPOCH
-    first = max(line.at + wait, fence)
-    last = max(line.at + wait * (1 + of.jitter) + _MICROSECOND, fence)
-    of.next_run_at = told.next_run_at or EPOCH
-    if not first <= of.next_run_at <= last:
-        log.bad(
+def _check_backoff(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    wait = timedelta(seconds=backoff_seconds(job.attempt_count, job.base_delay_seconds, job.max_delay_seconds))
+    fence_until = job.latest_attempt.fence_until if job.latest_attempt else EPOCH
+    earliest = max(event.at + wait, fence_until)
+    latest = max(event.at + wait * (1 + job.jitter) + _MICROSECOND, fence_until)
+    job.next_run_at = metadata.next_run_at or EPOCH
+    if not earliest <= job.next_run_at <= latest:
+        verifier.flag(
             "STP-E3",
-            f"job {of.id} is retried at {of.next_run_at.isoformat()}",
-            f"{first.isoformat()}: now + 2^attempts * base",
+            f"job {job.id} is retried at {job.next_run_at.isoformat()}",
+            f"{earliest.isoformat()}: now + 2^attempts * base",
         )
 
 
-_RUN_REASONS: Final = {
-    job.RUN_CANCELED: ("CANCEL_REQUESTED",),
-    job.NOT_NEEDED: ("FAILED", "REPORTED"),
-    job.RUN_TIMEOUT: ("TIMEOUT", "REPORTED"),
+# Cancel reason -> states of a run that cancels its jobs for that reason.
+_RUN_STATES: Final = {
+    core_job.RUN_CANCELED: ("CANCEL_REQUESTED",),
+    core_job.NOT_NEEDED: ("FAILED", "REPORTED"),
+    core_job.RUN_TIMEOUT: ("TIMEOUT", "REPORTED"),
 }
 
 
-def canceled(log: CanonicalVerifier, of: Job, line: Line, told: JobTold) -> None:
-    """A cancelled job says why, and the reason is true."""
-    current = of.attempt
-    if not told.reason:
-        log.bad("MOD-6", f"job {of.id} is cancelled without a reason", "BLOCKED, NOT_NEEDED or who cancelled it")
-    if line.from_ in (job.QUEUED, job.RUNNING) and (current is None or current.state != attempt.CANCELED):
-        found = f"job {of.id} is cancelled while its attempt is {current.state if current else 'missing'}"
-        log.bad("ORC-J3", found, "its attempt CANCELED first")
-    elif line.from_ in (job.QUEUED, job.RUNNING) and current is not None and current.cancel_reason != told.reason:
-        log.bad("ORC-J3", f"job {of.id} is cancelled for {told.reason}", current.cancel_reason)
-    if told.reason == job.BLOCKED and not any(is_lost(of.run.jobs[n]) for n in of.needs if n in of.run.jobs):
-        log.bad("MOD-6", f"job {of.id} is BLOCKED, but nothing that it needs was lost", "a failed or cancelled need")
-    if told.reason in _RUN_REASONS and line.from_ not in (job.QUEUED, job.RUNNING):
-        wanted = _RUN_REASONS[told.reason]
-        is_family = told.reason == job.NOT_NEEDED and any(map(ends_family, of.run.families.get(of.family, ())))
-        if of.run.state not in wanted and not is_family:
-            log.bad("MOD-6", f"job {of.id} is {told.reason} while its run is {of.run.state}", " or ".join(wanted))
+def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
+    """A cancelled job has a reason, and the state of its attempt, its needs or its run agrees with it."""
+    current = job.latest_attempt
+    if not metadata.reason:
+        verifier.flag(
+            "MOD-6", f"job {job.id} is cancelled without a reason", "BLOCKED, NOT_NEEDED or the reason of the request"
+        )
+    if event.from_ in (core_job.QUEUED, core_job.RUNNING) and (
+        current is None or current.state != core_attempt.CANCELED
+    ):
+        found = f"job {job.id} is cancelled while its attempt is {current.state if current else 'missing'}"
+        verifier.flag("ORC-J3", found, "its attempt CANCELED first")
+    elif (
+        event.from_ in (core_job.QUEUED, core_job.RUNNING)
+        and current is not None
+        and current.cancel_reason != metadata.reason
+    ):
+        verifier.flag("ORC-J3", f"job {job.id} is cancelled for {metadata.reason}", current.cancel_reason)
+    if metadata.reason == core_job.BLOCKED and not any(
+        is_lost(job.run.jobs[need]) for need in job.needs if need in job.run.jobs
+    ):
+        verifier.flag(
+            "MOD-6", f"job {job.id} is BLOCKED, but all its needs can still be satisfied", "a failed or cancelled need"
+        )
+    if metadata.reason in _RUN_STATES and event.from_ not in (core_job.QUEUED, core_job.RUNNING):
+        run_states = _RUN_STATES[metadata.reason]
+        is_ended_by_family = metadata.reason == core_job.NOT_NEEDED and any(
+            map(ends_family, job.run.families.get(job.family, ()))
+        )
+        if job.run.state not in run_states and not is_ended_by_family:
+            verifier.flag(
+                "MOD-6", f"job {job.id} is {metadata.reason} while its run is {job.run.state}", " or ".join(run_states)
+            )
 
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
-    job.PENDING: (born,),
-    job.QUEUED: (opened, queued),
-    job.WAITING_APPROVAL: (opened, gates.decided),
-    job.RUNNING: (begun,),
-    job.VALIDATING: (validating,),
-    job.RETRYING: (attempt_failed,),
-    job.SUCCEEDED: (validated, gates.decided),
-    job.FAILED: (attempt_failed, validated, gates.decided),
-    job.CANCELED: (validated, canceled),
+    core_job.PENDING: (check_created,),
+    core_job.QUEUED: (check_released, check_attempt_number),
+    core_job.WAITING_APPROVAL: (check_released, gates.check_decision),
+    core_job.RUNNING: (check_started,),
+    core_job.VALIDATING: (check_validating,),
+    core_job.RETRYING: (check_attempt_failed,),
+    core_job.SUCCEEDED: (check_validated, gates.check_decision),
+    core_job.FAILED: (check_attempt_failed, check_validated, gates.check_decision),
+    core_job.CANCELED: (check_validated, check_canceled),
 }
 
-# What the newest attempt of a job in this state may be, once its transaction is over.
-_ATTEMPT_OF: Final = {
-    job.QUEUED: (attempt.QUEUED,),
-    job.RUNNING: (attempt.QUEUED, *attempt.HELD, attempt.STALE, attempt.CANCEL_REQUESTED),
-    job.VALIDATING: (attempt.SUCCEEDED,),
-    job.RETRYING: (attempt.FAILED, attempt.TIMED_OUT),
-    job.SUCCEEDED: (attempt.SUCCEEDED,),
-    job.FAILED: (attempt.FAILED, attempt.TIMED_OUT, attempt.SUCCEEDED),
+# Job state -> allowed states of its latest attempt at the end of the transaction.
+_ATTEMPT_STATES: Final = {
+    core_job.QUEUED: (core_attempt.QUEUED,),
+    core_job.RUNNING: (core_attempt.QUEUED, *core_attempt.HELD, core_attempt.STALE, core_attempt.CANCEL_REQUESTED),
+    core_job.VALIDATING: (core_attempt.SUCCEEDED,),
+    core_job.RETRYING: (core_attempt.FAILED, core_attempt.TIMED_OUT),
+    core_job.SUCCEEDED: (core_attempt.SUCCEEDED,),
+    core_job.FAILED: (core_attempt.FAILED, core_attempt.TIMED_OUT, core_attempt.SUCCEEDED),
 }
 
 
-def settle(log: CanonicalVerifier, of: Job) -> None:
-    """After the transaction: the attempt fits, nothing waits that could go on, nothing hopes that is lost."""
-    state = of.state or ""
-    if of.is_task and state in _ATTEMPT_OF:
-        newest = of.attempt
-        if newest is None or newest.state not in _ATTEMPT_OF[state] or newest.id != f"{of.id}.{of.attempts}":
-            found = f"job {of.id} is {state} and its attempt {newest.state if newest else 'missing'}"
-            log.bad("ORC-J2", found, f"attempt {of.attempts} {' or '.join(_ATTEMPT_OF[state])}")
-    if state == job.VALIDATING and not of.has_validation:
-        log.bad("WST-T8", f"job {of.id} stays VALIDATING, but has no rules", "SUCCEEDED in the same transaction")
-    elif state == job.VALIDATING and of.attempt is not None and of.attempt.is_invalid:
-        log.bad("WST-T9", f"job {of.id} stays VALIDATING, but a rule failed", "FAILED in the same transaction")
-    if state == job.PENDING:
-        _settle_pending(log, of)
-    if state in job.TERMINAL:
-        for waiting in (*of.run.dependents.get(of.id, ()), *of.run.followers.get(of.id, ())):
-            _settle_pending(log, waiting)
-    if ends_family(of):
-        _settle_family(log, of)
+def check_transaction(verifier: CanonicalVerifier, job: TrackedJob) -> None:
+    """At the end of a transaction: the latest attempt fits, and no dependent job stays PENDING without reason."""
+    state = job.state or ""
+    if job.is_task and state in _ATTEMPT_STATES:
+        newest = job.latest_attempt
+        if newest is None or newest.state not in _ATTEMPT_STATES[state] or newest.id != f"{job.id}.{job.attempt_count}":
+            found = f"job {job.id} is {state} and its attempt {newest.state if newest else 'missing'}"
+            verifier.flag("ORC-J2", found, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[state])}")
+    if state == core_job.VALIDATING and not job.has_validation:
+        verifier.flag(
+            "WST-T8", f"job {job.id} stays VALIDATING, but has no validation", "SUCCEEDED in the same transaction"
+        )
+    elif state == core_job.VALIDATING and job.latest_attempt is not None and job.latest_attempt.has_failed_verdict:
+        verifier.flag(
+            "WST-T9", f"job {job.id} stays VALIDATING, but a validation rule failed", "FAILED in the same transaction"
+        )
+    if state == core_job.PENDING:
+        _check_pending(verifier, job)
+    if state in core_job.TERMINAL:
+        for dependent in (*job.run.dependents.get(job.id, ()), *job.run.followers.get(job.id, ())):
+            _check_pending(verifier, dependent)
+    if ends_family(job):
+        _check_family_stopped(verifier, job)
 
 
-def _settle_family(log: CanonicalVerifier, of: Job) -> None:
-    for each in of.run.families.get(of.family, ()):
-        is_asked = each.attempt is not None and each.attempt.state == attempt.CANCEL_REQUESTED
-        if not _is_over(each) and not is_asked:
-            found = f"job {each.id} stays {each.state} although {of.id} of its family failed"
-            log.bad("MOD-D2", found, "CANCELED, or asked to stop")
+def _check_family_stopped(verifier: CanonicalVerifier, job: TrackedJob) -> None:
+    for member in job.run.families.get(job.family, ()):
+        is_stopping = member.latest_attempt is not None and member.latest_attempt.state == core_attempt.CANCEL_REQUESTED
+        if not _has_ended(member) and not is_stopping:
+            found = f"job {member.id} stays {member.state} although {job.id} of its family failed"
+            verifier.flag("MOD-D2", found, "CANCELED, or asked to stop")
 
 
-def _is_over(of: Job) -> bool:
-    return of.state in job.TERMINAL
+def _has_ended(job: TrackedJob) -> bool:
+    return job.state in core_job.TERMINAL
 
 
-def _settle_pending(log: CanonicalVerifier, of: Job) -> None:
-    if of.state != job.PENDING:
+def _check_pending(verifier: CanonicalVerifier, job: TrackedJob) -> None:
+    if job.state != core_job.PENDING:
         return
-    if any(is_lost(of.run.jobs[need]) for need in of.needs if need in of.run.jobs):
-        log.bad("MOD-6", f"job {of.id} stays PENDING although what it needs is lost", "CANCELED as BLOCKED")
-    elif of.run.state in ("QUEUED", "RUNNING", "WAITING_APPROVAL") and not of.unmet:
-        log.bad("WST-T1", f"job {of.id} stays PENDING although all that it needs is met", "QUEUED or WAITING_APPROVAL")
-    elif of.run.state not in ("PLANNING", "QUEUED", "RUNNING", "WAITING_APPROVAL"):
-        log.bad("ORC-C1", f"job {of.id} stays PENDING in a run that is {of.run.state}", "CANCELED")
+    if any(is_lost(job.run.jobs[need]) for need in job.needs if need in job.run.jobs):
+        verifier.flag(
+            "MOD-6", f"job {job.id} stays PENDING although a need failed or was cancelled", "CANCELED as BLOCKED"
+        )
+    elif job.run.state in ("QUEUED", "RUNNING", "WAITING_APPROVAL") and not job.unmet_count:
+        verifier.flag(
+            "WST-T1", f"job {job.id} stays PENDING although all its needs are satisfied", "QUEUED or WAITING_APPROVAL"
+        )
+    elif job.run.state not in ("PLANNING", "QUEUED", "RUNNING", "WAITING_APPROVAL"):
+        verifier.flag("ORC-C1", f"job {job.id} stays PENDING in a run that is {job.run.state}", "CANCELED")

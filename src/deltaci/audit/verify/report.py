@@ -1,4 +1,4 @@
-"""What a verification says: how much was read, and every step that was not legal."""
+"""The result of a verification: how much was read, and the violations found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-MAX_KEPT: Final = 1000  # Violations that are kept with their text; the rest is only counted.
+MAX_KEPT: Final = 1000  # Violations beyond this number are counted without their text.
 
 _DOCUMENTS: Final = {"ORC": "000", "PRO": "001", "STP": "002", "WST": "003", "QUE": "004", "MOD": "model"}
 _PAGES: Final = {
@@ -20,7 +20,7 @@ _PAGES: Final = {
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One thing that is not legal: where, by which rule, what was found, and what would have been legal."""
+    """A broken rule: the line, the rule's id, what the log says, and what the rule would have allowed."""
 
     line: int
     rule: str
@@ -29,12 +29,12 @@ class Violation(msgspec.Struct, frozen=True):
 
     @property
     def document(self) -> str:
-        """The document that the rule belongs to."""
+        """The number of the specification document that contains the rule."""
         return _DOCUMENTS[self.rule.partition("-")[0]]
 
     @property
     def page(self) -> str:
-        """Where to read the rule."""
+        """The path of the documentation page that describes the rule."""
         return f"docs/spec/{_PAGES[self.rule.partition('-')[0]]}.md"
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """The outcome of one verification."""
+    """The result of one verification. `count` includes the violations that `violations` has no room for."""
 
     format: str
     lines: int = 0
@@ -52,24 +52,24 @@ class Report(msgspec.Struct):
 
     @property
     def is_legal(self) -> bool:
-        """Whether nothing was wrong."""
+        """True if the log has no violation."""
         return self.count == 0
 
     def add(self, line: int, rule: str, found: str, legal: str) -> None:
-        """Note a violation."""
+        """Count a violation, and keep it if there is room."""
         self.count += 1
         if len(self.violations) < MAX_KEPT:
             self.violations.append(Violation(line, rule, found, legal))
 
     def summary(self) -> str:
-        """One line for people."""
-        read = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
-        wrong = "1 violation" if self.count == 1 else f"{self.count:,} violations"
-        return f"legal: {read}" if self.is_legal else f"not legal: {wrong} in {read}"
+        """Return the result as one line of text."""
+        size = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
+        violations = "1 violation" if self.count == 1 else f"{self.count:,} violations"
+        return f"legal: {size}" if self.is_legal else f"not legal: {violations} in {size}"
 
 
-class Recent:
-    """The ids of what ended lately, only to name a mistake better: a bounded memory."""
+class RecentIds:
+    """A bounded set of the ids that ended last. It lets a message say "is over" instead of "was never created"."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
@@ -79,7 +79,7 @@ class Recent:
         return id in self._ids
 
     def add(self, id: str) -> None:
-        """Remember the id, and forget the oldest one if there are too many."""
+        """Add the id, and drop the oldest one if there are more than `limit`."""
         self._ids[id] = None
         if len(self._ids) > self._limit:
             del self._ids[next(iter(self._ids))]

@@ -1,4 +1,8 @@
-"""What must hold for a run, line by line."""
+"""Checks of the events of runs.
+
+`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
+event of a transaction.
+"""
 
 from __future__ import annotations
 
@@ -6,200 +10,235 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.log_lines import Line, Run, RunTold
-from deltaci.core import attempt, job, run
+from deltaci.audit.verify.log_lines import EventLine, RunMetadata
+from deltaci.audit.verify.tracked import TrackedRun
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
-def identity(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A run's event belongs to the run itself."""
-    if line.run_id != of.id:
-        log.bad("MOD-E1", f"run {of.id} has run_id {line.run_id!r}", repr(of.id))
+def check_identity(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """The run_id of a run's event is the run's own id."""
+    if event.run_id != run.id:
+        verifier.flag("MOD-E1", f"run {run.id} has run_id {event.run_id!r}", repr(run.id))
 
 
-def born(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A run is born with what binds it later; a cancel that comes too early is remembered."""
-    if line.from_ is None:
-        if told.is_fail_fast is None or told.has_validation is None or told.timeout_seconds is None:
-            log.bad(
-                "MOD-E1", f"run {of.id} is born without is_fail_fast, has_validation or timeout_seconds", "all of them"
+def check_created(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A new run has the settings that later checks need. A cancel before the planning is remembered."""
+    if event.from_ is None:
+        if metadata.is_fail_fast is None or metadata.has_validation is None or metadata.timeout_seconds is None:
+            verifier.flag(
+                "MOD-E1",
+                f"run {run.id} is created without is_fail_fast, has_validation or timeout_seconds",
+                "all of them",
             )
             return
-        of.is_fail_fast, of.has_validation = told.is_fail_fast, told.has_validation
-        of.timeout = timedelta(seconds=min(told.timeout_seconds, 10**9))
+        run.is_fail_fast, run.has_validation = metadata.is_fail_fast, metadata.has_validation
+        run.timeout = timedelta(seconds=min(metadata.timeout_seconds, 10**9))
     else:
-        remembered(log, of, line, told)
+        _check_remembered_cancel(verifier, run, event, metadata)
 
 
-def remembered(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A cancel before the plan is remembered once."""
-    if line.from_ == line.to:
-        if of.cancel_reason or not told.reason or not told.is_remembered:
-            log.bad("MOD-3", f"run {of.id} remembers a cancel again, or without a reason", "once, with its reason")
-        of.cancel_reason = told.reason or "?"
-
-
-def planning(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """Planning has a deadline."""
-    if line.from_ == run.CREATED:
-        if told.plan_by is None or told.plan_by <= line.at:
-            log.bad("ORC-R3", f"run {of.id} is planned without a deadline ahead", "plan_by")
-        of.plan_by = told.plan_by or line.at
-    else:
-        remembered(log, of, line, told)
-
-
-def planned(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """All jobs exist, none was forgotten, and the plan came in time."""
-    of.plan_hash = told.plan_hash or ""
-    if told.is_fail_fast is not None:
-        of.is_fail_fast = told.is_fail_fast
-    if told.timeout_seconds is not None:
-        of.timeout = timedelta(seconds=min(told.timeout_seconds, 10**9))
-    if line.at >= of.plan_by:
-        log.bad("ORC-R3", f"the plan of run {of.id} came late", f"PLAN_FAILED, from {of.plan_by.isoformat()} on")
-    if told.jobs != len(of.jobs):
-        log.bad("WST-WG1", f"run {of.id} is planned with {told.jobs} jobs", f"{len(of.jobs)}, as many as were born")
-    for each in of.jobs.values():
-        unknown = [need for need in (*each.needs, *each.after) if need not in of.jobs]
-        if unknown:
-            log.bad("WST-TG1", f"job {each.id} waits for {', '.join(unknown)}", "jobs of its run")
-
-
-def active(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A run starts with its first claim or its first open approval, and goes on when one can progress."""
-    if line.from_ == run.QUEUED:
-        of.started_at = line.at
-        causes = {"job_started": of.has_run, "approval_opened": of.waiting > 0 and not of.has_run}
-        causes["nothing_to_run"] = not of.open or (of.is_fail_fast and of.doomed > 0)
-        if not causes.get(told.cause or ""):
-            log.bad(
-                "ORC-R5", f"run {of.id} is RUNNING, but none of its jobs is", "a job under way, or an open approval"
+def _check_remembered_cancel(
+    verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata
+) -> None:
+    """A cancel that arrives before the plan is remembered once, with its reason."""
+    if event.from_ == event.to:
+        if run.cancel_reason or not metadata.reason or not metadata.is_remembered:
+            verifier.flag(
+                "MOD-3", f"run {run.id} records a pending cancel again or without a reason", "one, with a reason"
             )
-    elif of.waiting and not of.active:
-        log.bad("MOD-8", f"run {of.id} goes on while it only waits for approval", "WAITING_APPROVAL")
+        run.cancel_reason = metadata.reason or "?"
 
 
-def waiting(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A run waits exactly while a job waits and no other can progress."""
-    if not of.waiting or of.active:
-        log.bad(
+def check_planning(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """Planning has a deadline in the future."""
+    if event.from_ == core_run.CREATED:
+        if metadata.plan_by is None or metadata.plan_by <= event.at:
+            verifier.flag("ORC-R3", f"run {run.id} starts planning without a deadline in the future", "plan_by")
+        run.plan_by = metadata.plan_by or event.at
+    else:
+        _check_remembered_cancel(verifier, run, event, metadata)
+
+
+def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """The plan arrived before the deadline and names as many jobs as were created. All needs are jobs of the run."""
+    run.plan_hash = metadata.plan_hash or ""
+    if metadata.is_fail_fast is not None:
+        run.is_fail_fast = metadata.is_fail_fast
+    if metadata.timeout_seconds is not None:
+        run.timeout = timedelta(seconds=min(metadata.timeout_seconds, 10**9))
+    if event.at >= run.plan_by:
+        verifier.flag(
+            "ORC-R3",
+            f"the plan of run {run.id} arrived after its deadline",
+            f"PLAN_FAILED from {run.plan_by.isoformat()} on",
+        )
+    if metadata.jobs != len(run.jobs):
+        verifier.flag(
+            "WST-WG1",
+            f"run {run.id} is planned with {metadata.jobs} jobs",
+            f"{len(run.jobs)}, the number of jobs created",
+        )
+    for job in run.jobs.values():
+        unknown = [need for need in (*job.needs, *job.after) if need not in run.jobs]
+        if unknown:
+            verifier.flag("WST-TG1", f"job {job.id} waits for {', '.join(unknown)}", "jobs of its run")
+
+
+def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A run starts when a job starts, an approval opens or nothing is to run; it resumes when a job can progress."""
+    if event.from_ == core_run.QUEUED:
+        run.started_at = event.at
+        causes = {
+            "job_started": run.has_started_job,
+            "approval_opened": run.waiting_jobs > 0 and not run.has_started_job,
+        }
+        causes["nothing_to_run"] = not run.open_jobs or (run.is_fail_fast and run.lost_required_jobs > 0)
+        if not causes.get(metadata.cause or ""):
+            verifier.flag(
+                "ORC-R5",
+                f"run {run.id} is RUNNING, but none of its jobs has started",
+                "a started job or an open approval",
+            )
+    elif run.waiting_jobs and not run.active_jobs:
+        verifier.flag("MOD-8", f"run {run.id} resumes while it only waits for approvals", "WAITING_APPROVAL")
+
+
+def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A run waits for approval only while a job does and no other job can progress."""
+    if not run.waiting_jobs or run.active_jobs:
+        verifier.flag(
             "MOD-8",
-            f"run {of.id} waits with {of.waiting} jobs waiting and {of.active} going on",
-            "one waiting, none going on",
+            f"run {run.id} waits with {run.waiting_jobs} jobs waiting and {run.active_jobs} active",
+            "at least one waiting and none active",
         )
 
 
-def done(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """Every job is over and no required one was lost."""
-    if of.open or of.doomed:
-        log.bad(
+def check_done(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """Every job has ended, and every required job succeeded."""
+    if run.open_jobs or run.lost_required_jobs:
+        verifier.flag(
             "ORC-RF1",
-            f"run {of.id} is {line.to} with {of.open} jobs open and {of.doomed} lost",
+            f"run {run.id} is {event.to} with {run.open_jobs} open and {run.lost_required_jobs} lost required jobs",
             "all required jobs SUCCEEDED",
         )
 
 
-def failed(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A required job was lost, and nothing else can progress unless the run fails fast."""
-    if line.from_ not in (run.RUNNING, run.WAITING_APPROVAL):
+def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A required job failed or was cancelled, and no other job is open unless the run is fail-fast."""
+    if event.from_ not in (core_run.RUNNING, core_run.WAITING_APPROVAL):
         return
-    if not of.doomed or (of.open and not of.is_fail_fast):
-        log.bad(
-            "MOD-7", f"run {of.id} fails with {of.doomed} jobs lost and {of.open} open", "a lost job, and no other open"
+    if not run.lost_required_jobs or (run.open_jobs and not run.is_fail_fast):
+        verifier.flag(
+            "MOD-7",
+            f"run {run.id} fails with {run.lost_required_jobs} lost required jobs and {run.open_jobs} open jobs",
+            "a lost required job and no open job",
         )
-    lost = of.jobs.get(told.job_id or "")
-    if lost is None or not lost.is_required or lost.state not in (job.FAILED, job.CANCELED):
-        log.bad("ORC-R7", f"run {of.id} fails for job {told.job_id!r}", "a required job that was lost")
+    cause = run.jobs.get(metadata.job_id or "")
+    if cause is None or not cause.is_required or cause.state not in (core_job.FAILED, core_job.CANCELED):
+        verifier.flag(
+            "ORC-R7", f"run {run.id} fails for job {metadata.job_id!r}", "a required job that is FAILED or CANCELED"
+        )
 
 
-def timed_out(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """Not before its time is over."""
-    if line.at < of.started_at + of.timeout:
-        log.bad("ORC-R10", f"run {of.id} times out early", f"not before {(of.started_at + of.timeout).isoformat()}")
+def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A run times out only after its timeout."""
+    if event.at < run.started_at + run.timeout:
+        verifier.flag(
+            "ORC-R10", f"run {run.id} times out early", f"not before {(run.started_at + run.timeout).isoformat()}"
+        )
 
 
-def cancel_requested(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """A cancel has a reason; a remembered one keeps its own."""
-    if line.from_ != line.to:
-        if not told.reason or (of.cancel_reason and told.reason != of.cancel_reason):
-            log.bad("ORC-R8", f"run {of.id} is to be cancelled for {told.reason!r}", of.cancel_reason or "a reason")
-        of.cancel_reason = told.reason or "?"
+def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """A cancel has a reason, and a remembered cancel keeps its reason."""
+    if event.from_ != event.to:
+        if not metadata.reason or (run.cancel_reason and metadata.reason != run.cancel_reason):
+            verifier.flag(
+                "ORC-R8", f"run {run.id} is asked to cancel for {metadata.reason!r}", run.cancel_reason or "a reason"
+            )
+        run.cancel_reason = metadata.reason or "?"
 
 
-def canceled(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """Every job is over."""
-    if of.open:
-        log.bad("ORC-RF3", f"run {of.id} is CANCELED with {of.open} jobs open", "every job over")
-    if told.reason != of.cancel_reason:
-        log.bad("ORC-RF3", f"run {of.id} is CANCELED for {told.reason!r}", repr(of.cancel_reason))
+def check_canceled(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """Every job has ended, and the reason is that of the cancel request."""
+    if run.open_jobs:
+        verifier.flag("ORC-RF3", f"run {run.id} is CANCELED with {run.open_jobs} jobs open", "no open job")
+    if metadata.reason != run.cancel_reason:
+        verifier.flag("ORC-RF3", f"run {run.id} is CANCELED for {metadata.reason!r}", repr(run.cancel_reason))
 
 
-def ending(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """From here on nothing of the run goes on: see `_settle_rest`."""
-    of.is_ending = line.from_ != line.to
+def record_ending(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """Have `check_transaction` check that the run's open jobs were stopped."""
+    run.is_ending = event.from_ != event.to
 
 
-def reported(log: CanonicalVerifier, of: Run, line: Line, told: RunTold) -> None:
-    """The conclusion keeps the outcome."""
-    if told.conclusion != line.from_:
-        log.bad("MOD-9", f"run {of.id} is reported as {told.conclusion}", str(line.from_))
+def check_reported(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
+    """The conclusion is the state that the run ended in."""
+    if metadata.conclusion != event.from_:
+        verifier.flag("MOD-9", f"run {run.id} is reported as {metadata.conclusion}", str(event.from_))
 
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
-    run.CREATED: (identity, born),
-    run.PLANNING: (identity, planning),
-    run.PLAN_FAILED: (identity,),
-    run.QUEUED: (identity, planned),
-    run.RUNNING: (identity, active),
-    run.WAITING_APPROVAL: (identity, waiting),
-    run.VALIDATING: (identity, done),
-    run.SUCCESS: (identity, done),
-    run.FAILED: (identity, failed, ending),
-    run.TIMEOUT: (identity, timed_out, ending),
-    run.CANCEL_REQUESTED: (identity, cancel_requested, ending),
-    run.CANCELED: (identity, canceled),
-    run.REPORTED: (identity, reported),
+    core_run.CREATED: (check_identity, check_created),
+    core_run.PLANNING: (check_identity, check_planning),
+    core_run.PLAN_FAILED: (check_identity,),
+    core_run.QUEUED: (check_identity, check_planned),
+    core_run.RUNNING: (check_identity, check_running),
+    core_run.WAITING_APPROVAL: (check_identity, check_waiting),
+    core_run.VALIDATING: (check_identity, check_done),
+    core_run.SUCCESS: (check_identity, check_done),
+    core_run.FAILED: (check_identity, check_failed, record_ending),
+    core_run.TIMEOUT: (check_identity, check_timed_out, record_ending),
+    core_run.CANCEL_REQUESTED: (check_identity, check_cancel_request, record_ending),
+    core_run.CANCELED: (check_identity, check_canceled),
+    core_run.REPORTED: (check_identity, check_reported),
 }
 
 
-def settle(log: CanonicalVerifier, of: Run) -> None:
-    """After the transaction: the run stands as its jobs do, and whoever it no longer needs was told."""
-    state, wrong = of.state, ""
-    if of.is_ending:
-        of.is_ending = False
-        _settle_rest(log, of)
-    if state == run.CANCEL_REQUESTED and not of.open:
-        wrong = "CANCELED, since every job is over"
-    elif state == run.PLAN_FAILED:
-        wrong = "FAILED, since there is no plan"
-    elif state == run.VALIDATING and not of.has_validation:
-        wrong = "SUCCESS, since there is nothing to validate"
-    elif state in (run.QUEUED, run.RUNNING, run.WAITING_APPROVAL):
-        if of.cancel_reason:
-            wrong = "CANCEL_REQUESTED, since a cancel is remembered"
-        elif of.doomed and (of.is_fail_fast or not of.open):
-            wrong = "FAILED, since a required job was lost"
-        elif not of.open:
-            wrong = "VALIDATING, since every job is over"
-        elif (of.waiting > 0 and not of.active) != (state == run.WAITING_APPROVAL):
-            wrong = "RUNNING" if state == run.WAITING_APPROVAL else "WAITING_APPROVAL, since only people can go on"
-        elif state == run.QUEUED and of.has_run:
-            wrong = "RUNNING, since a job runs"
-    if wrong:
-        log.bad(
+def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
+    """At the end of a transaction: the state of the run fits the states of its jobs."""
+    state, expected = run.state, ""
+    if run.is_ending:
+        run.is_ending = False
+        _check_open_jobs_stopped(verifier, run)
+    if state == core_run.CANCEL_REQUESTED and not run.open_jobs:
+        expected = "CANCELED, since every job has ended"
+    elif state == core_run.PLAN_FAILED:
+        expected = "FAILED, since there is no plan"
+    elif state == core_run.VALIDATING and not run.has_validation:
+        expected = "SUCCESS, since there is nothing to validate"
+    elif state in (core_run.QUEUED, core_run.RUNNING, core_run.WAITING_APPROVAL):
+        if run.cancel_reason:
+            expected = "CANCEL_REQUESTED, since a cancel is pending"
+        elif run.lost_required_jobs and (run.is_fail_fast or not run.open_jobs):
+            expected = "FAILED, since a required job did not succeed"
+        elif not run.open_jobs:
+            expected = "VALIDATING, since every job has ended"
+        elif (run.waiting_jobs > 0 and not run.active_jobs) != (state == core_run.WAITING_APPROVAL):
+            expected = (
+                "RUNNING" if state == core_run.WAITING_APPROVAL else "WAITING_APPROVAL, since only approvals are open"
+            )
+        elif state == core_run.QUEUED and run.has_started_job:
+            expected = "RUNNING, since a job has started"
+    if expected:
+        verifier.flag(
             "WST-WI1",
-            f"run {of.id} stays {state} with {of.open} open, {of.active} active, {of.waiting} waiting jobs",
-            wrong,
+            f"run {run.id} stays {state} with {run.open_jobs} open, {run.active_jobs} active"
+            f" and {run.waiting_jobs} waiting jobs",
+            expected,
         )
 
 
-def _settle_rest(log: CanonicalVerifier, of: Run) -> None:
-    """When a run ends, every job is over or was asked to stop."""
-    for each in of.jobs.values():
-        if each.state not in job.TERMINAL and (each.attempt is None or each.attempt.state != attempt.CANCEL_REQUESTED):
-            log.bad(
-                "ORC-C1", f"job {each.id} stays {each.state} when its run is {of.state}", "CANCELED, or asked to stop"
+def _check_open_jobs_stopped(verifier: CanonicalVerifier, run: TrackedRun) -> None:
+    """Every job has ended or been asked to stop."""
+    for job in run.jobs.values():
+        if job.state not in core_job.TERMINAL and (
+            job.latest_attempt is None or job.latest_attempt.state != core_attempt.CANCEL_REQUESTED
+        ):
+            verifier.flag(
+                "ORC-C1", f"job {job.id} stays {job.state} when its run is {run.state}", "CANCELED, or asked to stop"
             )

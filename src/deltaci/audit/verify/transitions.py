@@ -1,7 +1,7 @@
-"""Is this `transitions.jsonl` legal? Document 003's own format, whoever wrote it.
+"""Verify a `transitions.jsonl`, the format of document 003.
 
-Only what the line says can be checked, so the checks on retries, dependencies and workstreams apply where
-the metadata tells enough; ours always does.
+The log may come from another implementation, so metadata is optional: checks of retries, dependencies and workstreams
+apply where it is present. Our own export always has it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from deltaci.audit.verify.log_lines import EPOCH, Count, Moment, Name
-from deltaci.audit.verify.report import Recent, Report
+from deltaci.audit.verify.log_lines import EPOCH, Count, Name, Timestamp
+from deltaci.audit.verify.report import RecentIds, Report
 from deltaci.core.status.view import Step, View
 from deltaci.core.status.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 
 TASK, WORKSTREAM, WORKER = "task_state_transition", "workstream_state_transition", "worker_state_transition"
 _VIEWS: Final[dict[str, View]] = {TASK: TASK_VIEW, WORKSTREAM: WORKSTREAM_VIEW, WORKER: WORKER_VIEW}
-_FIRST: Final = {TASK: "pending", WORKSTREAM: "planned", WORKER: "initializing"}
-_KIND: Final = {TASK: "task", WORKSTREAM: "workstream", WORKER: "worker"}
+_INITIAL: Final = {TASK: "pending", WORKSTREAM: "planned", WORKER: "initializing"}
+_KIND_NAMES: Final = {TASK: "task", WORKSTREAM: "workstream", WORKER: "worker"}
 _TERMINAL: Final = {
     TASK: frozenset({"completed", "failed", "cancelled"}),
     WORKSTREAM: frozenset({"completed", "failed", "cancelled"}),
@@ -36,19 +36,19 @@ def _severity(kind: str, source: str, target: str) -> str:
     return "warning" if target == "retrying" else "info"
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    timestamp: Moment
+class _TransitionLine(msgspec.Struct, forbid_unknown_fields=True):
+    timestamp: Timestamp
     event_type: Literal["task_state_transition", "workstream_state_transition", "worker_state_transition"]
     severity: Literal["info", "warning", "error", "critical"]
     entity_id: Name
     from_state: Name
     to_state: Name
     trigger: Name
-    metadata: _Told
+    metadata: _Metadata
 
 
-class _Told(msgspec.Struct, kw_only=True):
-    """What we use of the metadata; a producer may write more."""
+class _Metadata(msgspec.Struct, kw_only=True):
+    """The metadata that the checks use. Other fields are allowed and ignored."""
 
     workstream_id: str | None = None
     depends_on: list[str] | None = None
@@ -66,7 +66,7 @@ class _Told(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Entity:
+class _TrackedEntity:
     id: str
     kind: str
     state: str
@@ -76,209 +76,227 @@ class _Entity:
     started_at: datetime | None = None
     workstream: str = ""
     task_count: int | None = None
-    places: int | None = None
-    tasks: dict[str, _Entity] = field(default_factory=dict)
+    slots: int | None = None
+    tasks: dict[str, _TrackedEntity] = field(default_factory=dict)
 
 
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(_TransitionLine).decode
 
 
 class TransitionsVerifier:
-    """A verification under way."""
+    """Verifies one log of transitions."""
 
     def __init__(self) -> None:
         self.report = Report("transitions (document 003)")
-        self.live: dict[str, _Entity] = {}
-        self.recent = Recent()
-        self.number = 0
-        self.moment = EPOCH
+        self.live: dict[str, _TrackedEntity] = {}
+        self.recent = RecentIds()
+        self.line_number = 0
+        self.last_timestamp = EPOCH
 
-    def bad(self, rule: str, found: str, legal: str) -> None:
-        """Note that the current line breaks a rule."""
-        self.report.add(self.number, rule, found, legal)
+    def flag(self, rule: str, found: str, legal: str) -> None:
+        """Report that the current line breaks a rule."""
+        self.report.add(self.line_number, rule, found, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Check one line."""
-        self.number = number
+        """Verify one event."""
+        self.line_number = number
         try:
-            line = _decode(raw)
+            event = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.bad("WST-V3", f"the line cannot be read: {error}", "one JSON object with document 003's fields")
+            self.flag("WST-V3", f"the line cannot be read: {error}", "one JSON object with document 003's fields")
             return
-        if line.timestamp < self.moment:
-            self.bad(
+        if event.timestamp < self.last_timestamp:
+            self.flag(
                 "WST-V4",
-                f"{line.timestamp.isoformat()} after {self.moment.isoformat()}",
+                f"{event.timestamp.isoformat()} after {self.last_timestamp.isoformat()}",
                 "a time that does not go back",
             )
-        self.moment = max(self.moment, line.timestamp)
-        entity = self.live.get(line.entity_id)
+        self.last_timestamp = max(self.last_timestamp, event.timestamp)
+        entity = self.live.get(event.entity_id)
         if entity is None:
-            if line.entity_id in self.recent:
-                found = (
-                    f"{_KIND[line.event_type]} {line.entity_id} is over and goes {line.from_state} → {line.to_state}"
-                )
-                self.bad("WST-TI2", found, "nothing")
+            if event.entity_id in self.recent:
+                name = f"{_KIND_NAMES[event.event_type]} {event.entity_id}"
+                found = f"{name} has ended and goes {event.from_state} → {event.to_state}"
+                self.flag("WST-TI2", found, "nothing")
                 return
-            entity = self.live[line.entity_id] = _Entity(line.entity_id, line.event_type, _FIRST[line.event_type])
+            entity = self.live[event.entity_id] = _TrackedEntity(
+                event.entity_id, event.event_type, _INITIAL[event.event_type]
+            )
             self.report.entities += 1
-        elif entity.kind != line.event_type:
-            self.bad(
+        elif entity.kind != event.event_type:
+            self.flag(
                 "WST-E2",
-                f"{line.entity_id} is a {_KIND[entity.kind]} and has a {line.event_type}",
+                f"{event.entity_id} is a {_KIND_NAMES[entity.kind]} and has a {event.event_type}",
                 "one kind for one id",
             )
             return
-        self._transition(entity, line)
-        if line.event_type == TASK:
-            self._task(entity, line)
-        elif line.event_type == WORKSTREAM:
-            self._workstream(entity, line)
+        self._check_transition(entity, event)
+        if event.event_type == TASK:
+            self._check_task(entity, event)
+        elif event.event_type == WORKSTREAM:
+            self._check_workstream(entity, event)
         else:
-            self._worker(entity, line)
-        entity.state = line.to_state
+            self._check_worker(entity, event)
+        entity.state = event.to_state
         self._forget(entity)
 
     def end(self) -> Report:
-        """The log is over."""
+        """Check the last state of every workstream and return the report."""
         for entity in self.live.values():
-            if entity.kind == WORKSTREAM and entity.state == "ready" and self._started(entity):
-                self.bad("WST-WD1", f"workstream {entity.id} is ready while a task runs", "executing")
+            if entity.kind == WORKSTREAM and entity.state == "ready" and self._has_started_task(entity):
+                self.flag("WST-WD1", f"workstream {entity.id} is ready while a task runs", "executing")
         return self.report
 
-    def _transition(self, entity: _Entity, line: _Line) -> None:
-        kind, view = line.event_type, _VIEWS[line.event_type]
-        name = f"{_KIND[kind]} {entity.id}"
-        if line.from_state != entity.state:
+    def _check_transition(self, entity: _TrackedEntity, event: _TransitionLine) -> None:
+        kind, view = event.event_type, _VIEWS[event.event_type]
+        name = f"{_KIND_NAMES[kind]} {entity.id}"
+        if event.from_state != entity.state:
             rule = "WST-TI2" if entity.state in _TERMINAL[kind] else "WST-TI1"
-            self.bad(
-                rule, f"{name} is {entity.state} and goes {line.from_state} → {line.to_state}", f"from {entity.state}"
+            self.flag(
+                rule, f"{name} is {entity.state} and goes {event.from_state} → {event.to_state}", f"from {entity.state}"
             )
-        step = Step(line.from_state, line.to_state, line.trigger, "")
-        wanted = WORKSTREAM_TRIGGERS.get((line.from_state, line.to_state)) if kind == WORKSTREAM else None
+        step = Step(event.from_state, event.to_state, event.trigger, "")
+        expected_trigger = WORKSTREAM_TRIGGERS.get((event.from_state, event.to_state)) if kind == WORKSTREAM else None
         if view.allows(step) is None:
             legal = [
-                f"{each.target} by {' or '.join(each.triggers)}" if each.triggers else each.target
-                for each in view.edges
-                if each.source == line.from_state
+                f"{edge.target} by {' or '.join(edge.triggers)}" if edge.triggers else edge.target
+                for edge in view.edges
+                if edge.source == event.from_state
             ]
-            found = f"{name}: {line.from_state} → {line.to_state} by {line.trigger}"
-            self.bad("WST-V1", found, ", ".join(legal) or "nothing: it is over")
-        elif wanted is not None and wanted != line.trigger:
-            self.bad("WST-V1", f"{name}: {line.from_state} → {line.to_state} by {line.trigger}", wanted)
-        elif kind == TASK and line.to_state == "cancelled" and line.trigger != "user_cancelled":
-            self.bad("WST-V1", f"{name}: {line.from_state} → cancelled by {line.trigger}", "user_cancelled")
-        severity = _severity(kind, line.from_state, line.to_state)
-        if line.severity != severity:
-            self.bad("WST-E3", f"{name}: {line.from_state} → {line.to_state} has severity {line.severity}", severity)
+            found = f"{name}: {event.from_state} → {event.to_state} by {event.trigger}"
+            self.flag("WST-V1", found, ", ".join(legal) or "nothing: the state is terminal")
+        elif expected_trigger is not None and expected_trigger != event.trigger:
+            self.flag("WST-V1", f"{name}: {event.from_state} → {event.to_state} by {event.trigger}", expected_trigger)
+        elif kind == TASK and event.to_state == "cancelled" and event.trigger != "user_cancelled":
+            self.flag("WST-V1", f"{name}: {event.from_state} → cancelled by {event.trigger}", "user_cancelled")
+        severity = _severity(kind, event.from_state, event.to_state)
+        if event.severity != severity:
+            self.flag(
+                "WST-E3", f"{name}: {event.from_state} → {event.to_state} has severity {event.severity}", severity
+            )
 
-    def _task(self, task: _Entity, line: _Line) -> None:
-        told = line.metadata
-        self._belong(task, line)
-        if line.from_state == "pending":
-            task.is_critical = told.critical is not False
-            task.max_retries = told.max_retries
-            for need in told.depends_on or () if line.to_state == "queued" else ():
-                known = self.live.get(need)
-                if known is None or known.state != "completed":
-                    found = f"task {task.id} is queued while {need} is {known.state if known else 'not started'}"
-                    self.bad("WST-TI6", found, f"{need} completed")
-        limit = told.max_retries if told.max_retries is not None else task.max_retries
+    def _check_task(self, task: _TrackedEntity, event: _TransitionLine) -> None:
+        metadata = event.metadata
+        self._check_workstream_membership(task, event)
+        if event.from_state == "pending":
+            task.is_critical = metadata.critical is not False
+            task.max_retries = metadata.max_retries
+            for need in metadata.depends_on or () if event.to_state == "queued" else ():
+                needed = self.live.get(need)
+                if needed is None or needed.state != "completed":
+                    found = f"task {task.id} is queued while {need} is {needed.state if needed else 'not started'}"
+                    self.flag("WST-TI6", found, f"{need} completed")
+        limit = metadata.max_retries if metadata.max_retries is not None else task.max_retries
         if task.max_retries is not None and limit != task.max_retries:
-            self.bad("WST-TI4", f"task {task.id} has max_retries {limit}", str(task.max_retries))
-        if line.to_state == "retrying":
+            self.flag("WST-TI4", f"task {task.id} has max_retries {limit}", str(task.max_retries))
+        if event.to_state == "retrying":
             task.retries += 1
             if limit is not None and task.retries > limit:
-                self.bad("WST-TI4", f"task {task.id} makes retry {task.retries}", f"at most {limit}")
-        if told.retry_count is not None and told.retry_count != task.retries:
-            self.bad("WST-TI4", f"task {task.id} counts {told.retry_count} retries", str(task.retries))
-        if line.to_state == "running":
-            task.started_at = task.started_at or line.timestamp
-        elif told.worker_id:
-            self.bad(
+                self.flag("WST-TI4", f"task {task.id} starts retry {task.retries}", f"at most {limit}")
+        if metadata.retry_count is not None and metadata.retry_count != task.retries:
+            self.flag("WST-TI4", f"task {task.id} counts {metadata.retry_count} retries", str(task.retries))
+        if event.to_state == "running":
+            task.started_at = task.started_at or event.timestamp
+        elif metadata.worker_id:
+            self.flag(
                 "WST-TI3",
-                f"task {task.id} is {line.to_state} and has worker {told.worker_id}",
+                f"task {task.id} is {event.to_state} and has worker {metadata.worker_id}",
                 "a worker only while running",
             )
-        if told.duration_seconds is not None:
-            spent = (line.timestamp - task.started_at).total_seconds() if task.started_at else 0.0
-            if abs(told.duration_seconds - spent) > 1e-3:
-                self.bad("WST-TI5", f"task {task.id} took {told.duration_seconds} s", f"{spent} s since it started")
+        if metadata.duration_seconds is not None:
+            elapsed_seconds = (event.timestamp - task.started_at).total_seconds() if task.started_at else 0.0
+            if abs(metadata.duration_seconds - elapsed_seconds) > 1e-3:
+                self.flag(
+                    "WST-TI5",
+                    f"task {task.id} took {metadata.duration_seconds} s",
+                    f"{elapsed_seconds} s since it started",
+                )
 
-    def _belong(self, task: _Entity, line: _Line) -> None:
-        id = line.metadata.workstream_id
+    def _check_workstream_membership(self, task: _TrackedEntity, event: _TransitionLine) -> None:
+        id = event.metadata.workstream_id
         if not id:
             return
         if task.workstream and task.workstream != id:
-            self.bad("WST-WI1", f"task {task.id} moves from workstream {task.workstream} to {id}", task.workstream)
+            self.flag("WST-WI1", f"task {task.id} moves from workstream {task.workstream} to {id}", task.workstream)
         task.workstream = id
-        owner = self.live.get(id)
-        if owner is None or owner.kind != WORKSTREAM:
-            if line.to_state != "cancelled":
-                self.bad(
+        workstream = self.live.get(id)
+        if workstream is None or workstream.kind != WORKSTREAM:
+            if event.to_state != "cancelled":
+                self.flag(
                     "WST-WI1",
-                    f"task {task.id} goes on in workstream {id}, which is over or unknown",
+                    f"task {task.id} changes in workstream {id}, which has ended or is unknown",
                     "a live workstream",
                 )
             return
-        owner.tasks[task.id] = task
-        if owner.task_count is not None and len(owner.tasks) > owner.task_count:
-            self.bad("WST-WG1", f"workstream {id} has {len(owner.tasks)} tasks", f"{owner.task_count}")
-        if owner.state == "planned":
-            self.bad("WST-WG1", f"task {task.id} goes on while its workstream is planned", "a workstream that is ready")
-        if owner.state in _TERMINAL[WORKSTREAM] and line.to_state != "cancelled":
-            self.bad(
-                "WST-WI1", f"task {task.id} goes to {line.to_state} in a workstream that is {owner.state}", "cancelled"
+        workstream.tasks[task.id] = task
+        if workstream.task_count is not None and len(workstream.tasks) > workstream.task_count:
+            self.flag("WST-WG1", f"workstream {id} has {len(workstream.tasks)} tasks", f"{workstream.task_count}")
+        if workstream.state == "planned":
+            self.flag(
+                "WST-WG1", f"task {task.id} changes while its workstream is planned", "a workstream that is ready"
             )
-        if owner.state == "ready" and line.from_state not in ("pending", "queued"):
-            self.bad("WST-WD5", f"task {task.id} goes on while its workstream is ready", "executing")
+        if workstream.state in _TERMINAL[WORKSTREAM] and event.to_state != "cancelled":
+            self.flag(
+                "WST-WI1",
+                f"task {task.id} goes to {event.to_state} in a workstream that is {workstream.state}",
+                "cancelled",
+            )
+        if workstream.state == "ready" and event.from_state not in ("pending", "queued"):
+            self.flag("WST-WD5", f"task {task.id} changes while its workstream is ready", "executing")
 
     @staticmethod
-    def _started(workstream: _Entity) -> bool:
+    def _has_started_task(workstream: _TrackedEntity) -> bool:
         return any(task.started_at is not None for task in workstream.tasks.values())
 
-    def _workstream(self, stream: _Entity, line: _Line) -> None:
-        told, tasks = line.metadata, list(stream.tasks.values())
-        name = f"workstream {stream.id}"
+    def _check_workstream(self, workstream: _TrackedEntity, event: _TransitionLine) -> None:
+        metadata, tasks = event.metadata, list(workstream.tasks.values())
+        name = f"workstream {workstream.id}"
         lost = [task.id for task in tasks if task.is_critical and task.state in ("failed", "cancelled")]
-        if line.to_state == "ready":
-            stream.task_count = told.task_count
-        if stream.task_count is None:
+        if event.to_state == "ready":
+            workstream.task_count = metadata.task_count
+        if workstream.task_count is None:
             return
-        if line.to_state == "executing" and told.cause in (None, "job_started") and not self._started(stream):
-            self.bad("WST-WG2", f"{name} is executing, but no task runs", "a task that runs")
-        if line.to_state in ("validating", "completed"):
+        if (
+            event.to_state == "executing"
+            and metadata.cause in (None, "job_started")
+            and not self._has_started_task(workstream)
+        ):
+            self.flag("WST-WG2", f"{name} is executing, but no task runs", "a running task")
+        if event.to_state in ("validating", "completed"):
             ended = sum(task.state in _TERMINAL[TASK] for task in tasks)
-            if lost or ended != stream.task_count:
-                found = f"{name} is {line.to_state} with {ended} of {stream.task_count} tasks over and {len(lost)} lost"
-                self.bad("WST-WI2", found, "every required task completed")
-        is_excused = told.approval_gate or told.reason == "RUN_TIMEOUT" or line.from_state != "executing"
-        if line.to_state == "failed" and not lost and not is_excused:
-            self.bad("WST-WG4", f"{name} fails, but no critical task did", "a critical task that failed")
+            if lost or ended != workstream.task_count:
+                found = f"{name} is {event.to_state} with {ended} of {workstream.task_count} tasks ended"
+                found += f" and {len(lost)} lost"
+                self.flag("WST-WI2", found, "every required task completed")
+        is_excused = metadata.approval_gate or metadata.reason == "RUN_TIMEOUT" or event.from_state != "executing"
+        if event.to_state == "failed" and not lost and not is_excused:
+            self.flag("WST-WG4", f"{name} fails, but no critical task did", "a critical task that failed")
 
-    def _worker(self, worker: _Entity, line: _Line) -> None:
-        told = line.metadata
-        if told.max_concurrent_tasks is not None:
-            worker.places = told.max_concurrent_tasks
-        if line.to_state == "busy" and worker.places is not None and (told.tasks or 0) > worker.places:
-            self.bad("WST-KI1", f"worker {worker.id} has {told.tasks} tasks", f"at most {worker.places}")
-        if line.from_state == "busy" and line.to_state in ("idle", "shutdown") and told.tasks:
-            self.bad("WST-KG3", f"worker {worker.id} is {line.to_state} with {told.tasks} tasks", "no task left")
+    def _check_worker(self, worker: _TrackedEntity, event: _TransitionLine) -> None:
+        metadata = event.metadata
+        if metadata.max_concurrent_tasks is not None:
+            worker.slots = metadata.max_concurrent_tasks
+        if event.to_state == "busy" and worker.slots is not None and (metadata.tasks or 0) > worker.slots:
+            self.flag("WST-KI1", f"worker {worker.id} has {metadata.tasks} tasks", f"at most {worker.slots}")
+        if event.from_state == "busy" and event.to_state in ("idle", "shutdown") and metadata.tasks:
+            self.flag("WST-KG3", f"worker {worker.id} is {event.to_state} with {metadata.tasks} tasks", "no task left")
 
-    def _forget(self, entity: _Entity) -> None:
-        """Remember a workstream until it and all its tasks are over, a worker until it is gone."""
+    def _forget(self, entity: _TrackedEntity) -> None:
+        """Drop a worker that has shut down, and a workstream with its tasks when they have ended."""
         if entity.state not in _TERMINAL[entity.kind]:
             return
         if entity.kind == WORKER:
             self._drop(entity.id)
             return
-        owner = entity if entity.kind == WORKSTREAM else self.live.get(entity.workstream)
-        if owner is None:
+        workstream = entity if entity.kind == WORKSTREAM else self.live.get(entity.workstream)
+        if workstream is None:
             if entity.workstream:
                 self._drop(entity.id)
             return
-        if owner.state in _TERMINAL[WORKSTREAM] and all(t.state in _TERMINAL[TASK] for t in owner.tasks.values()):
-            for id in (*owner.tasks, owner.id):
+        if workstream.state in _TERMINAL[WORKSTREAM] and all(
+            task.state in _TERMINAL[TASK] for task in workstream.tasks.values()
+        ):
+            for id in (*workstream.tasks, workstream.id):
                 self._drop(id)
 
     def _drop(self, id: str) -> None:

@@ -1,152 +1,201 @@
-"""What must hold for a worker, line by line."""
+"""Checks of the events of workers: capabilities, leases, holds (drain and quarantine) and shutdown.
+
+`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
+event of a transaction.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.log_lines import Line, Worker, WorkerTold
-from deltaci.core import worker
+from deltaci.audit.verify.log_lines import EventLine, WorkerMetadata
+from deltaci.audit.verify.tracked import TrackedWorker
+from deltaci.core import worker as core_worker
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
 
 
-OFFERED: Final = "capabilities_registered"
-HOLDS: Final = {"drained": worker.DRAINED, "quarantined": worker.QUARANTINED, "resumed": ""}
-ASIDE: Final = frozenset({OFFERED, *HOLDS})  # What says nothing of its state and its tasks.
+REGISTERED: Final = "capabilities_registered"
+HOLDS: Final = {"drained": core_worker.DRAINED, "quarantined": core_worker.QUARANTINED, "resumed": ""}
+STATELESS: Final = frozenset({REGISTERED, *HOLDS})  # Triggers that change neither the state nor the leases.
 
 
-def registered(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker says what it can and how much of it at once, and never less than it holds already."""
-    if line.from_ != worker.INITIALIZING and line.trigger != OFFERED:
+def check_registered(
+    verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
+) -> None:
+    """A worker registers its labels and a number of slots that is not below the number of leases that it holds."""
+    if event.from_ != core_worker.INITIALIZING and event.trigger != REGISTERED:
         return
-    if told.labels is None or not told.max_concurrent_tasks:
-        log.bad("WST-KG1", f"worker {of.id} is idle without labels or places", "its capabilities")
+    if metadata.labels is None or not metadata.max_concurrent_tasks:
+        verifier.flag("WST-KG1", f"worker {worker.id} is IDLE without labels or max_concurrent_tasks", "both")
         return
-    of.labels, of.places = frozenset(told.labels), told.max_concurrent_tasks
-    if len(of.tasks) > of.places:
-        log.bad("WST-KI1", f"worker {of.id} offers {of.places} places", f"at least {len(of.tasks)}, as many as leases")
-
-
-def assigned(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker is busy with leases that it really holds."""
-    if line.trigger == "shutdown_requested":
-        if of.is_leaving or not told.reason:
-            log.bad("WST-KI3", f"worker {of.id} is asked to go again, or without a reason", "once, with a reason")
-        of.is_leaving = True
-    elif line.trigger == "task_completed":
-        _ended(log, of, told)
-    elif line.trigger not in ASIDE:
-        if told.attempt_id not in of.tasks:
-            log.bad("WST-K2", f"worker {of.id} is assigned {told.attempt_id}", "a lease that it was granted")
-        _counted(log, of, told)
-
-
-def released(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker is idle when its last lease ended, unless it was asked to go."""
-    if line.from_ == worker.BUSY:
-        _ended(log, of, told)
-        if of.is_leaving != (line.to == worker.SHUTDOWN):
-            log.bad("WST-K8", f"worker {of.id} goes to {line.to}", "SHUTDOWN" if of.is_leaving else "IDLE")
-    if line.trigger != "health_check_recovered" and (of.tasks or of.ended):
-        held = ", ".join(sorted({*of.tasks, *of.ended}))
-        log.bad("WST-KG3", f"worker {of.id} is {line.to} while it holds {held}", "no lease left")
-
-
-def _ended(log: CanonicalVerifier, of: Worker, told: WorkerTold) -> None:
-    if told.attempt_id not in of.ended:
-        log.bad("WST-K3", f"worker {of.id} is released from {told.attempt_id}", "a lease that ended")
-    trouble = of.ended.pop(told.attempt_id or "", None)
-    _counted(log, of, told)
-    _blamed(log, of, told, trouble)
-
-
-def _blamed(log: CanonicalVerifier, of: Worker, told: WorkerTold, trouble: bool | None) -> None:
-    """Troubles in a row are counted, those of one moment once; one too many, and it must not go on."""
-    id, before = told.attempt_id or "", of.troubles
-    if trouble and id not in of.excused:
-        of.troubles, of.excused = before + 1, {*of.tasks, *of.ended}
-        of.is_doubted = of.troubles >= worker.MAX_TROUBLES and not of.hold and not of.is_leaving
-    elif trouble is False:
-        of.troubles = 0
-    of.excused.discard(id)
-    if told.troubles != (of.troubles if of.troubles != before else None):
-        log.bad(
-            "WST-KH4", f"worker {of.id} tells of {told.troubles} troubles in a row", f"{of.troubles}, and only then"
+    worker.labels, worker.slots = frozenset(metadata.labels), metadata.max_concurrent_tasks
+    if len(worker.attempt_ids) > worker.slots:
+        verifier.flag(
+            "WST-KI1",
+            f"worker {worker.id} registers {worker.slots} slots",
+            f"at least {len(worker.attempt_ids)}, its number of leases",
         )
 
 
-def held(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker is drained, quarantined or resumed: never what it is already, never for nothing."""
-    if line.trigger == OFFERED:
-        if told.hold is None and told.was is None:
+def check_busy(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata) -> None:
+    """A busy worker is assigned attempts that it has leased, and asked at most once to shut down."""
+    if event.trigger == "shutdown_requested":
+        if worker.is_leaving or not metadata.reason:
+            verifier.flag(
+                "WST-KI3",
+                f"worker {worker.id} is asked to shut down again or without a reason",
+                "one request, with a reason",
+            )
+        worker.is_leaving = True
+    elif event.trigger == "task_completed":
+        _check_lease_ended(verifier, worker, metadata)
+    elif event.trigger not in STATELESS:
+        if metadata.attempt_id not in worker.attempt_ids:
+            verifier.flag(
+                "WST-K2", f"worker {worker.id} is assigned {metadata.attempt_id}", "an attempt that it has leased"
+            )
+        _check_task_count(verifier, worker, metadata)
+
+
+def check_released(
+    verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
+) -> None:
+    """A worker becomes IDLE, or shuts down if it was asked to, when its last lease has ended."""
+    if event.from_ == core_worker.BUSY:
+        _check_lease_ended(verifier, worker, metadata)
+        if worker.is_leaving != (event.to == core_worker.SHUTDOWN):
+            verifier.flag(
+                "WST-K8", f"worker {worker.id} goes to {event.to}", "SHUTDOWN" if worker.is_leaving else "IDLE"
+            )
+    if event.trigger != "health_check_recovered" and (worker.attempt_ids or worker.ended_attempts):
+        leased = ", ".join(sorted({*worker.attempt_ids, *worker.ended_attempts}))
+        verifier.flag("WST-KG3", f"worker {worker.id} is {event.to} while it holds {leased}", "no lease left")
+
+
+def _check_lease_ended(verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata) -> None:
+    if metadata.attempt_id not in worker.ended_attempts:
+        verifier.flag("WST-K3", f"worker {worker.id} is released from {metadata.attempt_id}", "a lease that ended")
+    is_infra_failure = worker.ended_attempts.pop(metadata.attempt_id or "", None)
+    _check_task_count(verifier, worker, metadata)
+    _check_failure_count(verifier, worker, metadata, is_infra_failure)
+
+
+def _check_failure_count(
+    verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata, is_infra_failure: bool | None
+) -> None:
+    """Count infrastructure failures in a row, those of leases held at the same time once. The event has a new count.
+
+    At the maximum the worker must be quarantined in the same transaction.
+    """
+    id, before = metadata.attempt_id or "", worker.infra_failures
+    if is_infra_failure and id not in worker.excused_attempts:
+        worker.infra_failures, worker.excused_attempts = before + 1, {*worker.attempt_ids, *worker.ended_attempts}
+        worker.is_quarantine_due = (
+            worker.infra_failures >= core_worker.MAX_TROUBLES and not worker.hold and not worker.is_leaving
+        )
+    elif is_infra_failure is False:
+        worker.infra_failures = 0
+    worker.excused_attempts.discard(id)
+    if metadata.infra_failures != (worker.infra_failures if worker.infra_failures != before else None):
+        verifier.flag(
+            "WST-KH4",
+            f"worker {worker.id} counts {metadata.infra_failures} infrastructure failures in a row",
+            f"{worker.infra_failures}, and no count if it is unchanged",
+        )
+
+
+def check_hold(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata) -> None:
+    """A hold changes by draining, quarantining or resuming: never to the same hold, never without a reason."""
+    if event.trigger == REGISTERED:
+        if metadata.hold is None and metadata.was is None:
             return
-        is_right = (told.hold, told.was) == ("", of.hold) and of.hold == worker.QUARANTINED
-    elif line.trigger in HOLDS:
-        is_right = told.hold == HOLDS[line.trigger] and _is_held_rightly(of, told)
+        is_allowed = (metadata.hold, metadata.was) == ("", worker.hold) and worker.hold == core_worker.QUARANTINED
+    elif event.trigger in HOLDS:
+        is_allowed = metadata.hold == HOLDS[event.trigger] and _is_hold_allowed(worker, metadata)
     else:
-        is_right = told.hold is None and told.was is None
-    if not is_right:
-        found = f"worker {of.id} is {of.hold or 'not held'} and now {line.trigger}: {told.hold!r}, {told.was!r}"
-        rule = {"drained": "WST-KH1", "quarantined": "WST-KH3"}.get(line.trigger, "WST-KH2")
-        log.bad(rule, found, "another hold than before, or the end of the one that it is under")
-    if line.trigger in ASIDE and told.hold is not None:
-        of.hold, of.is_doubted = told.hold, False
-        if not of.hold:
-            of.troubles, of.excused = 0, set()
+        is_allowed = metadata.hold is None and metadata.was is None
+    if not is_allowed:
+        found = f"worker {worker.id} is {worker.hold or 'not on hold'} and {event.trigger}"
+        found += f" has hold {metadata.hold!r}, was {metadata.was!r}"
+        rule = {"drained": "WST-KH1", "quarantined": "WST-KH3"}.get(event.trigger, "WST-KH2")
+        verifier.flag(rule, found, "a different hold, or the end of the current one")
+    if event.trigger in STATELESS and metadata.hold is not None:
+        worker.hold, worker.is_quarantine_due = metadata.hold, False
+        if not worker.hold:
+            worker.infra_failures, worker.excused_attempts = 0, set()
 
 
-def _is_held_rightly(of: Worker, told: WorkerTold) -> bool:
-    if told.hold == "":
-        return bool(of.hold) and told.was == of.hold
-    if told.reason is None or told.was is not None:
+def _is_hold_allowed(worker: TrackedWorker, metadata: WorkerMetadata) -> bool:
+    if metadata.hold == "":
+        return bool(worker.hold) and metadata.was == worker.hold
+    if metadata.reason is None or metadata.was is not None:
         return False
-    if told.hold == worker.DRAINED:
-        return of.hold != worker.DRAINED
-    is_found = told.reason == worker.REPEATED_TROUBLES
-    return not of.hold and told.troubles == of.troubles and is_found == of.is_doubted
+    if metadata.hold == core_worker.DRAINED:
+        return worker.hold != core_worker.DRAINED
+    is_automatic = metadata.reason == core_worker.REPEATED_TROUBLES
+    return (
+        not worker.hold
+        and metadata.infra_failures == worker.infra_failures
+        and is_automatic == worker.is_quarantine_due
+    )
 
 
-def _counted(log: CanonicalVerifier, of: Worker, told: WorkerTold) -> None:
-    held = len(of.tasks) + len(of.ended)
-    if told.tasks != held:
-        log.bad("WST-KI1", f"worker {of.id} has {told.tasks} tasks", f"{held}, as many as leases")
+def _check_task_count(verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata) -> None:
+    leases = len(worker.attempt_ids) + len(worker.ended_attempts)
+    if metadata.tasks != leases:
+        verifier.flag("WST-KI1", f"worker {worker.id} has {metadata.tasks} tasks", f"{leases}, its number of leases")
 
 
-def silent(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A silent worker loses its leases one by one, and the event names them."""
-    if line.trigger in ASIDE:
+def check_unresponsive(
+    verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
+) -> None:
+    """The event names the attempts that an unresponsive worker holds; then each loss is recorded."""
+    if event.trigger in STATELESS:
         return
-    if line.from_ == worker.UNRESPONSIVE:
-        _ended(log, of, told)
-    elif set(told.attempts or ()) != of.tasks:
-        log.bad("WST-KA4", f"worker {of.id} gives up {told.attempts}", f"{sorted(of.tasks)}")
+    if event.from_ == core_worker.UNRESPONSIVE:
+        _check_lease_ended(verifier, worker, metadata)
+    elif set(metadata.attempts or ()) != worker.attempt_ids:
+        verifier.flag("WST-KA4", f"worker {worker.id} loses {metadata.attempts}", f"{sorted(worker.attempt_ids)}")
 
 
-def gone(log: CanonicalVerifier, of: Worker, line: Line, told: WorkerTold) -> None:
-    """A worker goes for a reason."""
-    if not told.reason:
-        log.bad("WST-K7", f"worker {of.id} goes without a reason", "a reason")
+def check_shutdown(
+    verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
+) -> None:
+    """A worker shuts down for a reason."""
+    if not metadata.reason:
+        verifier.flag("WST-K7", f"worker {worker.id} shuts down without a reason", "a reason")
 
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
-    worker.IDLE: (registered, released, held),
-    worker.BUSY: (registered, assigned, held),
-    worker.UNRESPONSIVE: (registered, silent, held),
-    worker.SHUTDOWN: (released, gone, held),
+    core_worker.IDLE: (check_registered, check_released, check_hold),
+    core_worker.BUSY: (check_registered, check_busy, check_hold),
+    core_worker.UNRESPONSIVE: (check_registered, check_unresponsive, check_hold),
+    core_worker.SHUTDOWN: (check_released, check_shutdown, check_hold),
 }
 
 
-def settle(log: CanonicalVerifier, of: Worker) -> None:
-    """After the transaction: busy means that it holds a lease, and no ended one was forgotten."""
-    if of.ended:
-        log.bad("WST-KI4", f"worker {of.id} keeps {', '.join(sorted(of.ended))}, whose leases ended", "released")
-        of.ended.clear()
-    if of.is_doubted:
-        log.bad("WST-KH3", f"worker {of.id} goes on after {of.troubles} troubles in a row", "its quarantine at once")
-        of.is_doubted = False
-    if (of.state == worker.BUSY) != bool(of.tasks) and of.state != worker.UNRESPONSIVE:
-        log.bad(
-            "WST-KI1", f"worker {of.id} is {of.state} with {len(of.tasks)} leases", "BUSY exactly while it holds one"
+def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> None:
+    """At the end of a transaction: BUSY means at least one lease, and every ended lease was released."""
+    if worker.ended_attempts:
+        verifier.flag(
+            "WST-KI4",
+            f"worker {worker.id} still has {', '.join(sorted(worker.ended_attempts))}, whose leases ended",
+            "released",
+        )
+        worker.ended_attempts.clear()
+    if worker.is_quarantine_due:
+        verifier.flag(
+            "WST-KH3",
+            f"worker {worker.id} is not quarantined after {worker.infra_failures} infrastructure failures in a row",
+            "quarantine in the same transaction",
+        )
+        worker.is_quarantine_due = False
+    if (worker.state == core_worker.BUSY) != bool(worker.attempt_ids) and worker.state != core_worker.UNRESPONSIVE:
+        verifier.flag(
+            "WST-KI1",
+            f"worker {worker.id} is {worker.state} with {len(worker.attempt_ids)} leases",
+            "BUSY exactly while it holds one",
         )

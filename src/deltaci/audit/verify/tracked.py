@@ -1,0 +1,155 @@
+"""The state that the verifier keeps for every entity that has not ended.
+
+It is computed from the log alone and shares no code with the records in `core`: a bug there must not hide itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import ClassVar
+
+from deltaci.audit.verify.log_lines import EPOCH, FailureMetadata, VerdictMetadata
+
+
+@dataclass(slots=True, eq=False)
+class TransactionScope:
+    """The entities that one transaction may change together: a run with its jobs and attempts, or one other entity.
+
+    `at` and `line_number` are those of the latest event; `touched` has the entities that changed at that time.
+    """
+
+    at: datetime = EPOCH
+    line_number: int = 0
+    touched: dict[str, TrackedEntity] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class TrackedEntity:
+    """The state that is common to all kinds. `view_states` has the state in each view, in the order of `views_of`."""
+
+    kind: ClassVar[str] = ""
+
+    id: str
+    tenant: str
+    run_id: str
+    scope: TransactionScope
+    state: str | None = None
+    rev: int = 0
+    at: datetime = EPOCH
+    view_states: tuple[str | None, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRun(TrackedEntity):
+    """A run with its jobs, and counters of jobs by state.
+
+    `dependents` maps a job's id to the jobs that need it, `followers` to those that only come `after` it.
+    """
+
+    kind: ClassVar[str] = "run"
+
+    jobs: dict[str, TrackedJob] = field(default_factory=dict)
+    dependents: dict[str, list[TrackedJob]] = field(default_factory=dict)
+    followers: dict[str, list[TrackedJob]] = field(default_factory=dict)
+    families: dict[str, list[TrackedJob]] = field(default_factory=dict)
+    open_jobs: int = 0
+    active_jobs: int = 0
+    waiting_jobs: int = 0
+    lost_required_jobs: int = 0
+    is_fail_fast: bool = False
+    has_validation: bool = False
+    has_started_job: bool = False
+    is_ending: bool = False
+    timeout: timedelta = timedelta()
+    plan_by: datetime = EPOCH
+    started_at: datetime = EPOCH
+    cancel_reason: str = ""
+    plan_hash: str = ""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TrackedJob(TrackedEntity):
+    """A job and its latest attempt. For an approval also who approved it, and who may not."""
+
+    kind: ClassVar[str] = "job"
+
+    run: TrackedRun
+    needs: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    unmet_count: int = 0
+    family: str = ""
+    is_family_fail_fast: bool = False
+    group: str = ""
+    retry_on: list[str] = field(default_factory=list)
+    is_task: bool = True
+    is_required: bool = True
+    has_validation: bool = False
+    max_attempts: int = 1
+    base_delay_seconds: int = 0
+    max_delay_seconds: int = 0
+    jitter: float = 0.0
+    attempt_count: int = 0
+    latest_attempt: TrackedAttempt | None = None
+    next_run_at: datetime = EPOCH
+    is_plain_gate: bool = True
+    approvers: int = 1
+    excluded_approver: str | None = None
+    approved_by: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TrackedAttempt(TrackedEntity):
+    """An attempt and its latest lease. `lease_state` is None if the lease is not live."""
+
+    kind: ClassVar[str] = "attempt"
+
+    job: TrackedJob | None
+    state: str | None = "CREATED"
+    lease_state: str | None = None
+    lease_number: int = 0
+    claims: int = 0
+    lost_leases: int = 0
+    max_lost_leases: int = 0
+    worker_id: str = ""
+    queue_key: str = ""
+    stale_reason: str = ""
+    cancel_reason: str = ""
+    expires_at: datetime = EPOCH
+    accept_by: datetime = EPOCH
+    fence_until: datetime = EPOCH
+    run_at: datetime = EPOCH
+    started_at: datetime = EPOCH
+    cancel_by: datetime = EPOCH
+    timeout: timedelta = timedelta()
+    ttl: timedelta = timedelta()
+    error: FailureMetadata | None = None
+    verdict: VerdictMetadata | None = None
+    recent_requests: tuple[tuple[str, str, datetime], ...] = ()
+
+    @property
+    def has_failed_verdict(self) -> bool:
+        """True if the runner reported that a validation rule did not pass."""
+        return self.verdict is not None and not self.verdict.is_passed
+
+
+@dataclass(slots=True, eq=False)
+class TrackedWorker(TrackedEntity):
+    """A worker and the attempts whose leases it holds.
+
+    `ended_attempts` has the attempts whose leases ended in the current transaction, with True if the worker's
+    infrastructure caused that, False if not, None if unknown. `infra_failures` counts such failures in a row; the
+    attempts in `excused_attempts` were held at the time of a counted failure and do not count again.
+    """
+
+    kind: ClassVar[str] = "worker"
+
+    labels: frozenset[str] = frozenset()
+    slots: int = 1
+    attempt_ids: set[str] = field(default_factory=set)
+    ended_attempts: dict[str, bool | None] = field(default_factory=dict)
+    is_leaving: bool = False
+    hold: str = ""
+    infra_failures: int = 0
+    excused_attempts: set[str] = field(default_factory=set)
+    is_quarantine_due: bool = False
