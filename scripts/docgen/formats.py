@@ -41,7 +41,7 @@ DECODING: Final = {"Decoder": 0, "_reader": 0, "decoder": 0, "convert": 1, "Docu
 PARAMETERS: Final = {
     ("deltaci.client.talks", "call.reads"),
     ("deltaci.forges.webhook_event", "kind"),
-    ("deltaci.protocol.decoding", "asked"),
+    ("deltaci.protocol.decoding", "union"),
     ("deltaci.protocol.decoding", "kind"),
     ("deltaci.runner.client", "kind"),
     ("deltaci.runner.reports", "_level(part)"),

@@ -66,7 +66,7 @@ Everything is JSON in UTF-8 over HTTP, except the bytes of logs, artifacts and c
 that is not listed, a word that is not in its list or a number out of its range is refused with 422 and the place where
 it was found. A field that is not required may be left out, which means its default. Times are UTC, as in
 `2026-01-04T08:00:00Z`, and need their zone. A whole number may be written `2` or `2.0`. Fields whose meaning begins
-with “ours” are additions to document 001. Word of work and of cancels may also come over NATS, see
+with “extension” are additions to document 001. Word of work and of cancels may also come over NATS, see
 [`docs/nats.md`](nats.md); everything else is as here. For programs, all of it is in
 [`docs/openapi.json`](openapi.json), and a server has that at `GET /openapi.json`.
 
@@ -173,14 +173,14 @@ def page() -> str:
 def _addresses() -> str:
     head = ("method and path", "does", "headers", "body", "200", "may be refused with")
     rows = (
-        (f"`{each.method} {each.path}`", each.does, each.headers, each.body, each.answer, ", ".join(each.codes))
+        (f"`{each.method} {each.path}`", each.summary, each.headers, each.body, each.response, ", ".join(each.codes))
         for each in PROTOCOL_ROUTES
     )
     return "\n".join(table(head, rows))
 
 
 def _refusals() -> str:
-    rows = ((f"`{code}`", str(each.status), each.means) for code, each in REFUSALS.items())
+    rows = ((f"`{code}`", str(each.status), each.meaning) for code, each in REFUSALS.items())
     return "\n".join(table(("code", "status", "means"), rows))
 
 

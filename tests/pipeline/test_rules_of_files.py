@@ -34,8 +34,8 @@ def test_every_kind_is_told_as_it_is_written() -> None:
 
     assert told == [wire.ValidationRule(**wanted) for _, wanted in ONE_OF_EACH]
     assert {kind for kind in KINDS for written, _ in ONE_OF_EACH if kind in written} == set(KINDS)
-    assert {each.is_servers for each in told if each.within or each.mergeable} == {True}
-    assert not any(each.is_servers for each in told if not each.within and not each.mergeable)
+    assert {each.is_checked_by_server for each in told if each.within or each.mergeable} == {True}
+    assert not any(each.is_checked_by_server for each in told if not each.within and not each.mergeable)
     assert set(wire.ValidationRule.__struct_fields__) == {"name", "contains", "min_tests", *KINDS}
 
 

@@ -94,7 +94,7 @@ def test_conditions_of_jobs_are_about_their_needs(
 
 def test_a_need_that_the_run_does_not_have_is_skipped_and_hinders_nobody(tmp_path: Path) -> None:
     """It was left out because nothing that it is about was changed."""
-    here = scene(tmp_path, needs={"a": NeededJob(result="skipped", is_there=False), "b": NeededJob(result="success")})
+    here = scene(tmp_path, needs={"a": NeededJob(result="skipped", exists=False), "b": NeededJob(result="success")})
 
     assert here.job_holds("")
     assert here.job_holds("needs.a.result == 'skipped'")
@@ -108,7 +108,7 @@ def test_the_jobs_of_a_matrix_are_one_need(tmp_path: Path) -> None:
         "a (2)": NeededJob(result="failure", outputs={"two": "2"}, family="a"),
         "b (1)": NeededJob(result="success", outputs={"v": "b"}),
         "c, one": NeededJob(result="success", outputs={"v": "c"}),
-        "gone": NeededJob(result="skipped", is_there=False),
+        "gone": NeededJob(result="skipped", exists=False),
     }
     here = scene(tmp_path, contexts, needs=needs)
 

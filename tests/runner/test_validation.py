@@ -144,12 +144,12 @@ async def test_every_rule_holds_or_says_what_it_found_and_wanted(cases: tuple[Ca
             assert verdict.is_passed is (not case.wanted), (case, verdict)
             assert case.name in ("", verdict.rule)
             if case.wanted:
-                assert case.found in verdict.found, (case, verdict)
-                assert case.wanted in verdict.wanted, (case, verdict)
-                said = f"rule {verdict.rule}: found {verdict.found}, wanted {verdict.wanted}"
+                assert case.found in verdict.actual, (case, verdict)
+                assert case.wanted in verdict.expected, (case, verdict)
+                said = f"rule {verdict.rule}: found {verdict.actual}, wanted {verdict.expected}"
                 assert any(said in line for line in desk.said), said
         first = next(each for each in ended.verdicts if not each.is_passed)
-        assert ended.summary == f"rule {first.rule}: found {first.found}, wanted {first.wanted}"
+        assert ended.summary == f"rule {first.rule}: found {first.actual}, wanted {first.expected}"
 
     await on_stage(tmp_path, story, rules=[case.rule for case in cases])
 
@@ -162,7 +162,7 @@ async def test_rules_that_hold_change_nothing(tmp_path: Path) -> None:
         ended = await looked_at(stage)
 
         assert (ended.is_valid, ended.summary) == (True, WELL.summary)
-        assert ended.verdicts == [RuleResult(rule="true", is_passed=True, found="exit code 0", wanted="exit code 0")]
+        assert ended.verdicts == [RuleResult(rule="true", is_passed=True, actual="exit code 0", expected="exit code 0")]
 
     await on_stage(tmp_path, story, rules=[{"run": "true"}])
 
@@ -202,7 +202,7 @@ async def test_a_verdict_tells_no_secret(tmp_path: Path) -> None:
         ended = await looked_at(stage)
 
         assert ended.verdicts is not None
-        told = "".join(f"{each.rule} {each.found} {each.wanted}" for each in ended.verdicts)
+        told = "".join(f"{each.rule} {each.actual} {each.expected}" for each in ended.verdicts)
         assert "s3cr3t" not in told + ended.summary
 
     rules = [{"result": "echo s3cr3t-value"}, {"run": "exit 1 # s3cr3t-value"}, {"files": ["s3cr3t-value"]}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from deltaci.core import attempt, job
@@ -82,10 +83,10 @@ async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite)
         (JobSpec(rules=[ValidationRule(run="a")], condition="false"), {"is_skipped": True}, None),
         (
             JobSpec(rules=[ValidationRule(run="a"), ValidationRule(mergeable=True)]),
-            {"verdicts": [RuleResult(**GOOD)]},  # type: ignore[arg-type]
+            {"verdicts": [msgspec.convert(GOOD, RuleResult)]},
             True,
         ),
-        (JobSpec(), {"verdicts": [RuleResult(**BAD)]}, False),  # type: ignore[arg-type]
+        (JobSpec(), {"verdicts": [msgspec.convert(BAD, RuleResult)]}, False),
         (JobSpec(rules=[ValidationRule(run="a")], condition="false"), {}, False),
     ],
 )
@@ -98,7 +99,7 @@ def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted
 
 def test_what_a_verdict_says_is_one_line_and_not_too_long() -> None:
     """A runner that lies may not write a page, or into a terminal."""
-    each = RuleResult(rule="a\x1b[31m\nb" * 100, is_passed=False, found="c" * 2000, wanted="")
+    each = RuleResult(rule="a\x1b[31m\nb" * 100, is_passed=False, actual="c" * 2000, expected="")
     said = Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, verdicts=[each] * 100)
 
     found = verdict_of(said, JobSpec())

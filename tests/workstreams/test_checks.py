@@ -34,7 +34,7 @@ def test_a_pattern_that_is_none_matches_nothing_by_accident() -> None:
         checks.outside(["a"], ["a["])
 
     verdict = checks.within(ValidationRule(within=["a["]), ["a"])
-    assert (verdict.is_passed, "a pattern with '['" in verdict.found) == (False, True)
+    assert (verdict.is_passed, "a pattern with '['" in verdict.actual) == (False, True)
 
 
 def test_a_change_outside_is_named_and_so_is_what_was_wanted() -> None:
@@ -46,8 +46,8 @@ def test_a_change_outside_is_named_and_so_is_what_was_wanted() -> None:
     assert bad == RuleResult(
         rule="scope",
         is_passed=False,
-        found="lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
-        wanted="only src/**, docs/**",
+        actual="lib/0, lib/1, lib/2, lib/3, lib/4 and 4 more",
+        expected="only src/**, docs/**",
     )
     assert checks.within(ValidationRule(within=["src/**"]), ["a"]).rule == "src/**"
 

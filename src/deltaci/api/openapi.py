@@ -39,7 +39,7 @@ _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}
 RUNNER_ERRORS: Final = ErrorFormat(
     problem=wire.Problem,
     media=JSON,
-    means={code: (each.status, each.means) for code, each in REFUSALS.items()},
+    means={code: (each.status, each.meaning) for code, each in REFUSALS.items()},
     everywhere=("bad_request", "too_large", "too_slow"),
 )
 
@@ -162,7 +162,7 @@ def _runner_operations() -> Iterator[Operation]:
             method=each.method,
             path=each.path.replace("<", "{").replace(">", "}"),
             id=body.id,
-            does=each.does,
+            does=each.summary,
             part="runner protocol",
             parameters=tuple(_parameters(each)),
             body=body.takes,
@@ -178,8 +178,8 @@ def _runner_operations() -> Iterator[Operation]:
 
 
 def _parameters(address: ProtocolRoute) -> Iterator[Json]:
-    if address.rest:
-        yield {"name": address.rest.strip("<>"), "in": "path", "required": True, **_REST[address.name]}
+    if address.path_parameter:
+        yield {"name": address.path_parameter.strip("<>"), "in": "path", "required": True, **_REST[address.name]}
     for parameter in (_LEASE, _OFFSET, _SHA256):
         if str(parameter["name"]) in address.headers:
             yield parameter

@@ -140,7 +140,7 @@ class ScriptedOrchestrator:
         """Answer one request, or hang up."""
         self.transcript.targets.append(f"{request.method} {request.path}")
         name, _, rest = request.path.removeprefix(ROOT).partition("/")
-        methods = [each.method for each in ANSWERED if each.name == name and bool(each.rest) == bool(rest)]
+        methods = [each.method for each in ANSWERED if each.name == name and bool(each.path_parameter) == bool(rest)]
         if not request.path.startswith(ROOT) or not methods:
             return _refused("not_found", f"there is no {request.path[:200]}")
         if request.method not in methods:

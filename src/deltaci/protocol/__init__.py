@@ -1,5 +1,5 @@
-"""The runner protocol, as both sides import it: messages, job specification, routes and refusals, NATS subjects.
+"""The runner protocol as both sides import it: messages, job specification, HTTP routes, error codes, NATS subjects.
 
-Also what a runner and the server must read in the same way: test reports, sections of a log, certificates. Imports only
-`core`. Start reading at `messages.py`; docs/protocol.md is generated from it.
+It also holds the formats that runner and server must parse in the same way: JUnit reports, sections of a job log, TLS
+certificate files. It imports only `core`. Start reading at `messages.py`, which docs/protocol.md is generated from.
 """

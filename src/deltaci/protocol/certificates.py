@@ -1,4 +1,4 @@
-"""Certificates and keys from files, for both ends of a connection. What is wrong with a file is said at once."""
+"""Load TLS certificates and keys from files, for server and runner. Errors name the file and the cause."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Take a certificate and its key, or say which file is wrong."""
+    """Load a certificate and its key. Raise `ValueError` that names the wrong file."""
     for path in (cert, key):
         _check_readable(path)
     try:
-        context.load_cert_chain(cert, key, password=lambda: "")  # Never ask a terminal for it.
+        context.load_cert_chain(cert, key, password=lambda: "")  # Never prompt for a password.
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ValueError(f"the key in {key} does not belong to the certificate in {cert}; give the pair") from None
@@ -22,7 +22,7 @@ def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Trust who is in this file, or say what is wrong with it."""
+    """Trust the certificate authorities in a file. Raise `ValueError` if it cannot be used."""
     _check_readable(ca)
     try:
         context.load_verify_locations(cafile=ca)

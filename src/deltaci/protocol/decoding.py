@@ -1,4 +1,4 @@
-"""Reads messages: one kind of thing at a time, strictly, and with nothing but msgspec's errors for what is none."""
+"""Strict decoding of JSON to one type, which raises only msgspec's errors, whatever the input is."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import msgspec
 T = TypeVar("T")
 
 
-class _Nothing(msgspec.Struct, tag_field="type", tag=""):
-    """What nobody sends."""
+class _NoMessage(msgspec.Struct, tag_field="type", tag=""):
+    """A second member of the union with a tagged type; its tag is never sent."""
 
 
 def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Reads one kind of thing, and raises nothing but msgspec's errors whatever it is given."""
-    # Of one kind alone msgspec does not ask for its `type`; of two it does.
+    """Return a function that decodes one type and raises only msgspec's errors."""
+    # msgspec requires the `type` field only of a union: a single tagged struct may be sent without it.
     is_tagged = getattr(getattr(kind, "__struct_config__", None), "tag", None) is not None
-    asked: Any = kind | _Nothing if is_tagged else kind
-    decode = msgspec.json.Decoder(asked).decode
+    union: Any = kind | _NoMessage if is_tagged else kind
+    decode = msgspec.json.Decoder(union).decode
 
     def read(data: bytes | str) -> T:
         try:
             try:
-                found: T = decode(data)
+                message: T = decode(data)
             except msgspec.ValidationError as error:
-                found = _with_whole_numbers(data, asked, error)
-            if isinstance(found, _Nothing):
+                message = _decode_with_integers(data, union, error)
+            if isinstance(message, _NoMessage):
                 raise msgspec.ValidationError("Invalid value - at `$.type`")
-            return found
+            return message
         except UnicodeDecodeError:
             raise msgspec.DecodeError("it is not UTF-8") from None
         except RecursionError:
@@ -38,8 +38,8 @@ def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     return read
 
 
-def _with_whole_numbers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
-    """The same once more for those who write whole numbers as `2.0` or `2e3`: to JSON Schema these are integers."""
+def _decode_with_integers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
+    """Decode again with `2.0` and `2e3` as integers, which they are to JSON Schema; raise `error` if that fails too."""
     try:
         return msgspec.convert(with_integers(msgspec.json.decode(data)), kind)
     except msgspec.ValidationError:
@@ -47,12 +47,12 @@ def _with_whole_numbers(data: bytes | str, kind: Any, error: msgspec.ValidationE
 
 
 def with_integers(value: Any) -> Any:
-    """The value with whole numbers as such, however they are written."""
+    """Return a JSON value in which every float with an integral value is an int."""
     match value:
         case float() if value.is_integer() and abs(value) <= 2**53:
             return int(value)
         case list():
-            return [with_integers(each) for each in value]
+            return [with_integers(element) for element in value]
         case dict():
-            return {name: with_integers(each) for name, each in value.items()}
+            return {name: with_integers(member) for name, member in value.items()}
     return value

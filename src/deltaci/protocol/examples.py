@@ -1,10 +1,10 @@
-"""One example of each message. Those of document 001 are its own, letter for letter; the others are ours."""
+"""One example of each message: those that document 001 gives, character by character, and our own for the others."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Document 001 gives these.
+# Examples of document 001.
 DOCUMENT_EXAMPLES: Final[dict[str, str]] = {
     "LeaseGranted": """{
   "type": "LeaseGranted",
@@ -106,7 +106,7 @@ DOCUMENT_EXAMPLES: Final[dict[str, str]] = {
 }""",
 }
 
-# It gives none of these.
+# Messages without an example in document 001.
 OWN_EXAMPLES: Final[dict[str, str]] = {
     "Lease": """{
   "type": "Lease",

@@ -1,6 +1,6 @@
-"""What a runner is asked to do: the specification of a job, and what it is made of.
+"""The job specification: the part of the protocol that says what a runner executes.
 
-A part of the protocol: everything that holds for `messages.py` holds here.
+Types here are re-exported by `messages.py` and are as strict as the messages: an unknown field is refused.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 MAX_SECONDS: Final = 2**31 - 1
 
 
-def doc(meaning: str) -> Meta:
-    """What a field means: for its line in docs/protocol.md and in the schema."""
-    return Meta(description=meaning)
+def doc(description: str) -> Meta:
+    """Describe a field in docs/protocol.md and in the JSON schemas."""
+    return Meta(description=description)
 
 
-# `$` alone would let a newline through at the end, and with it a forged line into a log.
+# `$` alone would accept a newline at the end, and with it a forged line in a log.
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-~][ -~]*$(?!\n)")]
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[!-+\--~][ -+\--~]*$(?!\n)")]  # No comma.
 Id = Annotated[str, Meta(min_length=1, max_length=500)]
 Secret = Annotated[str, Meta(min_length=1, max_length=2000)]
-LongSecret = Annotated[str, Meta(min_length=1, max_length=16_000)]  # Issuers put much into their tokens.
+LongSecret = Annotated[str, Meta(min_length=1, max_length=16_000)]  # OIDC issuers put many claims into their tokens.
 ShortText = Annotated[str, Meta(max_length=2000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Uri = Annotated[str, Meta(min_length=1, max_length=2000)]
@@ -32,7 +32,7 @@ Seconds = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 SignalNumber = Annotated[int, Meta(ge=0, le=255)]
-NonNegative = Annotated[float, Meta(ge=0, le=10**15)]  # Beyond 2**53 a float could not tell what is too much.
+NonNegative = Annotated[float, Meta(ge=0, le=10**15)]  # Above 2**53 a float could not be checked against a limit.
 Percent = Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)]
 Timestamp = Annotated[datetime, Meta(tz=True)]
 Paths = Annotated[list[ShortText], Meta(max_length=100)]
@@ -41,52 +41,54 @@ Slots = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nothing but the fields that are named."""
+    """Base of types that refuse unknown fields and do not send fields that have their default."""
 
 
 BuiltInAction = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 
 
 class Step(Strict, frozen=True, kw_only=True):
-    """One command, with what it needs. A bare text is the same as a step that only runs it."""
+    """One command with its settings. A plain string is the same as a step with only `run`."""
 
-    run: Annotated[Text, doc("the command, for a shell")] = ""
-    name: Annotated[ShortText, doc("what people call it")] = ""
-    env: Annotated[dict[Name, Text], doc("variables beside the job's")] = {}
-    workdir: Annotated[ShortText, doc("where it runs; empty: where the job does")] = ""
-    timeout_seconds: Annotated[Seconds, doc("how long it may take; 0: as long as the job")] = 0
-    continue_on_error: Annotated[bool, doc("whether the job goes on when it fails")] = False
-    # Ours, beside document 001's.
-    uses: Annotated[BuiltInAction | None, doc("ours: something that the runner does itself, instead of a command")] = (
-        None
-    )
-    inputs: Annotated[dict[Name, Text], doc("ours: what a built-in step is told")] = {}
-    id: Annotated[ShortText, doc("ours: what expressions call it")] = ""
-    condition: Annotated[ShortText, doc("ours: whether it runs, an expression; empty: if all before it succeeded")] = ""
-    shell: Annotated[ShortText, doc("ours: the shell, by its name or as a command with `{0}`; empty: bash")] = ""
+    run: Annotated[Text, doc("the shell command")] = ""
+    name: Annotated[ShortText, doc("display name")] = ""
+    env: Annotated[dict[Name, Text], doc("variables in addition to the job's")] = {}
+    workdir: Annotated[ShortText, doc("working directory; empty: the job's")] = ""
+    timeout_seconds: Annotated[Seconds, doc("time limit; 0: the job's")] = 0
+    continue_on_error: Annotated[bool, doc("whether the job continues when this step fails")] = False
+    # Extensions of document 001.
+    uses: Annotated[
+        BuiltInAction | None, doc("extension: an action that the runner performs itself, instead of a command")
+    ] = None
+    inputs: Annotated[dict[Name, Text], doc("extension: the inputs of a built-in action")] = {}
+    id: Annotated[ShortText, doc("extension: the name of the step in expressions")] = ""
+    condition: Annotated[
+        ShortText, doc("extension: the expression that decides if it runs; empty: if all earlier steps succeeded")
+    ] = ""
+    shell: Annotated[ShortText, doc("extension: the shell, by its name or as a command with `{0}`; empty: bash")] = ""
 
 
 class ArtifactRule(Strict, frozen=True, kw_only=True):
-    """Which files to keep."""
+    """Which files to upload as artifacts."""
 
-    path_glob: Annotated[ShortText, doc("the files, from the root of the workspace on")]
-    type: Annotated[Name, doc("what they are, e.g. `junit`")] = "file"
+    path_glob: Annotated[ShortText, doc("the files, relative to the root of the workspace")]
+    type: Annotated[Name, doc("their type, e.g. `junit`")] = "file"
 
 
 class CacheRule(Strict, frozen=True, kw_only=True):
-    """Which folders to bring along from earlier runs."""
+    """Which folders to restore before the job and to save after it."""
 
-    key: Annotated[ShortText, doc("its name; `{lock_hash}` in it is the hash of the lock files")]
-    paths: Annotated[Paths, doc("the folders, from the root of the workspace on; `~` is the workspace")]
-    type: Annotated[Name, doc("what is in it, e.g. `deps`")] = "deps"
-    lock_files: Annotated[Paths, doc("ours: the files that `{lock_hash}` is made of")] = []
+    key: Annotated[ShortText, doc("the key; `{lock_hash}` in it is replaced by the hash of the lock files")]
+    paths: Annotated[Paths, doc("the folders, relative to the root of the workspace; `~` is the workspace")]
+    type: Annotated[Name, doc("the type of content, e.g. `deps`")] = "deps"
+    lock_files: Annotated[Paths, doc("extension: the files that `{lock_hash}` is computed from")] = []
 
 
 class Limits(Strict, frozen=True, kw_only=True):
-    """What a job may use at most; 0: as much as there is."""
+    """Resource limits of a job; 0: no limit."""
 
     memory_bytes: Annotated[Count, doc("memory")] = 0
-    processes: Annotated[Count, doc("processes at a time")] = 0
+    processes: Annotated[Count, doc("concurrent processes")] = 0
     cpus: Annotated[NonNegative, doc("processors")] = 0.0
 
 
@@ -94,136 +96,154 @@ Executor = Literal["process", "sandbox", "container"]
 
 
 class Source(Strict, frozen=True, kw_only=True):
-    """What a checkout brings into the workspace."""
+    """The commit that a checkout fetches into the workspace."""
 
     url: Annotated[Uri, doc("the repository")]
-    commit: Annotated[Name, doc("the full name of the commit")]
-    ref: Annotated[ShortText, doc("where to find it, e.g. `refs/heads/main`; empty: by its name alone")] = ""
-    depth: Annotated[Count, doc("how many commits of its history; 0: all, with tags")] = 1
-    credential: Annotated[ShortText, doc("the secret with which the runner, never the job, reads it; empty: none")] = ""
+    commit: Annotated[Name, doc("the full hash of the commit")]
+    ref: Annotated[ShortText, doc("a ref that contains it, e.g. `refs/heads/main`; empty: fetch it by its hash")] = ""
+    depth: Annotated[Count, doc("how many commits of history to fetch; 0: all, with tags")] = 1
+    credential: Annotated[
+        ShortText, doc("the secret that the runner, never the job, reads the repository with; empty: none")
+    ] = ""
 
 
 class Service(Strict, frozen=True, kw_only=True):
     """A container that runs beside the job."""
 
-    name: Annotated[Name, doc("under which the job reaches it")]
+    name: Annotated[Name, doc("the host name that the job reaches it by")]
     image: Annotated[ShortText, doc("the container image")]
-    env: Annotated[dict[Name, Text], doc("variables for it")] = {}
+    env: Annotated[dict[Name, Text], doc("variables of the container")] = {}
     ports: Annotated[list[ShortText], Meta(max_length=100), doc("`5432` or `5432:5432`")] = []
-    command: Annotated[Text, doc("what it runs; empty: what the image does")] = ""
-    health: Annotated[Text, doc("a command in it that succeeds as soon as it is ready; empty: at once")] = ""
+    command: Annotated[Text, doc("the command to run; empty: the image's")] = ""
+    health: Annotated[
+        Text, doc("a command that succeeds inside the container once it is ready; empty: it is ready at once")
+    ] = ""
 
 
 class NumberRule(Strict, frozen=True, kw_only=True):
-    """A number of a report, and what it may be."""
+    """The range in which a number of a report must lie."""
 
     report: Annotated[ShortText, doc("the file, JSON or XML")]
-    at: Annotated[ShortText, doc("where in it: `totals.percent_covered` in JSON, `./@line-rate` or `a/b/@c` in XML")]
-    min: Annotated[float | None, doc("not less than this")] = None
-    max: Annotated[float | None, doc("not more than this")] = None
+    at: Annotated[
+        ShortText, doc("path of the number: `totals.percent_covered` in JSON, `./@line-rate` or `a/b/@c` in XML")
+    ]
+    min: Annotated[float | None, doc("lower bound")] = None
+    max: Annotated[float | None, doc("upper bound")] = None
 
 
 class ValidationRule(Strict, frozen=True, kw_only=True):
-    """Something that must hold after the steps, or the job fails. Exactly one of them, beside its name.
+    """A condition that must hold after the steps, or the job fails. Sets exactly one kind of condition.
 
-    `within` and `mergeable` need a `tree`; the server looks at those itself.
+    `within` and `mergeable` need a `tree`; the server checks these two.
     """
 
     schema_name: ClassVar[str] = "Rule"
 
-    name: Annotated[ShortText, doc("what people call it")] = ""
+    name: Annotated[ShortText, doc("display name")] = ""
     run: Annotated[Text, doc("a command that must exit with 0")] = ""
-    files: Annotated[Paths, doc("files that must exist, as patterns")] = []
-    contains: Annotated[ShortText, doc("with `files`: what each of them must have in it, a regular expression")] = ""
-    junit: Annotated[ShortText, doc("test reports in which no test may have failed, as a pattern")] = ""
-    min_tests: Annotated[Count, doc("with `junit`: how many tests there must be at least")] = 0
-    number: Annotated[NumberRule | None, doc("a number of a report, e.g. the coverage")] = None
-    result: Annotated[
-        Text, doc("a command that prints a JSON object: `passed`, and what it `found` and `wanted`, as texts")
+    files: Annotated[Paths, doc("patterns of files that must exist")] = []
+    contains: Annotated[
+        ShortText, doc("with `files`: a regular expression that the content of each file must match")
     ] = ""
-    within: Annotated[Paths, doc("patterns of paths: nothing else may be changed since the base")] = []
-    mergeable: Annotated[bool, doc("the base, as it is then, can be merged without a conflict")] = False
+    junit: Annotated[ShortText, doc("a pattern of test reports in which no test may have failed")] = ""
+    min_tests: Annotated[Count, doc("with `junit`: the smallest allowed number of tests")] = 0
+    number: Annotated[NumberRule | None, doc("the range of a number of a report, e.g. the coverage")] = None
+    result: Annotated[
+        Text, doc("a command that prints a JSON object with `passed`, and as strings what it `found` and `wanted`")
+    ] = ""
+    within: Annotated[Paths, doc("path patterns; no other path may differ from the base")] = []
+    mergeable: Annotated[bool, doc("the current base must merge without a conflict")] = False
 
     @property
-    def is_servers(self) -> bool:
-        """Whether the server looks at it, and the runner leaves it out."""
+    def is_checked_by_server(self) -> bool:
+        """Whether the server checks this rule; the runner skips it then."""
         return bool(self.within) or self.mergeable
 
 
 class RuleResult(Strict, frozen=True, kw_only=True):
-    """Whether one rule holds; if not, what was found and what was wanted."""
+    """Whether one validation rule holds; if not, the actual and the expected value."""
 
     schema_name: ClassVar[str] = "Verdict"
 
-    rule: Annotated[ShortText, doc("its name, or what it says")]
-    is_passed: Annotated[bool, doc("whether it holds")]
-    found: Annotated[ShortText, doc("what was found")] = ""
-    wanted: Annotated[ShortText, doc("what was wanted")] = ""
+    rule: Annotated[ShortText, doc("the name of the rule, or its condition as text")]
+    is_passed: Annotated[bool, doc("whether the rule holds")]
+    actual: Annotated[ShortText, doc("the actual value")] = field(default="", name="found")
+    expected: Annotated[ShortText, doc("the expected value")] = field(default="", name="wanted")
 
 
 class Worktree(Strict, frozen=True, kw_only=True):
-    """A git worktree that stays between jobs, with commits that only the server has.
+    """A git worktree that is kept between jobs, with commits that only the server has.
 
-    Its runner asks the server under the lease what to begin with, and sends back what the steps left.
+    Under the lease the runner reads the commit to begin with from the server, and uploads the commits of the steps.
     """
 
     schema_name: ClassVar[str] = "Tree"
 
-    stream: Annotated[Name, doc("whose it is: the run of a workstream, or a line of merges")]
-    source: Annotated[Source, doc("where the rest is; its commit is the base, which the repository has")]
-    branch: Annotated[ShortText, doc("the branch that is checked out in it")]
-    commit: Annotated[ShortText, doc("exactly this commit; empty: the branch, as far as it is by then")] = ""
-    own: Annotated[ShortText, doc("not the tree of all, but one of its own, of this name")] = ""
-    keeps: Annotated[bool, doc("whether what the steps leave behind is committed and sent back")] = True
-    message: Annotated[Text, doc("of the commit of what the steps did not commit themselves")] = ""
-    author: Annotated[ShortText, doc("of that commit, as `Name <address>`")] = ""
+    stream: Annotated[Name, doc("the owner of the worktree: the run of a workstream, or a merge queue")]
+    source: Annotated[Source, doc("where to fetch the base from; its commit is the base")]
+    branch: Annotated[ShortText, doc("the branch that is checked out")]
+    commit: Annotated[ShortText, doc("the commit to begin with; empty: the current tip of the branch")] = ""
+    private_name: Annotated[
+        ShortText, doc("the name of a worktree for this job alone; empty: the one that the stream's jobs share")
+    ] = field(default="", name="own")
+    is_committed: Annotated[bool, doc("whether changes that the steps leave are committed and uploaded")] = field(
+        default=True, name="keeps"
+    )
+    message: Annotated[Text, doc("commit message for changes that the steps did not commit themselves")] = ""
+    author: Annotated[ShortText, doc("author of that commit, as `Name <address>`")] = ""
 
 
 class JobSpec(Strict, frozen=True, kw_only=True):
-    """The job itself. Every step runs in order; the first that fails ends it."""
+    """The job itself. Steps run in order; the first failure ends the job."""
 
-    name: Annotated[ShortText, doc("what people call it")] = ""
-    workdir: Annotated[ShortText, doc("where the steps run, from the root of the workspace")] = "."
+    name: Annotated[ShortText, doc("display name")] = ""
+    workdir: Annotated[ShortText, doc("where the steps run, relative to the root of the workspace")] = "."
     image: Annotated[ShortText, doc("the container image, for a runner that uses one")] = ""
-    steps: Annotated[list[Text | Step], Meta(max_length=1000), doc("commands, as texts or with what they need")] = []
-    env: Annotated[dict[Name, Text], doc("variables for every step")] = {}
-    artifacts: Annotated[list[ArtifactRule], Meta(max_length=100), doc("which files to keep")] = []
-    caches: Annotated[list[CacheRule], Meta(max_length=100), doc("which folders to bring along")] = []
-    # Ours, beside document 001's.
-    executor: Annotated[Executor | None, doc("ours: how to isolate it; absent: as the runner does")] = None
-    network: Annotated[bool, doc("ours: whether an isolated job may use the network")] = False
-    limits: Annotated[Limits, doc("ours: what it may use at most")] = Limits()
-    output_path: Annotated[ShortText, doc("ours: the JSON file in the workspace that becomes `output`")] = ""
-    secrets: Annotated[list[Name], Meta(max_length=100), doc("ours: the names of the secrets that it needs")] = []
+    steps: Annotated[
+        list[Text | Step], Meta(max_length=1000), doc("commands, as strings or as steps with settings")
+    ] = []
+    env: Annotated[dict[Name, Text], doc("variables of every step")] = {}
+    artifacts: Annotated[list[ArtifactRule], Meta(max_length=100), doc("which files to upload")] = []
+    caches: Annotated[list[CacheRule], Meta(max_length=100), doc("which folders to restore and save")] = []
+    # Extensions of document 001.
+    executor: Annotated[Executor | None, doc("extension: how to isolate the job; absent: the runner's default")] = None
+    network: Annotated[bool, doc("extension: whether an isolated job may use the network")] = False
+    limits: Annotated[Limits, doc("extension: resource limits")] = Limits()
+    output_path: Annotated[ShortText, doc("extension: the JSON file in the workspace that becomes `output`")] = ""
+    secrets: Annotated[list[Name], Meta(max_length=100), doc("extension: the names of required secrets")] = []
     optional_secrets: Annotated[
         list[Name],
         Meta(max_length=100),
-        doc("ours: secrets that only expressions see; one that is not there, or not for this job, is empty"),
+        doc("extension: secrets that only expressions read; a missing or denied one is the empty string"),
     ] = []
     cache_scope: Annotated[
         ShortText,
         doc(
-            "ours: whose caches these are; empty: those of trusted runs; otherwise it reads and writes its own scope, "
-            "may read, never write, the trusted ones, and gets no secrets"
+            "extension: the cache scope; empty: the scope of trusted runs; otherwise the job reads and writes this "
+            "scope, may read but not write the trusted one, and gets no secrets"
         ),
     ] = ""
-    source: Annotated[Source | None, doc("ours: what the built-in step `checkout` brings")] = None
-    services: Annotated[list[Service], Meta(max_length=100), doc("ours: containers that run beside it")] = []
-    rules: Annotated[list[ValidationRule], Meta(max_length=100), doc("ours: what must hold after the steps")] = []
+    source: Annotated[Source | None, doc("extension: what the built-in action `checkout` fetches")] = None
+    services: Annotated[list[Service], Meta(max_length=100), doc("extension: containers that run beside the job")] = []
+    rules: Annotated[
+        list[ValidationRule], Meta(max_length=100), doc("extension: conditions that must hold after the steps")
+    ] = []
     needs: Annotated[
-        list[Name], Meta(max_length=1000), doc("ours: jobs of the run whose results and artifacts it may read")
+        list[Name], Meta(max_length=1000), doc("extension: jobs of the run whose results and artifacts it may read")
     ] = []
     contexts: Annotated[
         dict[Name, Any] | None,
         doc(
-            "ours: if present, `${{ … }}` in steps, outputs and conditions is evaluated by the runner, over these, the "
-            "results of `needs`, and what it knows itself; absent: texts are as they are"
+            "extension: if present, the runner evaluates `${{ … }}` in steps, outputs and conditions with these "
+            "contexts, the results of `needs` and its own contexts; absent: texts are used literally"
         ),
     ] = None
     condition: Annotated[
-        ShortText, doc("ours: whether it does anything at all, an expression; if not, it succeeds as skipped")
+        ShortText, doc("extension: the expression that decides if the job runs; if not, it succeeds as skipped")
     ] = ""
-    outputs: Annotated[dict[Name, Text], doc("ours: evaluated after the steps, they become keys of `output`")] = {}
+    outputs: Annotated[
+        dict[Name, Text], doc("extension: expressions, evaluated after the steps, that become keys of `output`")
+    ] = {}
     tree: Annotated[
-        Worktree | None, doc("ours: the worktree in which the steps run, instead of an empty workspace")
+        Worktree | None, doc("extension: the worktree in which the steps run, instead of an empty workspace")
     ] = None

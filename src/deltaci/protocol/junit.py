@@ -1,11 +1,11 @@
-"""Test reports in JUnit's XML, in the dialects that tools write: totals, what failed, what is flaky.
+"""Parse test reports in JUnit XML and its dialects: totals, failed tests, flaky tests.
 
-Reports come from jobs, so they are hostile until proven otherwise: a document type or an entity is refused, and size,
-depth and counts are bounded. Whatever is wrong is a `Refused` with file and line.
+Jobs write the reports, so they are untrusted input: a document type or an entity is refused, and size, depth and
+counts are bounded. Every error is a `Refused` with file and line.
 
-We count test cases ourselves; the sums that reports state are often wrong. A test is flaky that failed and then passed:
-Maven says so (`flakyFailure`, `flakyError`), others write the case again in the same suite, in the order of the tries.
-Only there: the same name in another suite or file is another test, and a failure is never explained away by it.
+Test cases are counted here, because the totals that reports state are often wrong. A test that failed and then passed
+is flaky: Maven marks it (`flakyFailure`, `flakyError`), other tools repeat the case in the same suite, in order of
+execution. The same name in another suite or file is a different test, so that it cannot hide a failure.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MAX_NAMES: Final = 1000
 MAX_NAME_CHARACTERS: Final = 500
 MAX_MESSAGE_CHARACTERS: Final = 1000
 MAX_OUTPUT_CHARACTERS: Final = 4000
-_SLICE: Final = 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
 ERROR: Final = "error"
 SKIPPED: Final = "skipped"
 
-_SUITES: Final = {"testsuite", "testsuites"}
-_VERDICTS: Final = {"failure": FAILED, "error": ERROR, "skipped": SKIPPED, "disabled": SKIPPED}
-# These tell of a try that failed; how the test ended is told beside them.
-_EARLIER_TRIES: Final = {"flakyFailure", "flakyError", "rerunFailure", "rerunError", "rerun"}
-# What a test that failed has to say, besides its message.
-_OUTPUTS: Final = {"failure", "error", "system-out", "system-err"}
-# Tools that write the outcome only as an attribute: GoogleTest, CTest, Bazel.
-_STATUSES: Final = {
+_SUITE_TAGS: Final = {"testsuite", "testsuites"}
+_OUTCOME_TAGS: Final = {"failure": FAILED, "error": ERROR, "skipped": SKIPPED, "disabled": SKIPPED}
+# Elements for an earlier failed execution of the same test; they do not change its outcome.
+_RETRY_TAGS: Final = {"flakyFailure", "flakyError", "rerunFailure", "rerunError", "rerun"}
+# Elements whose text is the output of a failed test.
+_OUTPUT_TAGS: Final = {"failure", "error", "system-out", "system-err"}
+# Outcomes that GoogleTest, CTest and Bazel write only as an attribute.
+_STATUS_OUTCOMES: Final = {
     "fail": FAILED,
     "failed": FAILED,
     "failure": FAILED,
@@ -50,13 +50,13 @@ _STATUSES: Final = {
     "disabled": SKIPPED,
     "suppressed": SKIPPED,
 }
-_RANK: Final = {PASSED: 0, SKIPPED: 0, FAILED: 1, ERROR: 2}
+_SEVERITY: Final = {PASSED: 0, SKIPPED: 0, FAILED: 1, ERROR: 2}
 
 
 class ReportTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reports say together. Names are sorted, and at most `MAX_NAMES`; the numbers count all of them.
+    """Totals of several reports. The names are sorted and at most `MAX_NAMES`; the numbers count all tests.
 
-    `failed_messages` has what each of `failed_names` said, in the same order.
+    `failed_messages` has the message of each of `failed_names`, in the same order.
     """
 
     tests: int = 0
@@ -71,7 +71,7 @@ class ReportTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One test. What it said is kept of the first `MAX_NAMES` that failed, and never more than some of it."""
+    """One test. Only the first `MAX_NAMES` failed tests have a message and output, both truncated."""
 
     name: str
     outcome: str
@@ -82,12 +82,12 @@ class TestCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_failed(self) -> bool:
-        """Whether it failed, or could not be run to its end."""
-        return _RANK[self.outcome] > 0
+        """Whether the outcome is a failure or an error."""
+        return _SEVERITY[self.outcome] > 0
 
 
-class _Case:
-    """One test with all of its tries."""
+class _ParsedCase:
+    """One test while its report is parsed, with all of its executions."""
 
     __slots__ = ("had_failed", "message", "name", "outcome", "output", "seconds")
 
@@ -101,22 +101,22 @@ class _Case:
 
 
 class _Reader:
-    """One report. Every handler is called by the parser, in the order of the document."""
+    """Parser of one report. expat calls the handlers in document order."""
 
     def __init__(self, file: str, *, has_output: bool = False) -> None:
         self._file = file
         self._output: list[str] = []
-        self._output_left = 0
-        self._outputs = 0
-        self._is_output = False
-        self._open: list[str] = []
+        self._output_budget = 0
+        self._output_count = 0
+        self._in_output = False
+        self._open_tags: list[str] = []
         self._suites: list[str] = []
         self._suite_number = 0
         self._suite_numbers: list[int] = []
-        self._case: _Case | None = None
-        self._messages = 0
+        self._case: _ParsedCase | None = None
+        self._message_count = 0
         self._key: tuple[int, str] = (0, "")
-        self.cases: dict[tuple[int, str], _Case] = {}
+        self.cases: dict[tuple[int, str], _ParsedCase] = {}
         parser = self._parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -127,114 +127,112 @@ class _Reader:
             parser.CharacterDataHandler = self._text
 
     def read(self, data: bytes) -> None:
-        """All of it, or a refusal."""
+        """Parse the whole report; raise `Refused` if it is malformed or too large."""
         if len(data) > MAX_REPORT_BYTES:
-            raise self._refused("too_large", f"has {len(data)} bytes, at most {MAX_REPORT_BYTES}; split it")
+            raise self._error("too_large", f"has {len(data)} bytes, at most {MAX_REPORT_BYTES}; split it")
         try:
-            for at in range(0, len(data), _SLICE):
-                self._parser.Parse(data[at : at + _SLICE], False)
+            for at in range(0, len(data), _CHUNK_BYTES):
+                self._parser.Parse(data[at : at + _CHUNK_BYTES], False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
-            raise self._refused("unreadable", f"is not XML: {expat.ErrorString(error.code)}") from None
+            raise self._error("unreadable", f"is not XML: {expat.ErrorString(error.code)}") from None
         except (LookupError, ValueError) as error:
-            raise self._refused("unreadable", f"has an encoding that cannot be read: {error}") from None
+            raise self._error("unreadable", f"has an encoding that cannot be read: {error}") from None
 
-    def _refused(self, code: str, what: str) -> Refused:
+    def _error(self, code: str, what: str) -> Refused:
         line = self._parser.CurrentLineNumber
         return Refused(code, f"the test report {self._file}, line {line}, {what}")
 
     def _doctype(self, *_: object) -> None:
-        raise self._refused("unreadable", "has a document type; write the report without <!DOCTYPE>")
+        raise self._error("unreadable", "has a document type; write the report without <!DOCTYPE>")
 
     def _entity(self, *_: object) -> None:
-        raise self._refused("unreadable", "defines an entity; write the report without it")
+        raise self._error("unreadable", "defines an entity; write the report without it")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         tag = tag.rpartition(":")[2]
-        if not self._open and tag not in _SUITES:
-            raise self._refused(
-                "unreadable", f"begins with <{tag[:80]}>; a JUnit report with <testsuites>, <testsuite>"
-            )
-        if len(self._open) >= MAX_DEPTH:
-            raise self._refused("too_large", f"is more than {MAX_DEPTH} elements deep")
-        parent = self._open[-1] if self._open else ""
-        self._open.append(tag)
-        if tag in _SUITES:
+        if not self._open_tags and tag not in _SUITE_TAGS:
+            raise self._error("unreadable", f"begins with <{tag[:80]}>; a JUnit report with <testsuites>, <testsuite>")
+        if len(self._open_tags) >= MAX_DEPTH:
+            raise self._error("too_large", f"is more than {MAX_DEPTH} elements deep")
+        parent = self._open_tags[-1] if self._open_tags else ""
+        self._open_tags.append(tag)
+        if tag in _SUITE_TAGS:
             self._suite_number += 1
             self._suite_numbers.append(self._suite_number)
             self._suites.append(attributes.get("name", ""))
         elif tag == "testcase" and self._case is None:
             self._begin_case(attributes)
         elif self._case is not None and parent == "testcase":
-            self._judge(self._case, tag, attributes)
-            self._is_output = tag in _OUTPUTS
-            if self._is_output and self._output and not self._output[-1].endswith("\n"):
+            self._apply_outcome(self._case, tag, attributes)
+            self._in_output = tag in _OUTPUT_TAGS
+            if self._in_output and self._output and not self._output[-1].endswith("\n"):
                 self._output.append("\n")
 
     def _text(self, text: str) -> None:
-        if self._is_output and self._output_left > 0:
-            self._output.append(text[: self._output_left])
-            self._output_left -= len(text)
+        if self._in_output and self._output_budget > 0:
+            self._output.append(text[: self._output_budget])
+            self._output_budget -= len(text)
 
     def _begin_case(self, attributes: dict[str, str]) -> None:
         scope = attributes.get("classname") or (self._suites[-1] if self._suites else "")
         name = ".".join(part for part in (scope, attributes.get("name", "")) if part)[:MAX_NAME_CHARACTERS]
-        case = self._case = _Case(name)
+        case = self._case = _ParsedCase(name)
         case.seconds = _seconds(attributes.get("time", ""))
-        self._output, self._output_left = [], MAX_OUTPUT_CHARACTERS
+        self._output, self._output_budget = [], MAX_OUTPUT_CHARACTERS
         for attribute in ("status", "result"):
-            stated = _STATUSES.get(attributes.get(attribute, "").lower(), PASSED)
+            attribute_outcome = _STATUS_OUTCOMES.get(attributes.get(attribute, "").lower(), PASSED)
             if case.outcome == PASSED:
-                case.outcome = stated
-        # Two tests that differ only beyond the bound must not become one: the whole name is the key.
-        whole = f"{scope}\0{attributes.get('name', '')}\0{attributes.get('file', '')}"
-        self._key = (self._suite_numbers[-1] if self._suite_numbers else 0, whole)
+                case.outcome = attribute_outcome
+        # The key is the full name: two names that differ only after truncation are different tests.
+        full_name = f"{scope}\0{attributes.get('name', '')}\0{attributes.get('file', '')}"
+        self._key = (self._suite_numbers[-1] if self._suite_numbers else 0, full_name)
 
-    def _judge(self, case: _Case, tag: str, attributes: dict[str, str]) -> None:
-        if tag in _EARLIER_TRIES:
+    def _apply_outcome(self, case: _ParsedCase, tag: str, attributes: dict[str, str]) -> None:
+        if tag in _RETRY_TAGS:
             case.had_failed = True
-        elif (verdict := _VERDICTS.get(tag)) is not None and (
-            case.outcome == PASSED or _RANK[verdict] > _RANK[case.outcome]
+        elif (outcome := _OUTCOME_TAGS.get(tag)) is not None and (
+            case.outcome == PASSED or _SEVERITY[outcome] > _SEVERITY[case.outcome]
         ):
-            case.outcome = verdict
-            self._messages += bool(_RANK[verdict])
-            if _RANK[verdict] and self._messages <= MAX_NAMES:  # More are not told, and need not be kept.
+            case.outcome = outcome
+            self._message_count += bool(_SEVERITY[outcome])
+            if _SEVERITY[outcome] and self._message_count <= MAX_NAMES:  # Later ones are not reported.
                 case.message = attributes.get("message", "")[:MAX_MESSAGE_CHARACTERS]
 
     def _end(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
-        self._open.pop()
-        self._is_output = False
-        if tag in _SUITES:
+        self._open_tags.pop()
+        self._in_output = False
+        if tag in _SUITE_TAGS:
             self._suites.pop()
             self._suite_numbers.pop()
-        elif tag == "testcase" and self._case is not None and "testcase" not in self._open:
+        elif tag == "testcase" and self._case is not None and "testcase" not in self._open_tags:
             self._end_case(self._case)
             self._case = None
 
-    def _end_case(self, case: _Case) -> None:
-        if _RANK[case.outcome] and self._output and self._outputs < MAX_NAMES:
-            self._outputs += 1
+    def _end_case(self, case: _ParsedCase) -> None:
+        if _SEVERITY[case.outcome] and self._output and self._output_count < MAX_NAMES:
+            self._output_count += 1
             case.output = "".join(self._output).strip("\r\n")
         earlier = self.cases.get(self._key)
         if earlier is not None:
-            case.had_failed |= earlier.had_failed or _RANK[earlier.outcome] > 0
+            case.had_failed |= earlier.had_failed or _SEVERITY[earlier.outcome] > 0
             case.seconds += earlier.seconds
-            if case.outcome == SKIPPED:  # A try that was not made changes nothing.
+            if case.outcome == SKIPPED:  # A skipped repetition does not change the outcome.
                 case.outcome, case.message, case.output = earlier.outcome, earlier.message, earlier.output
         elif len(self.cases) >= MAX_TESTS:
-            raise self._refused("too_large", f"has more than {MAX_TESTS} tests")
+            raise self._error("too_large", f"has more than {MAX_TESTS} tests")
         self.cases[self._key] = case
 
 
-def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None = None) -> ReportTotals:
-    """Read reports, each with the name of its file, and count them together.
+def read(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None] | None = None) -> ReportTotals:
+    """Parse reports, given as file name and content, and return their totals.
 
-    One that cannot be read is told to `on_trouble` and left out; it ends everything if nobody listens.
+    A report that cannot be parsed is passed to `on_error` and skipped; without `on_error` the error is raised.
     """
-    cases = _read(reports, on_trouble)
+    cases = _read(reports, on_error)
     outcomes = [case.outcome for case in cases]
-    failed = sorted((case.name, case.message) for case in cases if _RANK[case.outcome])
+    failed = sorted((case.name, case.message) for case in cases if _SEVERITY[case.outcome])
     return ReportTotals(
         tests=len(cases),
         passed=outcomes.count(PASSED),
@@ -248,8 +246,8 @@ def read(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], N
     )
 
 
-def read_cases(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None]) -> list[TestCase]:
-    """The same, test by test, with what those said that failed."""
+def read_cases(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None]) -> list[TestCase]:
+    """Parse reports like `read`, and return every test, with the output of failed ones."""
     return [
         TestCase(
             name=case.name,
@@ -259,26 +257,26 @@ def read_cases(reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refus
             message=case.message,
             output=case.output,
         )
-        for case in _read(reports, on_trouble, has_output=True)
+        for case in _read(reports, on_error, has_output=True)
     ]
 
 
-def _is_flaky(case: _Case) -> bool:
+def _is_flaky(case: _ParsedCase) -> bool:
     return case.had_failed and case.outcome == PASSED
 
 
 def _read(
-    reports: Iterable[tuple[str, bytes]], on_trouble: Callable[[Refused], None] | None, *, has_output: bool = False
-) -> list[_Case]:
-    cases: list[_Case] = []
+    reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None] | None, *, has_output: bool = False
+) -> list[_ParsedCase]:
+    cases: list[_ParsedCase] = []
     for file, data in reports:
         reader = _Reader(file, has_output=has_output)
         try:
             reader.read(data)
         except Refused as refused:
-            if on_trouble is None:
+            if on_error is None:
                 raise
-            on_trouble(refused)
+            on_error(refused)
             continue
         cases.extend(reader.cases.values())
         if len(cases) > MAX_TESTS:
@@ -287,7 +285,7 @@ def _read(
 
 
 def _seconds(text: str) -> float:
-    """A time as reports have it ("1,234.5" too); what is no time counts as none."""
+    """Parse a duration such as `1,234.5` or `2s`; return 0 if it is none."""
     try:
         seconds = float(text.strip().removesuffix("s").replace(",", ""))
     except ValueError:

@@ -1,6 +1,6 @@
-"""Reading a job's log: which of its lines are markers of its runner, and where its steps begin and end.
+"""Parse the runner's markers in a job's log: where each step begins and ends.
 
-`deltaci.runner.sections` writes them, and says how a log is laid out and why nobody else can write a marker.
+`deltaci.runner.sections` writes them; it describes the layout of a log and why a job cannot forge a marker.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LIKE_MARKER: Final = re.compile(r"::(?:log 1 nonce=|step [0-9a-f]{32} (?:begin|
 
 
 def looks_like_marker(line: str) -> bool:
-    """Whether a line looks like one that only lays out the log: it says nothing of how the job went."""
+    """Whether a line has the form of a marker, with any nonce. Such a line is not output of the job."""
     return _LIKE_MARKER.match(line) is not None
 
 
 class LogSection(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's place in a log: its output is the bytes from `start` to `stop`, without any marker."""
+    """The range of one step in a log: the bytes from `start` to `stop` are its output, without markers."""
 
     index: int
     name: str
@@ -42,7 +42,7 @@ class LogSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """One marker: a step that begins has a name, one that ends has its seconds."""
+    """One marker. The marker at the beginning of a step has `name`, the one at its end has `seconds`."""
 
     index: int
     name: str | None = None
@@ -51,47 +51,50 @@ class StepMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def log_nonce(log: bytes) -> str | None:
-    """The nonce that the beginning of a log names; None if this is not a log of ours, or not yet a whole line."""
-    found = _HEADER.match(log)
-    return found[1].decode() if found else None
+    """Return the nonce in the first line of a log; None if there is none, or the line is not complete yet."""
+    header = _HEADER.match(log)
+    return header[1].decode() if header else None
 
 
 def sections(log: bytes) -> list[LogSection]:
-    """The steps of a log, in order, also of one that is still written: the last may have no end yet."""
+    """Return the steps of a log in order. While the log is still written the last one has no end."""
     nonce = log_nonce(log)
     return [] if nonce is None else sections_from(log, nonce)
 
 
 def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
-    """The steps that begin in a part of a log that was read from an offset, at the start of a line. Places are the
-    whole log's. A marker that no writer writes (an end without its beginning) is passed over."""
-    known = nonce.encode()
-    found: list[LogSection] = []
+    """Return the steps that begin in a part of a log, which must start at the beginning of a line.
+
+    `offset` is the position of the part in the log; positions in the result refer to the whole log. An end marker
+    without its begin marker is ignored.
+    """
+    expected_nonce = nonce.encode()
+    steps: list[LogSection] = []
     for marker in _MARKER.finditer(part):
-        if marker["nonce"] != known:
+        if marker["nonce"] != expected_nonce:
             continue
         stop = offset + marker.start() - (1 if marker["cut"] else 0)
-        stop = max(stop, found[-1].start) if found else stop
+        stop = max(stop, steps[-1].start) if steps else stop
         if marker["begin"] is not None:
             name = _name(marker["name"])
             if name is None:
                 continue
-            if found and not found[-1].is_over:  # Its runner died before it wrote the end.
-                found[-1] = msgspec.structs.replace(found[-1], stop=stop, is_over=True)
+            if steps and not steps[-1].is_over:  # The runner died before it wrote the end marker.
+                steps[-1] = msgspec.structs.replace(steps[-1], stop=stop, is_over=True)
             start = offset + marker.end()
-            found.append(LogSection(index=int(marker["begin"]), name=name, start=start, stop=start))
-        elif found and not found[-1].is_over and found[-1].index == int(marker["end"]):
+            steps.append(LogSection(index=int(marker["begin"]), name=name, start=start, stop=start))
+        elif steps and not steps[-1].is_over and steps[-1].index == int(marker["end"]):
             code = None if marker["exit"] == b"none" else int(marker["exit"])
-            found[-1] = msgspec.structs.replace(
-                found[-1], stop=stop, is_over=True, exit_code=code, seconds=float(marker["seconds"])
+            steps[-1] = msgspec.structs.replace(
+                steps[-1], stop=stop, is_over=True, exit_code=code, seconds=float(marker["seconds"])
             )
-    if found and not found[-1].is_over:
-        found[-1] = msgspec.structs.replace(found[-1], stop=offset + len(part))
-    return found
+    if steps and not steps[-1].is_over:
+        steps[-1] = msgspec.structs.replace(steps[-1], stop=offset + len(part))
+    return steps
 
 
 def parse_marker(line: bytes, nonce: str) -> StepMarker | None:
-    """The marker that a line of the log is, if it is one."""
+    """Return the marker in a line of the log; None if it is none with this nonce."""
     marker = _MARKER.fullmatch(line)
     if marker is None or marker["nonce"] != nonce.encode():
         return None
@@ -103,7 +106,7 @@ def parse_marker(line: bytes, nonce: str) -> StepMarker | None:
 
 
 def _name(quoted: bytes) -> str | None:
-    """The name in a marker, or None for one that no writer writes."""
+    """Return the step name in a marker, or None if it is not valid JSON."""
     try:
         return str(json.loads(quoted))
     except ValueError:

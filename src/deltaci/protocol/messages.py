@@ -1,9 +1,8 @@
 """The messages between a runner and the server, exactly as document 001 spells them. Version 1.
 
-The version is part of the address under which they are exchanged, not of the messages. Everything is strict: a
-field that is not known, a word that is not in its list or a number out of its range is refused where it comes in, with
-the place where it was found. Times that a runner sends are kept for people; nothing is ever decided by them.
-`docs/protocol.md` is drawn from here.
+The version is part of the HTTP path, not of the messages. Decoding is strict: an unknown field, an unknown enum value
+or a number out of range is refused with the path of the value. Timestamps from runners are stored for people; no
+decision depends on them. `docs/protocol.md` is generated from this module.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from deltaci.protocol import decoding as reading
+from deltaci.protocol import decoding
 from deltaci.protocol.job_spec import (
     MAX_SECONDS,
     ArtifactRule,
@@ -91,289 +90,297 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
-MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is not embedded but referred to.
+MAX_SPEC_BYTES: Final = 64 * 1024  # A larger job specification is sent as a reference.
 MAX_BATCH: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * MAX_MESSAGE_BYTES
-MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, at once.
-MAX_ARTIFACTS: Final = 999  # Beside the log: as many as `Complete` may name.
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024  # Of a log, per request.
+MAX_ARTIFACTS: Final = 999  # The log is the thousandth artifact of `Complete`.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
-MAX_STREAMS: Final = 1000  # At once.
-MAX_TREE_BYTES: Final = 2 * 1024**3  # Of what a job adds to its tree.
+MAX_STREAMS: Final = 1000  # Per request.
+MAX_TREE_BYTES: Final = 2 * 1024**3  # Of the commits that a job adds to its worktree.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024
 MAX_FAILED_TESTS: Final = 50
 
-decoder = reading.decoder
+decoder = decoding.decoder
 
 
-# -- coming in
+# -- registration
 
 
 class Registration(Strict, frozen=True, kw_only=True):
-    """A runner shows its registration token, or an OIDC token of the server's issuer, and says what it can do."""
+    """Register a runner with its registration token, or with an OIDC token of the server's issuer."""
 
-    token: Annotated[LongSecret, doc("the registration token, good once, or the OIDC token: a secret")]
-    capabilities: Annotated[Labels, doc("tags of its system, architecture and tools; none has a comma")] = []
-    slots: Annotated[Slots, doc("how many jobs it takes at a time")] = 1
+    token: Annotated[LongSecret, doc("the registration token, valid once, or the OIDC token: a secret")]
+    capabilities: Annotated[Labels, doc("labels of its system, architecture and tools; none has a comma")] = []
+    slots: Annotated[Slots, doc("how many jobs it runs concurrently")] = 1
     request_id: Annotated[
         Annotated[str, Meta(max_length=200)],
-        doc(
-            "a random text of the runner's own, a secret: whoever shows it again with the same token is answered again"
-        ),
+        doc("a random text chosen by the runner, a secret: a repeat with the same token and text is answered again"),
     ] = ""
 
 
 class Renewal(Strict, frozen=True, kw_only=True):
-    """A runner says what it can do now. What it leaves out is as before."""
+    """Renew the credential and report changed capabilities. An absent field does not change."""
 
-    capabilities: Annotated[Labels | None, doc("its tags")] = None
-    slots: Annotated[Slots | None, doc("how many jobs it takes at a time")] = None
+    capabilities: Annotated[Labels | None, doc("its labels")] = None
+    slots: Annotated[Slots | None, doc("how many jobs it runs concurrently")] = None
 
 
 class EndedStreamsRequest(Strict, frozen=True, kw_only=True):
-    """A runner asks which of the streams are over whose trees it keeps. Ours."""
+    """Ask which of the streams whose worktrees the runner keeps have ended. An extension of document 001."""
 
     schema_name: ClassVar[str] = "Streams"
 
-    ids: Annotated[list[Name], Meta(max_length=MAX_STREAMS), doc("as `Tree.stream` names them")]
+    ids: Annotated[list[Name], Meta(max_length=MAX_STREAMS), doc("values of `Tree.stream`")]
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """Who it is from now on, and how it proves that."""
+    """The identity of a runner and its credential."""
 
     runner_id: Annotated[
-        str, doc("as what it speaks from now on: its name, or `<name>/<number>` in a later life of it")
+        str, doc("the id to send from now on: its name, or `<name>/<number>` for a later incarnation of it")
     ]
-    credential: Annotated[str, doc("for `Authorization: Bearer`: a secret; empty: its client certificate is enough")]
+    credential: Annotated[str, doc("for `Authorization: Bearer`: a secret; empty: the client certificate is enough")]
     expires_in_seconds: Annotated[Annotated[int, Meta(ge=1, le=MAX_SECONDS)], doc("renew it before that")]
-    tenant: Annotated[str, doc("for whom it works")] = ""
+    tenant: Annotated[str, doc("the tenant whose jobs it runs")] = ""
 
 
 # -- messages
 
 
 class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromRunner"):
-    """What every message of a runner has."""
+    """Fields of every message that a runner sends under a lease."""
 
-    lease_id: Annotated[Secret, doc("the lease that it speaks for: a secret")]
-    runner_id: Annotated[Name, doc("who speaks")]
-    sequence_no: Annotated[Count | None, doc("ours: a runner may number its messages; nothing follows from it")] = None
+    lease_id: Annotated[Secret, doc("the lease that the message is about: a secret")]
+    runner_id: Annotated[Name, doc("the sender")]
+    sequence_no: Annotated[
+        Count | None, doc("extension: a number that the runner may give its messages; the server ignores it")
+    ] = None
 
 
 class FromServer(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromServer"):
-    """What every message of the server has."""
+    """Fields of every message that the server sends."""
 
-    lease_id: Annotated[Secret, doc("the lease that was named: a secret")]
+    lease_id: Annotated[Secret, doc("the lease that the message is about: a secret")]
 
 
 class LeaseRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Lease"):
-    """A runner asks for work, and waits for it. Document 001 gives this request no fields."""
+    """Ask for work and wait for it. Document 001 gives this request no fields."""
 
     schema_name: ClassVar[str] = "Lease"
 
-    runner_id: Annotated[Name, doc("who asks")]
-    capabilities: Annotated[Labels, doc("tags that it has; jobs that require others are not for it")] = []
-    slots: Annotated[Slots, doc("how many jobs it takes now")] = 1
-    wait_seconds: Annotated[float, Meta(ge=0, le=600), doc("how long to wait for the first one")] = 0.0
-    sequence_no: Annotated[Count | None, doc("ours: a runner may number its messages; nothing follows from it")] = None
+    runner_id: Annotated[Name, doc("the sender")]
+    capabilities: Annotated[Labels, doc("its labels; a job that requires others is not granted")] = []
+    slots: Annotated[Slots, doc("how many jobs to grant at most")] = 1
+    wait_seconds: Annotated[float, Meta(ge=0, le=600), doc("how long to wait for the first job")] = 0.0
+    sequence_no: Annotated[
+        Count | None, doc("extension: a number that the runner may give its messages; the server ignores it")
+    ] = None
     attempts: Annotated[
-        list[Id], Meta(max_length=100), doc("ours: these or none, from a `Dispatch`; empty: whatever fits")
+        list[Id], Meta(max_length=100), doc("extension: grant only these, from a `Dispatch`; empty: any that match")
     ] = []
 
 
 class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag="Dispatch"):
-    """Somewhere an attempt waits to be claimed. Ours: what transport A's queue carries; a hint without any secret."""
+    """Announce an attempt that can be claimed. An extension: the message of transport A's queue, without secrets."""
 
     attempt_id: Annotated[Id, doc("for `attempts` of a `Lease`")]
 
 
 class ControlRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Control"):
-    """A runner waits to be told what is wanted of it. Ours: the push channel that document 001 leaves open.
+    """Wait for cancel requests. An extension: the push channel that document 001 leaves open.
 
-    Whatever is told here is told by the next answer to a heartbeat, too.
+    The answer to the next heartbeat repeats every cancel request that is sent here.
     """
 
     schema_name: ClassVar[str] = "Control"
 
-    runner_id: Annotated[Name, doc("who waits")]
+    runner_id: Annotated[Name, doc("the sender")]
     lease_ids: Annotated[
         list[Secret],
         Meta(max_length=1000),
-        doc("leases that it has and was not asked to stop: what is wanted of them already is told at once; secrets"),
+        doc("held leases without a known cancel; one that is canceled already is answered at once; secrets"),
     ] = []
-    wait_seconds: Annotated[float, Meta(ge=0, le=600), doc("how long to wait for the first one")] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=600), doc("how long to wait for the first cancel")] = 0.0
 
 
 class LeaveRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Leave"):
-    """A runner leaves: it takes nothing new, finishes what it has, and may come back under its name."""
+    """Sign off: the runner takes no new jobs, finishes its current ones, and may register again under its name."""
 
     schema_name: ClassVar[str] = "Leave"
 
-    runner_id: Annotated[Name, doc("who leaves")]
+    runner_id: Annotated[Name, doc("the sender")]
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True, tag="LeaseGranted"):
-    """The right to execute one attempt of a job. Either the specification is inside, or `job_spec_ref` says where."""
+    """The right to execute one attempt of a job. Contains the job specification or a reference to it."""
 
-    job_id: Annotated[Id, doc("what is to be executed")]
-    run_id: Annotated[str, doc("for which run; empty for a job of the plain queue")]
-    lease_ttl_seconds: Annotated[Seconds, doc("after so long without a heartbeat the lease ends")]
-    heartbeat_interval_seconds: Annotated[Seconds, doc("how often to send one")]
-    max_runtime_seconds: Annotated[Seconds, doc("after so long the job is timed out")]
+    job_id: Annotated[Id, doc("the attempt to execute")]
+    run_id: Annotated[str, doc("its run; empty for a job of the plain queue")]
+    lease_ttl_seconds: Annotated[Seconds, doc("the lease ends after so long without a heartbeat")]
+    heartbeat_interval_seconds: Annotated[Seconds, doc("how often to send a heartbeat")]
+    max_runtime_seconds: Annotated[Seconds, doc("the time limit of the job")]
     job_spec: Annotated[JobSpec | None, doc("the job itself")] = None
-    job_spec_ref: Annotated[Uri | None, doc("where a large one is read, under the lease")] = None
+    job_spec_ref: Annotated[Uri | None, doc("where to read a large job specification, under the lease")] = None
     cancel_token: Annotated[Secret | None, doc("a secret like `lease_id`; this server sends none")] = None
 
 
 class AckLease(FromRunner, frozen=True, kw_only=True, tag="AckLease"):
-    """The runner took the lease and starts work. The answer is a `HeartbeatAck`."""
+    """Accept the lease and start work. The answer is a `HeartbeatAck`."""
 
     job_id: Annotated[Id, doc("the job of the lease")]
-    accepted_at: Annotated[Timestamp, doc("by the runner's clock")]
+    accepted_at: Annotated[Timestamp, doc("time of the runner's clock")]
 
 
 class Progress(Strict, frozen=True, kw_only=True):
-    """How far the runner is."""
+    """How far the job is."""
 
     percent: Annotated[Percent | None, doc("of the whole job")] = None
-    current_step: Annotated[Text, doc("the step that runs")] = ""
-    step_index: Annotated[Count | None, doc("its place, from 0")] = None
+    current_step: Annotated[Text, doc("the running step")] = ""
+    step_index: Annotated[Count | None, doc("its index, from 0")] = None
     message: Annotated[ShortText, doc("one line for people")] = ""
 
 
 class LogCursor(Strict, frozen=True, kw_only=True):
     """How much of the log the runner has sent."""
 
-    bytes_sent: Annotated[Count, doc("bytes of the log that are on their way or kept")]
+    bytes_sent: Annotated[Count, doc("bytes of the log that were sent")]
 
 
 class Heartbeat(FromRunner, frozen=True, kw_only=True, tag="Heartbeat"):
-    """The runner lives, and keeps its lease."""
+    """Renew the lease and report progress."""
 
-    ts: Annotated[Timestamp, doc("by the runner's clock")]
-    progress: Annotated[Progress | None, doc("how far it is")] = None
-    log_cursor: Annotated[LogCursor | None, doc("how much of the log it has sent")] = None
+    ts: Annotated[Timestamp, doc("time of the runner's clock")]
+    progress: Annotated[Progress | None, doc("how far the job is")] = None
+    log_cursor: Annotated[LogCursor | None, doc("how much of the log was sent")] = None
 
 
 class HeartbeatAck(FromServer, frozen=True, kw_only=True, omit_defaults=False, tag="HeartbeatAck"):
     """Whether the lease was renewed, and whether to stop."""
 
-    extend_lease: Annotated[bool, doc("whether the lease goes on")]
-    new_lease_ttl_seconds: Annotated[Seconds, doc("for how long it does, from when the server answered")]
+    extend_lease: Annotated[bool, doc("whether the lease was renewed")]
+    new_lease_ttl_seconds: Annotated[Seconds, doc("the new TTL, counted from the server's answer")]
     cancel_requested: Annotated[bool, doc("whether to stop and send `CancelAck`")] = False
     cancel_deadline_seconds: Annotated[Seconds, doc("how long a graceful stop may take; 0 without a cancel")] = 0
     stale: Annotated[bool | msgspec.UnsetType, doc("true when the lease is expired; absent otherwise")] = msgspec.UNSET
-    reason: Annotated[ShortText | msgspec.UnsetType, doc("ours: why to stop; absent otherwise")] = msgspec.UNSET
+    reason: Annotated[ShortText | msgspec.UnsetType, doc("extension: why to stop; absent otherwise")] = msgspec.UNSET
 
 
 class Artifact(Strict, frozen=True, kw_only=True):
-    """Something that a job left behind, and where it is."""
+    """A file that a job produced, and where it is stored."""
 
-    type: Annotated[Name, doc("what it is, e.g. `log` or `junit`")]
-    uri: Annotated[Uri, doc("where it is")]
-    name: Annotated[ShortText, doc("ours: what people call it")] = ""
-    bytes: Annotated[Count, doc("ours: its size")] = 0
+    type: Annotated[Name, doc("its type, e.g. `log` or `junit`")]
+    uri: Annotated[Uri, doc("where it is stored")]
+    name: Annotated[ShortText, doc("extension: display name")] = ""
+    bytes: Annotated[Count, doc("extension: its size")] = 0
 
 
 class Timings(Strict, frozen=True, kw_only=True):
-    """By the runner's own clock."""
+    """Start and end by the runner's own clock."""
 
-    started_at: Annotated[Timestamp, doc("when the first step began")]
-    finished_at: Annotated[Timestamp, doc("when the last one ended")]
+    started_at: Annotated[Timestamp, doc("start of the first step")]
+    finished_at: Annotated[Timestamp, doc("end of the last step")]
 
 
 class StepResult(Strict, frozen=True, kw_only=True):
     """How one step ended."""
 
-    index: Annotated[Count, doc("its place, from 0")]
-    exit_code: Annotated[ExitCode | None, doc("null: it has none, e.g. because it was killed")]
-    seconds: Annotated[NonNegative, doc("how long it took")]
-    name: Annotated[ShortText, doc("what people call it")] = ""
-    is_timed_out: Annotated[bool, doc("whether it took too long")] = False
-    is_skipped: Annotated[bool, doc("ours: whether it was left out; its exit code is null then")] = False
-    is_tolerated: Annotated[bool, doc("ours: whether it failed and the job goes on as if it had not")] = False
-    why: Annotated[ShortText, doc("ours: why it was left out, or failed beside its exit code")] = ""
+    index: Annotated[Count, doc("its index, from 0")]
+    exit_code: Annotated[ExitCode | None, doc("null: there is none, e.g. because the step was killed")]
+    seconds: Annotated[NonNegative, doc("its duration")]
+    name: Annotated[ShortText, doc("display name")] = ""
+    is_timed_out: Annotated[bool, doc("whether it exceeded its time limit")] = False
+    is_skipped: Annotated[bool, doc("extension: whether it was skipped; its exit code is null then")] = False
+    is_tolerated: Annotated[bool, doc("extension: whether it failed and the job ignores that")] = False
+    why: Annotated[ShortText, doc("extension: why it was skipped, or why it failed if not by its exit code")] = ""
 
 
 class FailedTest(Strict, frozen=True, kw_only=True):
     """A test that failed."""
 
     name: Annotated[ShortText, doc("its class or suite, and its name")]
-    message: Annotated[ShortText, doc("the first of what it said")] = ""
+    message: Annotated[ShortText, doc("the beginning of its failure message")] = ""
 
 
 class TestTotals(Strict, frozen=True, kw_only=True):
-    """What the test reports of a job say together."""
+    """Totals of all test reports of a job."""
 
     schema_name: ClassVar[str] = "Tests"
 
     total: Annotated[Count, doc("all tests")]
-    passed: Annotated[Count, doc("those that passed, flaky ones too")] = 0
-    failed: Annotated[Count, doc("those that failed")] = 0
-    errors: Annotated[Count, doc("those that could not be run to their end")] = 0
-    skipped: Annotated[Count, doc("those that were left out")] = 0
-    flaky: Annotated[Count, doc("those that failed and then passed")] = 0
-    seconds: Annotated[NonNegative, doc("how long they took together")] = 0.0
-    failures: Annotated[list[FailedTest], Meta(max_length=MAX_FAILED_TESTS), doc("the first that failed")] = []
+    passed: Annotated[Count, doc("tests that passed, including flaky ones")] = 0
+    failed: Annotated[Count, doc("tests that failed")] = 0
+    errors: Annotated[Count, doc("tests that ended with an error")] = 0
+    skipped: Annotated[Count, doc("tests that were skipped")] = 0
+    flaky: Annotated[Count, doc("tests that failed and then passed")] = 0
+    seconds: Annotated[NonNegative, doc("total duration")] = 0.0
+    failures: Annotated[list[FailedTest], Meta(max_length=MAX_FAILED_TESTS), doc("the first failed tests")] = []
 
 
 class Complete(FromRunner, frozen=True, kw_only=True, tag="Complete"):
     """The final result; it ends the lease."""
 
-    status: Annotated[Literal["SUCCEEDED", "FAILED"], doc("how it ended")]
+    status: Annotated[Literal["SUCCEEDED", "FAILED"], doc("how the job ended")]
     exit_code: Annotated[ExitCode | None, doc("0 for a success, and only for one")] = None
-    timings: Annotated[Timings | None, doc("when it ran")] = None
-    artifacts: Annotated[list[Artifact], Meta(max_length=1000), doc("what it left behind")] = []
+    timings: Annotated[Timings | None, doc("when the job ran")] = None
+    artifacts: Annotated[list[Artifact], Meta(max_length=1000), doc("the uploaded files")] = []
     summary: Annotated[ShortText, doc("one line for people")] = ""
-    # Ours, beside document 001's.
-    error_code: Annotated[Name | None, doc("ours: what went wrong before or beside the steps, e.g. `CHECKOUT`")] = None
-    signal: Annotated[SignalNumber | None, doc("ours: the signal that ended it")] = None
-    log_tail: Annotated[list[ShortText], Meta(max_length=50), doc("ours: the last lines, to classify a failure")] = []
-    steps: Annotated[list[StepResult], Meta(max_length=1000), doc("ours: how each step ended")] = []
-    tests: Annotated[TestTotals | None, doc("ours: what the test reports say")] = None
-    output: Annotated[Any, doc("ours: the job's result, any JSON")] = None
-    cost: Annotated[Any, doc("ours: what it used, any JSON")] = None
-    is_skipped: Annotated[bool, doc("ours: with a success: its condition did not hold, and nothing was done")] = False
+    # Extensions of document 001.
+    error_code: Annotated[Name | None, doc("extension: what failed other than a step, e.g. `CHECKOUT`")] = None
+    signal: Annotated[SignalNumber | None, doc("extension: the signal that ended the job")] = None
+    log_tail: Annotated[
+        list[ShortText], Meta(max_length=50), doc("extension: the last lines of the log, to classify a failure")
+    ] = []
+    steps: Annotated[list[StepResult], Meta(max_length=1000), doc("extension: how each step ended")] = []
+    tests: Annotated[TestTotals | None, doc("extension: totals of the test reports")] = None
+    output: Annotated[Any, doc("extension: the job's result, any JSON")] = None
+    cost: Annotated[Any, doc("extension: the resources that it used, any JSON")] = None
+    is_skipped: Annotated[
+        bool, doc("extension: with a success: whether its condition was false and nothing was executed")
+    ] = False
     verdicts: Annotated[
         Annotated[list[RuleResult], Meta(max_length=100)] | None,
-        doc("ours: with a success, whether each rule holds; absent: none were looked at"),
+        doc("extension: with a success, the result of each validation rule; absent: none was checked"),
     ] = None
     head: Annotated[
-        ShortText, doc("ours: the commit that its tree has now; what is new of it was sent as an artifact")
+        ShortText, doc("extension: the new tip of its worktree; new commits were uploaded as an artifact")
     ] = ""
-    place: Annotated[ShortText, doc("ours: where its tree is kept, for people")] = ""
+    worktree_path: Annotated[ShortText, doc("extension: the path of its worktree, for people")] = field(
+        default="", name="place"
+    )
 
 
 class CompleteAck(FromServer, frozen=True, kw_only=True, tag="CompleteAck"):
-    """Whether the result counts, and if not, why."""
+    """Whether the result was accepted, and if not, why."""
 
-    accepted: Annotated[bool, doc("whether the result counts")]
-    reason: Annotated[ShortText, doc("ours: why not, e.g. `CANCEL_REQUESTED`; absent when it counts")] = ""
+    accepted: Annotated[bool, doc("whether the result was accepted")]
+    reason: Annotated[ShortText, doc("extension: why not, e.g. `CANCEL_REQUESTED`; absent when it was")] = ""
 
 
 class CancelRequested(FromServer, frozen=True, kw_only=True, tag="CancelRequested"):
-    """Stop within the deadline, and say so with `CancelAck`."""
+    """Stop within the deadline, and confirm with `CancelAck`."""
 
-    job_id: Annotated[Id, doc("what is to be stopped")]
+    job_id: Annotated[Id, doc("the attempt to stop")]
     reason: Annotated[ShortText, doc("why, e.g. `RUN_CANCELED`")]
     deadline_seconds: Annotated[Seconds, doc("how long a graceful stop may take")]
-    ts: Annotated[Timestamp, doc("by the server's clock")]
+    ts: Annotated[Timestamp, doc("time of the server's clock")]
 
 
 class CancelAck(FromRunner, frozen=True, kw_only=True, tag="CancelAck"):
-    """The runner stopped; nothing of the job runs any more."""
+    """The runner stopped; no process of the job is left."""
 
-    final_status: Annotated[Literal["CANCELED"], doc("how it ended")]
-    ts: Annotated[Timestamp, doc("by the runner's clock")]
-    artifacts: Annotated[list[Artifact], Meta(max_length=1000), doc("what it left behind")] = []
+    final_status: Annotated[Literal["CANCELED"], doc("how the job ended")]
+    ts: Annotated[Timestamp, doc("time of the runner's clock")]
+    artifacts: Annotated[list[Artifact], Meta(max_length=1000), doc("the uploaded files")] = []
     summary: Annotated[ShortText, doc("one line for people")] = ""
 
 
 class CancelAcked(FromServer, frozen=True, kw_only=True, tag="CancelAcked"):
-    """The server heard it. Document 001 names no answer to `CancelAck`; without one a runner could not stop asking."""
+    """The answer to `CancelAck`. Document 001 names none; without one a runner could not stop repeating."""
 
-    accepted: Annotated[bool, doc("that the attempt is canceled now")]
+    accepted: Annotated[bool, doc("whether the attempt is canceled now")]
     reason: Annotated[ShortText, doc("why not; absent when it is")] = ""
 
 
@@ -383,10 +390,10 @@ StaleReason = Literal[
 
 
 class StaleLease(FromServer, frozen=True, kw_only=True, tag="StaleLease"):
-    """The lease is no longer good: stop, and do not complete."""
+    """The lease is no longer valid: stop, and do not complete."""
 
     reason: Annotated[StaleReason, doc("why")]
-    # What document 001 says in two places about one answer is said in one message.
+    # Document 001 describes the answer to a stale heartbeat in two places; this message has the fields of both.
     extend_lease: Annotated[bool | msgspec.UnsetType, doc("false in the answer to a heartbeat; absent otherwise")] = (
         msgspec.UNSET
     )
@@ -396,9 +403,9 @@ class StaleLease(FromServer, frozen=True, kw_only=True, tag="StaleLease"):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a request was refused. Nothing was changed by it."""
+    """Why a request was refused. It changed nothing."""
 
-    code: Annotated[str, doc("a stable word, see the list of codes")]
+    code: Annotated[str, doc("a stable error code, see the list of codes")]
     message: Annotated[str, doc("what was found, what was expected, what to do; for people")]
 
 

@@ -1,4 +1,7 @@
-"""One connection to NATS that comes back by itself. Whoever uses it can do without it at any time."""
+"""A NATS connection that reconnects by itself.
+
+NATS only carries hints. Its users poll as well, so that they work without NATS at any time.
+"""
 
 from __future__ import annotations
 
@@ -26,38 +29,40 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
-    """Where NATS is, and how to come in. A URL may carry a user and a password, or a token: it is a secret."""
+    """Address and credentials of NATS. The URL is a secret: it may contain a password or a token."""
 
     url: str
     credentials: str = ""
 
     def __str__(self) -> str:
-        """For people, without the secret."""
-        parts = [urlsplit(each.strip()) for each in self.url.split(",")]
-        return ", ".join(f"{each.scheme}://{each.netloc.rpartition('@')[2]}" for each in parts)
+        """Return the addresses without user, password and token."""
+        urls = [urlsplit(url.strip()) for url in self.url.split(",")]
+        return ", ".join(f"{url.scheme}://{url.netloc.rpartition('@')[2]}" for url in urls)
 
     def check(self) -> None:
-        """Raise `ValueError` for what can never work: no such address, or no library for it."""
-        for each in self.url.split(","):
-            parts = urlsplit(each.strip())
+        """Raise `ValueError` for a malformed URL, a missing library or an unreadable credentials file."""
+        for url in self.url.split(","):
+            parts = urlsplit(url.strip())
             if parts.scheme not in SCHEMES or not parts.hostname:
-                raise ValueError("the address of NATS is none; give one like nats://host:4222")
-        _library("nats", "NATS", "pip install 'deltaci[nats]'")
+                raise ValueError("the address of NATS is malformed; give one like nats://host:4222")
+        _import_library("nats", "NATS", "pip install 'deltaci[nats]'")
         if self.credentials:
-            _library("nkeys", "credentials for NATS", "pip install nkeys")
+            _import_library("nkeys", "credentials for NATS", "pip install nkeys")
             with open(self.credentials, "rb"):
                 pass
 
 
-def _library(name: str, what: str, how: str) -> Any:
+def _import_library(name: str, feature: str, install_command: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(f"{what} cannot be used: the library {name!r} is not installed; {how}") from None
+        raise ValueError(
+            f"{feature} cannot be used: the library {name!r} is not installed; {install_command}"
+        ) from None
 
 
 class NatsConnection:
-    """Connects, again and again for as long as it takes; whoever serves starts anew with each connection."""
+    """Connects to NATS and reconnects for ever. Each connection gets a new call of `serve`."""
 
     def __init__(self, address: NatsAddress, name: str, inbox: str = "_INBOX") -> None:
         self._address = address
@@ -65,23 +70,23 @@ class NatsConnection:
         self._inbox = inbox
 
     async def run(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
-        """Until it is cancelled. `serve` is cancelled when its connection is gone."""
+        """Connect and call `serve` again and again until cancelled. `serve` is cancelled when its connection closes."""
         self._address.check()
-        trouble = ""
+        last_failure = ""
         while True:
             try:
-                await self._once(serve)
-                found = "the connection is gone"
+                await self._serve_one_connection(serve)
+                failure = "the connection is closed"
             except Exception as error:
-                # Whatever it was: nothing depends on NATS, and it may be back in a moment.
-                found = _said(error)
-            if found != trouble:
-                LOGGER.warning("NATS at %s: %s; going on without it until it is back", self._address, found)
-            trouble = found
-            # A little disorder keeps a whole fleet from coming back in the same moment.
+                # Any error: nothing depends on NATS, and it may be back soon.
+                failure = _one_line(error)
+            if failure != last_failure:
+                LOGGER.warning("NATS at %s: %s; continuing without it and reconnecting", self._address, failure)
+            last_failure = failure
+            # Jitter keeps a fleet from reconnecting at the same moment.
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    async def _once(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _serve_one_connection(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
         is_closed = asyncio.Event()
 
         async def closed() -> None:
@@ -98,33 +103,33 @@ class NatsConnection:
         finally:
             closing.cancel()
             while not serving.done():
-                serving.cancel()  # Again, because one that comes just when a wait is over may get lost.
+                serving.cancel()  # Repeated, because a cancel that coincides with the end of a wait may get lost.
                 await asyncio.wait({serving}, timeout=CANCEL_SECONDS)
-            await _hang_up(connection)
+            await _close(connection)
 
     async def _connect(self, closed: Callable[[], Awaitable[None]]) -> Connection:
-        connection: Connection = _library("nats.aio.client", "NATS", "pip install 'deltaci[nats]'").Client()
+        connection: Connection = _import_library("nats.aio.client", "NATS", "pip install 'deltaci[nats]'").Client()
         options: dict[str, Any] = {"user_credentials": self._address.credentials} if self._address.credentials else {}
         try:
             await connection.connect(
-                [each.strip() for each in self._address.url.split(",")],
+                [url.strip() for url in self._address.url.split(",")],
                 name=self._name,
                 inbox_prefix=self._inbox,
-                allow_reconnect=False,  # We do that ourselves: whoever serves must know that it starts anew.
+                allow_reconnect=False,  # `run` reconnects, so that `serve` starts again with a new state.
                 connect_timeout=CONNECT_SECONDS,
                 ping_interval=PING_SECONDS,
                 closed_cb=closed,
-                error_cb=_quiet,
+                error_cb=_log_error,
                 **options,
             )
         except BaseException:
-            await _hang_up(connection)
+            await _close(connection)
             raise
         return connection
 
 
-async def _hang_up(connection: Connection) -> None:
-    """Close it, also where the library gives up half-way because nobody answers any more."""
+async def _close(connection: Connection) -> None:
+    """Close a connection, and its transport if the library fails to because the server does not answer."""
     with suppress(Exception):
         await asyncio.wait_for(connection.close(), CONNECT_SECONDS)
     transport = getattr(connection, "_transport", None)
@@ -133,13 +138,13 @@ async def _hang_up(connection: Connection) -> None:
             transport.close()
 
 
-async def _quiet(error: Exception) -> None:
-    """What ends the connection is told once, where it is made anew."""
+async def _log_error(error: Exception) -> None:
+    """Log at debug level only: `run` logs an error that ends the connection."""
     LOGGER.debug("NATS: %s", type(error).__name__)
 
 
-def _said(error: BaseException) -> str:
-    """In one line, whatever it is; of many the first."""
+def _one_line(error: BaseException) -> str:
+    """Return the error as one line; of an exception group its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
-"""What things are called on NATS, on both sides of it. See docs/nats.md.
+"""Names of NATS streams, subjects and consumers, as server and runner use them. See docs/nats.md.
 
-Every name has the tenant in it, so that permissions can be given by it. Names that people chose may hold anything; on
-the wire they are one token each, in an alphabet that means nothing to NATS.
+Every name contains the tenant, so that NATS permissions can be granted by name. Tenants, labels and ids may contain any
+character; in a subject each is one token of letters and digits that have no meaning to NATS.
 """
 
 from __future__ import annotations
@@ -16,73 +16,83 @@ from deltaci.core.ids import first_life
 from deltaci.core.worker import queue_key
 
 MAX_TOKEN_CHARS: Final = 100
-MAX_LABELS: Final = 6  # A runner takes from the queue of every subset of its labels: 64 of them.
+MAX_LABELS: Final = 6  # A runner consumes the queue of every subset of its labels: 64 of them.
 
-_EMPTY: Final = "0"  # Neither this nor the next is a letter of base32, so that no name can look like another.
+_EMPTY: Final = "0"  # base32 has neither 0 nor 1, so these tokens cannot equal an encoded name.
 _DIGEST: Final = "1"
 
 
 def token(text: str) -> str:
-    """Any text as one token: the same text, the same token, and no two texts share one."""
+    """Encode any text as one token. Equal texts have equal tokens, different texts different ones."""
     if not text:
         return _EMPTY
-    plain = _base32(text.encode())
+    encoded = _base32(text.encode())
     return (
-        plain if len(plain) <= MAX_TOKEN_CHARS else _DIGEST + _base32(blake2b(text.encode(), digest_size=20).digest())
+        encoded
+        if len(encoded) <= MAX_TOKEN_CHARS
+        else _DIGEST + _base32(blake2b(text.encode(), digest_size=20).digest())
     )
 
 
 def stream(tenant: str) -> str:
-    """The stream of a tenant's dispatches."""
+    """Return the name of the stream with a tenant's dispatches."""
     return f"deltaci-{token(tenant)}"
 
 
 def all_dispatches(tenant: str) -> str:
-    """All subjects of that stream."""
+    """Return the wildcard for all subjects of a tenant's stream."""
     return f"deltaci.dispatch.{token(tenant)}.>"
 
 
 def queue(tenant: str, key: str) -> str:
-    """The dispatches of one queue."""
+    """Return the wildcard for the dispatches of one queue."""
     return f"deltaci.dispatch.{token(tenant)}.{token(key)}.*"
 
 
 def dispatch(tenant: str, key: str, attempt_id: str) -> str:
-    """The dispatch of one attempt. Its own subject, so that what is told again takes the place of what was told."""
+    """Return the subject of one attempt. A repeated dispatch replaces the earlier one, because subjects are unique."""
     return f"deltaci.dispatch.{token(tenant)}.{token(key)}.{token(attempt_id)}"
 
 
 def consumer(key: str) -> str:
-    """The consumer that all runners share which take from this queue."""
+    """Return the name of the consumer that all runners of a queue share."""
     return token(key)
 
 
 def next_dispatch(tenant: str, key: str) -> str:
-    """Where a runner asks for the next dispatch of a queue."""
+    """Return the subject where a runner requests the next dispatch of a queue."""
     return f"$JS.API.CONSUMER.MSG.NEXT.{stream(tenant)}.{consumer(key)}"
 
 
 def new_queues(tenant: str) -> str:
-    """Where it is told that there is a queue that was not there before."""
+    """Return the subject where runners hear of new queues."""
     return f"deltaci.queues.{token(tenant)}"
 
 
 def control(tenant: str, runner_id: str) -> str:
-    """Where a runner is told what is wanted of it: in all of its lives the same, so that one permission is enough."""
+    """Return the subject of cancel requests to a runner.
+
+    All incarnations of a runner share it, so that one NATS permission is enough.
+    """
     return f"deltaci.control.{token(tenant)}.{token(first_life(runner_id))}"
 
 
 def inbox(tenant: str, runner_id: str) -> str:
-    """Where answers to a runner go."""
+    """Return the subject prefix of replies to a runner."""
     return f"deltaci.inbox.{token(tenant)}.{token(first_life(runner_id))}"
 
 
 def queue_keys(labels: Iterable[str]) -> list[str]:
-    """Every queue that a runner with these labels may take from, the plain one first; none when they are too many."""
-    offered = sorted(set(labels))
-    if len(offered) > MAX_LABELS:
+    """Return the keys of all queues that a runner with these labels consumes, that of no labels first.
+
+    Return none if there are more than `MAX_LABELS` labels.
+    """
+    distinct_labels = sorted(set(labels))
+    if len(distinct_labels) > MAX_LABELS:
         return []
-    return [queue_key(some) for size in range(len(offered) + 1) for some in combinations(offered, size)]
+    return [
+        queue_key(subset) for size in range(len(distinct_labels) + 1) for subset in combinations(distinct_labels, size)
+    ]
 
 
 def _base32(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts about rules, in words: the same ones in a job's log, in its error and wherever people look."""
+"""Results of validation rules as text: the same text in the job's log, in its error and on every page."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 from deltaci.core.text import plain
 from deltaci.protocol.job_spec import RuleResult
 
-MAX_TEXT_CHARS: Final = 500  # Of each text of a verdict.
+MAX_TEXT_CHARS: Final = 500  # Of each text of a result.
 MAX_DETAILS_CHARS: Final = 2000
 
 
-def describe_result(verdict: RuleResult) -> str:
-    """One verdict as one line."""
-    name = plain(verdict.rule, MAX_TEXT_CHARS)
-    if verdict.is_passed:
+def describe_result(result: RuleResult) -> str:
+    """Return one result as one line."""
+    name = plain(result.rule, MAX_TEXT_CHARS)
+    if result.is_passed:
         return f"rule {name}: holds"
-    found, wanted = plain(verdict.found, MAX_TEXT_CHARS), plain(verdict.wanted, MAX_TEXT_CHARS)
-    return f"rule {name}: found {found or 'nothing'}, wanted {wanted or 'it to hold'}"
+    actual, expected = plain(result.actual, MAX_TEXT_CHARS), plain(result.expected, MAX_TEXT_CHARS)
+    return f"rule {name}: found {actual or 'nothing'}, wanted {expected or 'it to hold'}"
 
 
-def describe_failed(verdicts: Iterable[RuleResult]) -> str:
-    """All that do not hold, for the error of a job; empty if all hold."""
-    return "; ".join(describe_result(each) for each in verdicts if not each.is_passed)[:MAX_DETAILS_CHARS]
+def describe_failed(results: Iterable[RuleResult]) -> str:
+    """Return the rules that do not hold as one text for a job's error; empty if all hold."""
+    return "; ".join(describe_result(result) for result in results if not result.is_passed)[:MAX_DETAILS_CHARS]

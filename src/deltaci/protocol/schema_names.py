@@ -38,8 +38,10 @@ def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any
     references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in names.items()}
     renamed = {names.get(name, name): _renamed(schema, names, references) for name, schema in components.items()}
     if len(renamed) != len(components):
-        taken = sorted(set(names.values()) & set(components))
-        raise ValueError(f"two structs have the schema name {', '.join(taken)}; give each its own schema_name")
+        ambiguous_names = sorted(set(names.values()) & set(components))
+        raise ValueError(
+            f"two structs have the schema name {', '.join(ambiguous_names)}; give each its own schema_name"
+        )
     return [_renamed(schema, names, references) for schema in schemas], renamed
 
 
@@ -63,7 +65,7 @@ def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
 def _renamed(schema: Any, names: dict[str, str], references: dict[str, str]) -> Any:
     """Return a schema whose titles and references have the new names."""
     if isinstance(schema, list):
-        return [_renamed(each, names, references) for each in schema]
+        return [_renamed(element, names, references) for element in schema]
     if not isinstance(schema, dict):
         return schema
     renamed = {key: _renamed(value, names, references) for key, value in schema.items()}

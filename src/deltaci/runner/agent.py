@@ -265,7 +265,7 @@ class Agent:
                 continue
             pauses.reset()
             granted = answer.leases
-            await self._settle(told, answer.gone)
+            await self._settle(told, answer.unclaimable)
             if self._is_stopping.is_set():
                 await self._return(granted)
                 return

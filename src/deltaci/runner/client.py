@@ -125,7 +125,7 @@ class Client:
     def leave(self, runner_id: str) -> bool:
         """Say that this runner takes nothing new and goes; whether it is gone already."""
         said = wire.encode(wire.LeaveRequest(runner_id=runner_id))
-        return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).gone
+        return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).is_shut_down
 
     def control(self, asked: wire.ControlRequest) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""
@@ -179,7 +179,7 @@ class Client:
 
     def streams_over(self, ids: Sequence[str]) -> list[str]:
         """Which of these streams need no tree any more."""
-        return _streams_over(self._call("POST", "streams", wire.encode(wire.EndedStreamsRequest(ids=list(ids))))).over
+        return _streams_over(self._call("POST", "streams", wire.encode(wire.EndedStreamsRequest(ids=list(ids))))).ended
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
         """Artifacts with a name, of jobs of the same run."""

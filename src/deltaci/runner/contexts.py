@@ -231,10 +231,10 @@ def _grouped(needs: Mapping[str, NeededJob], told: Mapping[str, Any]) -> dict[st
         matrix = name.partition(" (")[0] if name.endswith(")") else ""
         key = names.get(name) or need.family or matrix or name
         before = found.get(key)
-        if before is not None and not need.is_there:
+        if before is not None and not need.exists:
             continue  # What was told of it is all there is.
         if before is None or not before["is_there"]:
-            before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.is_there}
+            before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.exists}
         before["outputs"].update(need.outputs)
         before["result"] = min(before["result"], need.result, key=_WORST.index)
     return found

@@ -101,7 +101,7 @@ class Job:
         place, trouble = await self._place()
         self._cell = place.cell
         if place.spot is not None and self._spec is not None and self._spec.tree is not None:
-            self._tree_place = str(place.spot.path)[:2000] if self._spec.tree.keeps else ""
+            self._tree_place = str(place.spot.path)[:2000] if self._spec.tree.is_committed else ""
         log = self._log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
@@ -302,7 +302,7 @@ class Job:
             is_skipped=ended.is_skipped and is_success,
             verdicts=ended.verdicts if is_success else None,
             head=ended.head if is_success else "",
-            place=self._tree_place,
+            worktree_path=self._tree_place,
             cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
         )
         return fitting(said)

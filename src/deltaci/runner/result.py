@@ -77,7 +77,7 @@ def _short_verdicts(said: Complete) -> Complete:
     if said.verdicts is None:
         return said
     short = [
-        structs.replace(each, rule=each.rule[:60], found=each.found[:60], wanted=each.wanted[:60])
+        structs.replace(each, rule=each.rule[:60], actual=each.actual[:60], expected=each.expected[:60])
         for each in said.verdicts
     ]
     return structs.replace(said, verdicts=short)

@@ -57,7 +57,7 @@ class Rules:
     async def check(self, ended: Ended) -> Ended:
         """How the job ended, with a verdict for each rule; the first that does not hold is the summary."""
         log, verdicts = self._stage.log, list[RuleResult]()
-        rules = [rule for rule in self._stage.spec.rules if not rule.is_servers]
+        rules = [rule for rule in self._stage.spec.rules if not rule.is_checked_by_server]
         if not rules:
             return ended
         with log.section(VALIDATE, "validate"):
@@ -67,8 +67,8 @@ class Rules:
                 verdict = RuleResult(
                     rule=name,
                     is_passed=is_passed,
-                    found=log.said(found, MAX_CHARS),
-                    wanted=log.said(wanted, MAX_CHARS),
+                    actual=log.said(found, MAX_CHARS),
+                    expected=log.said(wanted, MAX_CHARS),
                 )
                 log.line(describe_result(verdict))
                 verdicts.append(verdict)

@@ -125,7 +125,7 @@ class Work:
 
     async def _commit_tree(self, stage: Stage, ended: Ended, tip: str, left: float) -> Ended:
         tree = self._spec.tree
-        if tree is None or not tree.keeps:
+        if tree is None or not tree.is_committed:
             return ended
         try:
             self._left = await commit(stage, tree, tip, max(1.0, left))

@@ -69,7 +69,7 @@ _LEASE: Final = LEASE_HEADER.lower().encode()
 _SHA256: Final = SHA256_HEADER.lower().encode()
 _OFFSET: Final = OFFSET_HEADER.lower().encode()
 _SPEAKS_JSON: Final = frozenset(each.name for each in PROTOCOL_ROUTES if "wrong_media_type" in each.codes)
-_NESTED: Final = frozenset(each.name for each in PROTOCOL_ROUTES if each.rest)
+_NESTED: Final = frozenset(each.name for each in PROTOCOL_ROUTES if each.path_parameter)
 
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.LeaseRequest)

@@ -57,7 +57,7 @@ class Shared:
                 jobs = await self._jobs(held, run_id, left[start : start + AT_A_TIME])
                 lasts = await self._lasts(held, jobs)
                 found |= {each.spec.name: _need(each, lasts.get(each.id)) for each in jobs}
-        return {name: found.get(name) or NeededJob(result=SKIPPED, is_there=False) for name in names}
+        return {name: found.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
 
     async def _runs(self, held: Attempt) -> AsyncIterator[str]:
         """The attempt's run; then the one that it repeats, of which it has what it need not do again; and so on."""

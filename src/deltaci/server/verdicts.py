@@ -14,7 +14,7 @@ def verdict_of(said: Complete, spec: JobSpec) -> Verdict | None:
     """The verdict about a success; None where there are no rules that a runner looks at."""
     if said.is_skipped and spec.condition:
         return None  # Nothing was done, and so there is nothing to look at.
-    rules, verdicts = [rule for rule in spec.rules if not rule.is_servers], said.verdicts or []
+    rules, verdicts = [rule for rule in spec.rules if not rule.is_checked_by_server], said.verdicts or []
     if broken := describe_failed(verdicts):
         return Verdict(is_passed=False, details=broken)
     if len(verdicts) < len(rules):

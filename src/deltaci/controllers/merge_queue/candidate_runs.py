@@ -93,7 +93,7 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
             ),
             branch=line.base,
             commit=tested.commit,
-            keeps=False,
+            is_committed=False,
         ),
     )
     return JobSpec(

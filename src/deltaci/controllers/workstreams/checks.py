@@ -32,15 +32,15 @@ def within(rule: ValidationRule, paths_changed: Iterable[str]) -> RuleResult:
     try:
         strays = outside(paths_changed, rule.within)
     except BadPattern as bad:
-        return RuleResult(rule=name, is_passed=False, found=f"a pattern with {bad.found}", wanted=wanted)
-    return RuleResult(rule=name, is_passed=not strays, found=_listed(strays), wanted=wanted)
+        return RuleResult(rule=name, is_passed=False, actual=f"a pattern with {bad.found}", expected=wanted)
+    return RuleResult(rule=name, is_passed=not strays, actual=_listed(strays), expected=wanted)
 
 
 def mergeable(rule: ValidationRule, base: str, conflicts: Sequence[str]) -> RuleResult:
     """Whether the base, a branch by its name, can be merged as it is now; `conflicts` are the paths where it cannot."""
     wanted = f"none with {base}, as it is now; merge it, and solve them"
     found = f"conflicts in {_listed(conflicts)}" if conflicts else ""
-    return RuleResult(rule=rule.name or MERGEABLE, is_passed=not conflicts, found=found, wanted=wanted)
+    return RuleResult(rule=rule.name or MERGEABLE, is_passed=not conflicts, actual=found, expected=wanted)
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ class Broken(Exception):
     """A rule of a task or a workstream does not hold: which, what was found and what was wanted."""
 
     def __init__(self, verdict: RuleResult) -> None:
-        super().__init__(f"rule {verdict.rule}: {verdict.found}; wanted {verdict.wanted}")
+        super().__init__(f"rule {verdict.rule}: {verdict.actual}; wanted {verdict.expected}")
         self.verdict = verdict
 
 
@@ -101,7 +101,7 @@ class Joining:
         except Conflicting as conflict:
             found = f"conflicts with what other tasks did meanwhile in {', '.join(conflict.paths)}"
             wanted = "changes that fit together; let one task need the other"
-            raise Broken(RuleResult(rule="join", is_passed=False, found=found, wanted=wanted)) from None
+            raise Broken(RuleResult(rule="join", is_passed=False, actual=found, expected=wanted)) from None
         await workshop.keep(f"streams/{stream.id}/tip", tip)
         return Joined(task=task, attempt_id=attempt.id, bundle=bundle, start=start, head=head, tip=tip)
 

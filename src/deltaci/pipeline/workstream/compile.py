@@ -67,7 +67,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
                 stream=id,
                 source=source,
                 branch=branch,
-                own=task.name if has_own_worktree else "",
+                private_name=task.name if has_own_worktree else "",
                 message=task.message or task.name,
                 author=workstream.author or "",
             ),

@@ -72,7 +72,7 @@ async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, sta
                 await _bring_base(stage, repository, tree.source, start.base, tree.source.depth)
             if not repository.has(start.tip):
                 await _bring_tip(stage, repository, tree.source, start)
-            await make_exact(repository, spot, start.tip, is_next=tree.keeps)
+            await make_exact(repository, spot, start.tip, is_next=tree.is_committed)
             await asyncio.to_thread(trees.put_aside, spot.git_dir)
             await asyncio.to_thread(make_git_dir, repository, spot, tree, start.base, start.tip)
     except (GitFailed, OSError) as failed:

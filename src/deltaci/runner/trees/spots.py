@@ -111,8 +111,8 @@ class Worktrees:
         about = About(tree.stream, bool(tree.commit))
         self.is_used = True
         self._wake.set()
-        if tree.keeps:
-            spot = Spot(stream, f"own-{safe_name(tree.own)}" if tree.own else "tree", about)
+        if tree.is_committed:
+            spot = Spot(stream, f"own-{safe_name(tree.private_name)}" if tree.private_name else "tree", about)
         else:
             number = 1
             while (stream / f"test-{number}") in self._taken:

@@ -83,5 +83,7 @@ def verdicts(last: Sequence[Attempt]) -> list[RuleResult]:
 def rules(verdicts: Iterable[RuleResult]) -> list[wire.FailedRule]:
     """Those that did not hold."""
     return [
-        wire.FailedRule(rule=each.rule, found=each.found, wanted=each.wanted) for each in verdicts if not each.is_passed
+        wire.FailedRule(rule=each.rule, found=each.actual, wanted=each.expected)
+        for each in verdicts
+        if not each.is_passed
     ]
