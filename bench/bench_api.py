@@ -25,7 +25,7 @@ from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, Place, Yard, say
 from bench.processes import Process, address, started
 from deltaci.api.routes import ROOT
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
@@ -237,7 +237,7 @@ async def _register(place: Place) -> None:
     engine = Engine(store)
     await engine.start()
     try:
-        all_heard(await engine.do_all([Birth(id=WORKER, record=Worker(id=WORKER, tenant=STRANGER))]))
+        all_heard(await engine.do_all([NewRecord(id=WORKER, record=Worker(id=WORKER, tenant=STRANGER))]))
     finally:
         await engine.stop()
         await store.close()

@@ -13,12 +13,12 @@ import msgspec
 from bench.figures import Figure
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import decide
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from tests.lab import Lab, task
 
 JOBS = 4000
@@ -29,7 +29,7 @@ AT = 1_767_513_600_000_000
 def run() -> list[Figure]:
     """The queue's five steps, and runs of ten and of ten thousand jobs."""
     commands = lifecycle(JOBS)
-    world = World(is_complete=True)
+    world = UnitOfWork(is_complete=True)
     spent = cpu(lambda: [decide(world, command, AT) for command in commands])
     each = spent / len(commands) * 1e6
     floor = copy_cost() * 1e6
@@ -55,7 +55,7 @@ def lifecycle(jobs: int) -> list[Command]:
         token = ids.lease_id(id, 1, "0123456789abcdef")
         ref = ids.lease_ref(token)
         found += [
-            Birth(id=id, record=Attempt(id=id)),
+            NewRecord(id=id, record=Attempt(id=id)),
             attempt.Grant(id=id, actor=actor, fingerprint=ref.fingerprint),
             attempt.Start(id=id, actor=actor, lease=ref),
             attempt.Extend(id=id, actor=actor, lease=ref),

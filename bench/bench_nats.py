@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.figures import Figure
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.engine import event_loop, feed
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server.service import Listener, Service, registration_token
@@ -65,7 +65,7 @@ async def _measure(folder: Path, url: str | None) -> list[float]:
 async def _claimed(service: Service, id: str) -> float:
     """Milliseconds until it was leased; returns when it is over and the runner waits again."""
     job = Attempt(id=id, tenant="default", spec={"steps": ["true"], "executor": "process"})
-    await service.engine.do(Birth(id=id, record=job))
+    await service.engine.do(NewRecord(id=id, record=job))
     at: dict[str, int] = {}
     async for event in feed.follow(service.store, 0, entity_id=id):
         assert event.trigger != "failed", event.metadata

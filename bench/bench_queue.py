@@ -23,7 +23,7 @@ from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, SQLITE, Place, Spent, Yard, say
 from deltaci.core import attempt, ids
 from deltaci.core import run as runs
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
 from deltaci.core.events import worker_actor
@@ -403,7 +403,7 @@ async def run_cost(place: Place, yard: Yard, size: int, jobs: int) -> Spent:
     await engine.start()
     with yard.meter() as spent:
         for step in (
-            [Birth(id=id, record=Run(id=id, run_id=id, tenant="bench")) for id in names],
+            [NewRecord(id=id, record=Run(id=id, run_id=id, tenant="bench")) for id in names],
             [runs.BeginPlanning(id=id) for id in names],
             [Plan(id=id, jobs=specs, plan_hash="bench") for id in names],
         ):

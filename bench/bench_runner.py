@@ -17,7 +17,7 @@ from typing import Final
 
 from bench.figures import Figure
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.events import Event
 from deltaci.engine import event_loop, feed
 from deltaci.server.service import Listener, Service, registration_token
@@ -94,7 +94,7 @@ async def _finished(service: Service, count: int, name: str) -> float:
         Attempt(id=f"{name}-{n}", tenant="default", spec={"steps": [STEP], "executor": "process"}) for n in range(count)
     ]
     started = time.perf_counter()
-    await service.engine.do_all([Birth(id=job.id, record=job) for job in jobs])
+    await service.engine.do_all([NewRecord(id=job.id, record=job) for job in jobs])
     ended: set[str] = set()
     async for event in feed.follow(service.store, after):
         if _is_end(event):

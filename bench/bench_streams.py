@@ -25,7 +25,7 @@ from bench.serving import TENANT
 from bench.watching import Watch
 from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
-from deltaci.core.events import Event, numbered
+from deltaci.core.events import Event, with_seq
 from deltaci.server.api.streams import PIECE_BYTES, Frame
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
@@ -145,7 +145,7 @@ def _parts(count: int) -> list[str]:
         ATTEMPTS.step(job, Publish(id=job.id), 1_767_513_600_000_000, events)
     parts, part = [], b""
     for seq, event in enumerate(events, 10_000):
-        part += Frame(numbered(event, seq)).text
+        part += Frame(with_seq(event, seq)).text
         if len(part) >= PIECE_BYTES:
             parts.append(part.decode())
             part = b""

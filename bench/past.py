@@ -14,7 +14,7 @@ from typing import Final
 from bench.places import say
 from deltaci.core import run
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import Listed, lists
+from deltaci.core.listing import ListKey, lists_of
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.storage.port import Entry, Open, Place, Put, Store, Transaction, Write
@@ -27,7 +27,7 @@ BRANCHES: Final = 997
 PEOPLE: Final = 50
 PROJECTS: Final = 20
 ENDS: Final = (*[run.SUCCESS] * 17, run.FAILED, run.FAILED, run.CANCELED)
-_NOTHING: Final[frozenset[Listed]] = frozenset()
+_NOTHING: Final[frozenset[ListKey]] = frozenset()
 
 
 def one(id: str, age: int) -> Run:
@@ -71,7 +71,7 @@ async def _live(store: Store, count: int) -> Place:
     order = list(range(count))
     draw.shuffle(order)
     ids = sorted(f"r{draw.getrandbits(80):020x}" for _ in order)
-    found: dict[Listed, list[tuple[int, str]]] = {}
+    found: dict[ListKey, list[tuple[int, str]]] = {}
     middle = Place(0, "")
     for start in range(0, count, BATCH):
         puts: list[Put] = []
@@ -79,7 +79,7 @@ async def _live(store: Store, count: int) -> Place:
             record = one(id, age)
             puts.append(Put(record, 0, None, None, is_over(record)))
             place = (record.created_at, id)
-            for name in lists(record):
+            for name in lists_of(record):
                 found.setdefault(name, []).append(place)
             if age == count // 2:
                 middle = Place(*place)
@@ -93,7 +93,7 @@ async def _live(store: Store, count: int) -> Place:
     return middle
 
 
-def _batches(found: dict[Listed, list[tuple[int, str]]]) -> Iterator[list[Entry]]:
+def _batches(found: dict[ListKey, list[tuple[int, str]]]) -> Iterator[list[Entry]]:
     batch: list[Entry] = []
     for name in sorted(found):
         joined = frozenset({name})

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.engine import event_loop
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import ROOT
@@ -31,10 +31,10 @@ SPEC: Final = {"steps": ["true"]}
 TTL_SECONDS: Final = 600
 
 
-def births(name: str, count: int, spec: Any = SPEC) -> list[Birth]:
+def births(name: str, count: int, spec: Any = SPEC) -> list[NewRecord]:
     """So many jobs, with next to nothing to do unless it is said what."""
     jobs = [Attempt(id=f"{name}-{n}", tenant=TENANT, spec=spec) for n in range(count)]
-    return [Birth(id=job.id, record=job, is_drawn=True) for job in jobs]
+    return [NewRecord(id=job.id, record=job, has_random_id=True) for job in jobs]
 
 
 class Constant:

@@ -41,7 +41,7 @@ def order(asked: RunInput) -> StartRun:
     origin = Origin(project=asked.project, branch=asked.branch, commit=asked.commit, title=asked.title)
     record = Run(id=id, run_id=id, tenant=TENANT, started_by=PERSON, origin=origin)
     hashed = plan_hash(specs, is_fail_fast=False, timeout_seconds=record.timeout_seconds)
-    return StartRun(id=id, actor=f"user:{PERSON}", record=record, jobs=specs, plan_hash=hashed, is_drawn=True)
+    return StartRun(id=id, actor=f"user:{PERSON}", record=record, jobs=specs, plan_hash=hashed, has_random_id=True)
 
 
 async def start(place: Place, callers: int, jobs: int, runs: int) -> float:

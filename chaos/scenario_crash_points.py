@@ -23,7 +23,7 @@ from chaos.stage import Stage, TooLate, until
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event, to_json_line
 from deltaci.engine import feed
 from deltaci.storage import open_store
 
@@ -170,5 +170,5 @@ async def recovered(folder: Path) -> tuple[list[Event], dict[str, Attempt]]:
 
 def digest(log: list[Event], records: dict[str, Attempt]) -> str:
     """The same for the same."""
-    text = b"".join(map(to_line, log)) + repr(sorted(records.items())).encode()
+    text = b"".join(map(to_json_line, log)) + repr(sorted(records.items())).encode()
     return blake2b(text).hexdigest()

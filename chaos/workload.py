@@ -12,7 +12,7 @@ from chaos.stage import PATIENCE_SECONDS, TooLate
 from chaos.witness import Witness
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
@@ -121,7 +121,7 @@ class Workload:
         engine = self._engine
         assert engine is not None
         for command in (
-            Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT), request_id=f"{id}-birth"),
+            NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT), request_id=f"{id}-birth"),
             run.BeginPlanning(id=id, request_id=f"{id}-plan"),
             Plan(id=id, jobs=specs, plan_hash="chaos", request_id=f"{id}-planned"),
         ):

@@ -14,7 +14,7 @@ from typing import Final
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import Decision
-from deltaci.core.ids import life_id, worker_name
+from deltaci.core.ids import incarnation_id, worker_name
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
@@ -81,10 +81,10 @@ class Fleet(History):
 
     def arrive(self) -> None:
         """One more worker registers, or one that went comes back in a new life."""
-        gone = [each.id for each in self._all(Worker) if worker.went_by_itself(each)]
+        gone = [each.id for each in self._all(Worker) if worker.may_return(each)]
         if gone and self.draw.random() < 0.5:
             name = worker_name(self.draw.choice(gone))
-            id = life_id(name, 1 + sum(worker_name(each.id) == name for each in self._all(Worker)))
+            id = incarnation_id(name, 1 + sum(worker_name(each.id) == name for each in self._all(Worker)))
         else:
             self.born += 1
             id = f"w{self.born}"
@@ -118,16 +118,16 @@ class Fleet(History):
             return worker.Resume(id=of.id, actor="user:bob")
         if self.draw.random() < 0.5:
             return worker.Drain(id=of.id, actor="user:ada", reason="new disk")
-        return worker.Quarantine(id=of.id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES)))
+        return worker.Quarantine(id=of.id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES)))
 
     def _offer(self, id: str) -> Command:
         labels, places = self.draw.choice((None, *LABELS)), self.draw.choice((None, 1, 2, 4))
         token_at = self.draw.choice((0, 0, self.lab.now))
-        return worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at)
+        return worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=places, token_at=token_at)
 
     def stop_one(self) -> None:
         """A runner hears that it has to stop, and falls silent before it has: it keeps the lease for a while."""
-        held = [a for a in self._all(Attempt) if a.state in attempt.HELD and a.job_id and a.lease]
+        held = [a for a in self._all(Attempt) if a.state in attempt.ACTIVE_STATES and a.job_id and a.lease]
         if held:
             of = self.draw.choice(held)
             assert of.lease is not None

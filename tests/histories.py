@@ -24,7 +24,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
-from deltaci.core.status.queue import check_shape
+from deltaci.core.status.queue import check_invariants
 from deltaci.core.worker import Worker
 from tests.lab import TENANT, Lab, Lease
 
@@ -181,9 +181,9 @@ class History:
         orders: list[Command] = [kind(id=id) for kind in kinds]
         places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
-        orders.append(worker.Offer(id=id, tenant=TENANT, labels=labels, places=places, token_at=token_at))
+        orders.append(worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=places, token_at=token_at))
         orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
-        orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_TROUBLES))))
+        orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES))))
         orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
         self.lab.do(self.draw.choices(orders, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
 
@@ -308,7 +308,7 @@ class History:
     def check(self) -> None:
         """What must hold for every record after every step."""
         for each in self._all(Attempt):
-            check_shape(each)
+            check_invariants(each)
         for each_job in self._all(Job):
             assert (each_job.worker_id != "") <= (each_job.state == job.RUNNING), each_job
             assert each_job.attempts <= each_job.spec.max_attempts, each_job

@@ -170,7 +170,7 @@ class Invariants:
         assert record.state in WORKER_STATES, f"worker: {record}"
         assert sorted(record.tasks) == sorted(held), f"worker 4: {record} and leases {held}"
         self.seen["hold"] += bool(record.hold)
-        if record.troubles >= TROUBLES:
+        if record.infra_failures >= TROUBLES:
             self.seen["trust"] += 1
             assert record.hold or record.shutdown_reason, f"trust: {record} still takes work"
         match record.state:

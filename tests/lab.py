@@ -12,11 +12,11 @@ from deltaci.audit.projections.job_events import job_events
 from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core import attempt, ids, job, run, worker
-from deltaci.core.attempt import Attempt, Leased
-from deltaci.core.cascade import Birth
+from deltaci.core.attempt import Attempt, LeasedCommand
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, Plan, decide, job_id
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.core.events import Event, numbered, worker_actor
+from deltaci.core.events import Event, with_seq, worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
@@ -24,7 +24,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.timers import ready_at
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.core.worker import Worker
 
 START = 1_767_513_600 * SECOND  # 2026-01-04T08:00:00Z
@@ -51,7 +51,7 @@ class Lab:
     """One deployment in memory. `do` applies a command; everything else is short for common commands."""
 
     def __init__(self) -> None:
-        self.world = World(is_complete=True)
+        self.world = UnitOfWork(is_complete=True)
         self.now = START
         self.log: list[Event] = []
         self.grants = 0
@@ -66,7 +66,7 @@ class Lab:
     def do(self, command: Command) -> Decision:
         """Apply one command now."""
         decision = decide(self.world, command, self.now)
-        self.log += [numbered(event, len(self.log) + 1 + n) for n, event in enumerate(decision.events)]
+        self.log += [with_seq(event, len(self.log) + 1 + n) for n, event in enumerate(decision.events)]
         return decision
 
     def refused(self, command: Command) -> Refused:
@@ -112,7 +112,7 @@ class Lab:
 
     def create(self, id: str = "r1", tenant: str = TENANT, **fields: Any) -> Run:
         """A run that is CREATED."""
-        self.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=tenant, **fields)))
+        self.do(NewRecord(id=id, record=Run(id=id, run_id=id, tenant=tenant, **fields)))
         return self.run(id)
 
     def plan(self, *specs: JobSpec, id: str = "r1", **fields: Any) -> Lab:
@@ -124,13 +124,13 @@ class Lab:
 
     def enqueue(self, id: str = "q1", tenant: str = TENANT, **fields: Any) -> Attempt:
         """An attempt on its own, as the queue library makes it."""
-        self.do(Birth(id=id, record=Attempt(id=id, tenant=tenant, **fields)))
+        self.do(NewRecord(id=id, record=Attempt(id=id, tenant=tenant, **fields)))
         return self.queued(id)
 
     def register(self, id: str, places: int = 1, labels: Iterable[str] = ()) -> Worker:
         """A worker that is IDLE."""
         record = Worker(id=id, tenant=TENANT, labels=tuple(labels), max_concurrent_tasks=places)
-        self.do(Birth(id=id, record=record))
+        self.do(NewRecord(id=id, record=record))
         return self.worker_record(id)
 
     # -- what a runner does
@@ -152,11 +152,11 @@ class Lab:
         is_held = record.lease is not None or (ready_at(record) or 0) > self.now
         return is_held and (record.tenant, record.group) == (wanted.tenant, wanted.group)
 
-    def say(self, message: type[Leased], lease: Lease, **fields: Any) -> Attempt:
+    def say(self, message: type[LeasedCommand], lease: Lease, **fields: Any) -> Attempt:
         """Send one of the runner's messages."""
         return self._attempt(self.do(self.message(message, lease, **fields)))
 
-    def message(self, message: type[Leased], lease: Lease, **fields: Any) -> Leased:
+    def message(self, message: type[LeasedCommand], lease: Lease, **fields: Any) -> LeasedCommand:
         """One of the runner's messages, not sent yet."""
         return message(id=lease.ref.attempt_id, actor=lease.actor, lease=lease.ref, **fields)
 

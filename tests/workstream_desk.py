@@ -70,7 +70,7 @@ class StandIn:
             run_id=id,
             tenant=tenant,
             started_by=by,
-            asked=asked,
+            request_fingerprint=asked,
             is_fail_fast=stream.fail_fast,
             origin=origin,
         )

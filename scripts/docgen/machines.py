@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from deltaci.audit.projections import VIEWS
 from deltaci.core import attempt, job, lease, run, worker
-from deltaci.core.cascade import REACTIONS
-from deltaci.core.machine import Machine, Rule, To
+from deltaci.core.cascade import CASCADE
+from deltaci.core.machine import Machine, Rule, Target
 from deltaci.core.status.view import LEFT_OUT, SAME, View
 from scripts.docgen.pages import table
 
@@ -48,19 +48,19 @@ def _machine(machine: Machine[Any]) -> str:
             for to in rule.targets or (None,)
         ),
     )
-    if machine.throughs:
+    if machine.implied_steps:
         lines += ["Steps that a command implies, recorded before its own:", ""]
         lines += table(
             ("in", "command", "first does", "why"),
             (
                 (row.source, f"`{row.command.__name__}`", f"`{row.first.__name__}`", row.why + _when(row.when))
-                for row in machine.throughs
+                for row in machine.implied_steps
             ),
         )
     return "\n".join(lines)
 
 
-def _step(rule: Rule, to: To | None) -> tuple[str, ...]:
+def _step(rule: Rule, to: Target | None) -> tuple[str, ...]:
     command = f"`{rule.command.__name__}`"
     if to is None:
         return rule.source, command, rule.source, "none: a repeat", ""
@@ -86,7 +86,7 @@ def _diagram(edges: Iterable[tuple[str | None, str, str]]) -> list[str]:
 
 
 def _reactions() -> str:
-    rows = ((row.entity, " or ".join(row.states), row.why) for row in REACTIONS)
+    rows = ((row.entity, " or ".join(row.states), row.why) for row in CASCADE)
     return "\n".join(table(("when a", "becomes", "then"), rows))
 
 
@@ -94,7 +94,9 @@ def _view(view: View) -> str:
     shown = {LEFT_OUT: "left out", SAME: "as before"}
     lines = [f"## {view.name}: document {view.document} on a {view.entity}", ""]
     lines += _diagram((edge.source, edge.target, " or ".join(edge.triggers)) for edge in view.edges)
-    lines += table(("our state", "is shown as"), ((ours, shown.get(word, word)) for ours, word in view.shows.items()))
+    lines += table(
+        ("our state", "is shown as"), ((ours, shown.get(word, word)) for ours, word in view.state_map.items())
+    )
     edges = ((edge.source or "(birth)", edge.target, edge.cite) for edge in view.edges)
     lines += table(("from", "to", "rule"), edges)
     if view.extensions:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deltaci.client import AsyncClient
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event, to_json_line
 from deltaci.server.api import live, staying, streams
 from deltaci.server.api.live import wants_stream
 from tests.api.following import Answer, Told, stream
@@ -36,7 +36,7 @@ async def told(answer: Answer, count: int = 0) -> list[Told]:
 
 def lines(events: list[Event]) -> list[str]:
     """As they are sent."""
-    return [to_line(event).decode() for event in events]
+    return [to_json_line(event).decode() for event in events]
 
 
 async def over(site: ApiSite, caller: Caller, player: Player, **fields: Any) -> str:

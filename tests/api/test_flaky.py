@@ -187,5 +187,5 @@ async def test_servers_that_learn_the_same_at_the_same_moment_learn_it_once(site
         await asyncio.gather(*(FlakyTests(here.store).learn(ends) for _ in range(4)))
 
         history = await FlakyTests(here.store).of_job("default", "shop", "test")
-        assert [len(each.sightings) for each in history.commits] == [3]
+        assert [len(each.observations) for each in history.commits] == [3]
         assert (history.tests["a"].times, history.flake.times) == (2, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.core.events import Event, numbered
+from deltaci.core.events import Event, with_seq
 from deltaci.server.api import streams
 from deltaci.server.api.streams import Frame, Streams, Subscription
 from deltaci.server.service import Listener, Service
@@ -26,7 +26,7 @@ SEEDS = range(60)
 
 def event(seq: int, tenant: str, run_id: str, **fields: Any) -> Event:
     """One that was committed."""
-    made = numbered(fact(f"e{seq}", run_id=run_id), seq)
+    made = with_seq(fact(f"e{seq}", run_id=run_id), seq)
     return msgspec.structs.replace(made, tenant=tenant, **fields)
 
 

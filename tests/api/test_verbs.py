@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.core import job, run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
@@ -55,7 +55,7 @@ class Stage:
         self._count += 1
         id = f"made-{self._count}"
         await self.here.service.engine.do(
-            Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, has_validation=True))
+            NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT, has_validation=True))
         )
         return id
 

@@ -42,7 +42,7 @@ def test_a_run_that_is_over_says_what_its_forge_was_told(said: str, text: str) -
     """A forge that was given up must be visible somewhere."""
     lab = Lab().plan(task("build"))
     lab.work("build")
-    lab.do(run.Report(id="r1", actor="reporter", told=said))
+    lab.do(run.Report(id="r1", actor="reporter", reported_to=said))
 
     assert told(why(lab, lab.run()), "reported").text == text
 

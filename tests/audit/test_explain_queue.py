@@ -139,6 +139,6 @@ def test_a_worker_has_one_word(fields: dict[str, Any], is_missed: bool, word: st
 )
 def test_people_are_offered_what_makes_sense(state: str, hold: str, is_leaving: bool, tasks: int, orders: str) -> None:
     """What would be refused, or change nothing, is not there."""
-    found = worker.sensible(state, hold, is_leaving=is_leaving, tasks=tasks)
+    found = worker.available_commands(state, hold, is_leaving=is_leaving, tasks=tasks)
 
     assert " ".join(sorted(each.__name__ for each in found)) == orders

@@ -11,7 +11,7 @@ from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.job_events import job_events
 from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, job_of, project_log
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event, to_json_line
 from tests.histories import History
 
 SEEDS = range(12)
@@ -35,7 +35,9 @@ def test_every_step_is_allowed_by_a_rule_or_says_who_demands_it(name: str) -> No
 def test_our_own_words_are_the_canonical_log() -> None:
     """A lease's change has a line of its own there and here."""
     for seed in SEEDS:
-        assert [to_line(each.event) for each in project_log(CANONICAL, log(seed))] == list(canonical_lines(log(seed)))
+        assert [to_json_line(each.event) for each in project_log(CANONICAL, log(seed))] == list(
+            canonical_lines(log(seed))
+        )
 
 
 def test_the_queues_words_are_those_of_its_export() -> None:

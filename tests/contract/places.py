@@ -18,7 +18,7 @@ from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
@@ -149,7 +149,7 @@ class Server:
     async def register(self, id: str, places: int = 1, labels: tuple[str, ...] = ()) -> None:
         """A worker that the fleet knows."""
         record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=places)
-        await self.do(Birth(id=id, record=record))
+        await self.do(NewRecord(id=id, record=record))
 
     async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[Claimed]:
         """Ask for work."""
@@ -279,9 +279,9 @@ class Wrapped:
 # -- commands and records
 
 
-def birth(id: str, *, request_id: str = "", **fields: Any) -> Birth:
+def birth(id: str, *, request_id: str = "", **fields: Any) -> NewRecord:
     """The command that enqueues an attempt on its own."""
-    return Birth(id=id, record=Attempt(id=id, tenant=TENANT, **fields), request_id=request_id)
+    return NewRecord(id=id, record=Attempt(id=id, tenant=TENANT, **fields), request_id=request_id)
 
 
 def saying(message: type[Any], lease: Lease, **fields: Any) -> Command:

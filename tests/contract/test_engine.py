@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.machine import Command
@@ -233,7 +233,7 @@ async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
 
         found = await server.engine.do_all(
             [
-                Birth(id="r1", record=new),
+                NewRecord(id="r1", record=new),
                 run.BeginPlanning(id="r1"),
                 Plan(id="r1", jobs=(task("a"), task("b", "a"))),
                 run.Cancel(id="r1", actor="user:ada"),

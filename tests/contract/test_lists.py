@@ -11,10 +11,10 @@ import pytest
 
 from deltaci.core import listing, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision
 from deltaci.core.events import RUN, WORKER
-from deltaci.core.listing import Listed, lists
+from deltaci.core.listing import ListKey, lists_of
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.status import steps
@@ -43,7 +43,7 @@ def names(page: Page) -> list[str]:
 def born(id: str, at: int, **origin: Any) -> tuple[Put, Entry]:
     """A run that was created then, and its place on its lists."""
     record = Run(id=id, run_id=id, tenant=TENANT, created_at=at, state=run.CREATED, origin=Origin(**origin))
-    return put(record), Entry(id, at, lists(record))
+    return put(record), Entry(id, at, lists_of(record))
 
 
 async def keep(store: Store, *made: tuple[Put, Entry]) -> None:
@@ -100,13 +100,13 @@ def history(seed: int) -> list[tuple[int, Command]]:
 
 async def check_lists(store: Store, ids: Iterable[str]) -> int:
     """Show that every list holds exactly those who belong there; how many lists that were."""
-    expected: dict[Listed, list[tuple[int, str]]] = defaultdict(list)
+    expected: dict[ListKey, list[tuple[int, str]]] = defaultdict(list)
     for record in await store.find_all(list(ids)):
-        for listed in lists(record):
+        for listed in lists_of(record):
             expected[listed].append((record.created_at, record.id))
-    known = [(TENANT, listing.state_is(state)) for state in run.MACHINE.states]
-    known += [(TENANT, listing.status_is(status)) for status in set(steps.RUN_VIEW.shows.values())]
-    known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.EVERYBODY, listing.UNREPORTED)]
+    known = [(TENANT, listing.runs_in_state(state)) for state in run.MACHINE.states]
+    known += [(TENANT, listing.runs_with_status(status)) for status in set(steps.RUN_VIEW.state_map.values())]
+    known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.ALL_TENANTS, listing.UNREPORTED)]
     for tenant, name in {*known, *expected}:
         page = await store.page(Search(tenant=tenant, lists=[name], limit=1000))
         places = sorted(expected[tenant, name], reverse=True)
@@ -139,20 +139,22 @@ async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
     origin = Origin(project="shop", branch="main", labels=("nightly", "x" * 5000), template="build")
     record = Run(id="r1", run_id="r1", tenant=TENANT, origin=origin, started_by="ada")
     async with place.server() as server:
-        await server.do(Birth(id="r1", record=record))
-        await server.do(Birth(id="r2", record=Run(id="r2", run_id="r2", tenant=TENANT)))
+        await server.do(NewRecord(id="r1", record=record))
+        await server.do(NewRecord(id="r2", record=Run(id="r2", run_id="r2", tenant=TENANT)))
 
         for name in (
-            listing.project_is("shop"),
-            listing.branch_is("main"),
-            listing.person_is("ada"),
-            listing.template_is("build"),
-            listing.label_is("nightly"),
-            listing.label_is("x" * 5000),
+            listing.runs_of_project("shop"),
+            listing.runs_of_branch("main"),
+            listing.runs_started_by("ada"),
+            listing.runs_of_template("build"),
+            listing.runs_with_label("nightly"),
+            listing.runs_with_label("x" * 5000),
         ):
             assert names(await server.store.page(Search(tenant=TENANT, lists=[name], limit=9))) == ["r1"]
             assert names(await server.store.page(Search(tenant="other", lists=[name], limit=9))) == []
-        assert names(await server.store.page(Search(tenant=TENANT, lists=[listing.branch_is("dev")], limit=9))) == []
+        assert (
+            names(await server.store.page(Search(tenant=TENANT, lists=[listing.runs_of_branch("dev")], limit=9))) == []
+        )
         await check_lists(server.store, ["r1", "r2"])
 
 
@@ -225,13 +227,13 @@ async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
         for n in range(200)
     ]
     both = [f"r{n:03}" for n in reversed(range(0, 200, 10))]
-    main, slow = listing.branch_is("main"), listing.label_is("slow")
+    main, slow = listing.runs_of_branch("main"), listing.runs_with_label("slow")
     async with place.opened() as store:
         await keep(store, *made)
 
         for named in ([main, slow], [slow, main], [listing.RUNS, slow, main], [slow, main, slow]):
             assert await walk(store, named, 7) == both
-        assert await walk(store, [slow, listing.branch_is("none")], 7) == []
+        assert await walk(store, [slow, listing.runs_of_branch("none")], 7) == []
         with pytest.raises(ValueError, match="name one"):
             await store.page(Search(tenant=TENANT, lists=[], limit=1))
 
@@ -253,7 +255,7 @@ async def test_a_page_of_a_time(place: Somewhere) -> None:
 async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None:
     """Where little fits, a page is short or empty and goes on: the cost of one is bounded."""
     made = [born(f"r{n:03}", START + n, labels=("rare",) if n in (0, 150) else ()) for n in range(300)]
-    rare = [listing.RUNS, listing.label_is("rare")]
+    rare = [listing.RUNS, listing.runs_with_label("rare")]
     async with place.opened() as store:
         await keep(store, *made)
 
@@ -319,7 +321,7 @@ async def test_what_is_pruned_is_on_no_list(place: Somewhere) -> None:
     """Else a list of old runs would be a list of nothing, for ever."""
     async with place.server() as server:
         for n in range(3):
-            await server.do(Birth(id=f"r{n}", record=Run(id=f"r{n}", run_id=f"r{n}", tenant=TENANT)))
+            await server.do(NewRecord(id=f"r{n}", record=Run(id=f"r{n}", run_id=f"r{n}", tenant=TENANT)))
         await server.register("w1")
         await server.enqueue("q")
         for n in range(2):

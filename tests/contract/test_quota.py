@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.events import Event
 from deltaci.engine.engine import Claimed
 from deltaci.storage.port import CountHeld, Request, Store, Transaction
@@ -85,7 +85,7 @@ async def test_another_tenant_has_its_own_room(place: Place) -> None:
     async with place.server() as server:
         await enqueue(server, 3)
         for n in range(3):
-            await server.do(Birth(id=f"b{n}", record=Attempt(id=f"b{n}", tenant="other")))
+            await server.do(NewRecord(id=f"b{n}", record=Attempt(id=f"b{n}", tenant="other")))
 
         found = await asyncio.gather(
             server.claim("w1", 3, tenant_limit=1),

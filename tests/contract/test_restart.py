@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.run import Run
 from tests.contract.places import Place, on_loop, refused, saying
@@ -56,7 +56,7 @@ async def test_a_run_goes_on_after_a_restart_at_every_step(place: Place) -> None
     """State is recovered from the database: whoever comes up next knows all that was known."""
     async with place.server() as server:
         await server.register("w1")
-        await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+        await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
     async with place.server() as server:
         await server.do(Plan(id="r1", jobs=(task("a"), gate("ok", "a"), task("b", "ok"))))

@@ -10,7 +10,7 @@ from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
@@ -22,7 +22,7 @@ from tests.lab import TENANT, Lease, gate, task
 
 async def planned(server: Server, *specs: JobSpec, id: str = "r1", **fields: Any) -> None:
     """A run with these jobs that has begun."""
-    await server.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, **fields)))
+    await server.do(NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT, **fields)))
     await server.do(run.BeginPlanning(id=id))
     await server.do(Plan(id=id, jobs=specs, plan_hash="hash"))
 
@@ -41,7 +41,7 @@ async def states(server: Server, *names: str, id: str = "r1") -> list[str]:
 async def test_a_plan_that_makes_no_sense_leaves_the_run_as_it_was(place: Place) -> None:
     """A refused plan must not leave a single job behind."""
     async with place.server() as server:
-        await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+        await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
 
         for jobs, code in (

@@ -73,7 +73,7 @@ async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Pla
 @on_loop
 async def test_a_run_whose_id_was_drawn_is_not_looked_for(place: Place) -> None:
     """There can be none; should there be one all the same, it is left as it is."""
-    drawn = msgspec.structs.replace(start(task("a"), request_id=""), is_drawn=True)
+    drawn = msgspec.structs.replace(start(task("a"), request_id=""), has_random_id=True)
     async with place.server(Watched) as server:
         await server.do(drawn)
 

@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
@@ -23,7 +23,7 @@ MANY: Final = 1000
 
 async def planned(server: Server, *specs: JobSpec, **fields: Any) -> None:
     """A run with these jobs that has begun."""
-    await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT, **fields)))
+    await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT, **fields)))
     await server.do(run.BeginPlanning(id="r1"))
     await server.do(Plan(id="r1", jobs=specs))
 
@@ -246,7 +246,7 @@ async def test_an_approval_that_nobody_gives_expires(place: Place) -> None:
 async def test_planning_times_out(place: Place) -> None:
     """A planner that hangs must not leave a run in the air."""
     async with place.server() as server:
-        await server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+        await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
         place.after(45)
         await server.tick()

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
@@ -199,7 +199,7 @@ async def test_a_run_that_two_servers_carry_ends_once(place: Place) -> None:
     async with place.server() as one, place.server() as two:
         layers = [[f"l{layer}-{n}" for n in range(6)] for layer in range(3)]
         specs = [task(name, *(layers[depth - 1] if depth else ())) for depth, row in enumerate(layers) for name in row]
-        await one.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+        await one.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await two.do(run.BeginPlanning(id="r1"))
         await one.do(Plan(id="r1", jobs=tuple(specs)))
         for name in ("w1", "w2"):
@@ -220,7 +220,7 @@ async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(place: Place)
     async with place.server() as one, place.server() as two:
         for n in range(8):
             id = f"r{n}"
-            await one.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT)))
+            await one.do(NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT)))
             await one.do(run.BeginPlanning(id=id))
             await one.do(Plan(id=id, jobs=(task("a"), task("b", "a"), gate("g"))))
             lease = await one.take()

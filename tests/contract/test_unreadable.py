@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.attempt import LEASED, QUEUED, Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.job import Job
 from deltaci.core.lease import Lease
 from deltaci.core.run import Run
@@ -174,8 +174,8 @@ async def test_whoever_asks_for_what_cannot_be_read_is_told_so(place: Place, cap
         assert len(complaints(caplog)) == 1
 
 
-def _or_existing(id: str) -> Birth:
-    return Birth(id=id, record=Attempt(id=id, tenant=TENANT), or_existing=True)
+def _or_existing(id: str) -> NewRecord:
+    return NewRecord(id=id, record=Attempt(id=id, tenant=TENANT), or_existing=True)
 
 
 @on_loop

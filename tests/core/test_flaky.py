@@ -14,27 +14,27 @@ from deltaci.audit.explain import failures
 from deltaci.core import flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.failures import Facts, Failure, classify
-from deltaci.core.flaky import EXPIRES, Flake, History, Sighting, known_tests, learned, sighting
+from deltaci.core.flaky import EXPIRES, Flake, History, Observation, add_observation, flaky_tests, observe
 from deltaci.core.run import Origin, Run
 
 NAMES = ["a", "b", "c"]
 
 
-def seen(attempt: str, *failed: str, tests: int = 10, at: int = 1, ok: bool | None = None) -> Sighting:
+def seen(attempt: str, *failed: str, tests: int = 10, at: int = 1, ok: bool | None = None) -> Observation:
     """An attempt in which these tests failed."""
     is_success = not failed if ok is None else ok
-    return Sighting(attempt=attempt, at=at, is_success=is_success, tests=tests, failed=tuple(sorted(failed)))
+    return Observation(attempt=attempt, at=at, is_success=is_success, tests=tests, failed=tuple(sorted(failed)))
 
 
-def told(*all_of_it: tuple[str, Sighting]) -> History:
+def told(*all_of_it: tuple[str, Observation]) -> History:
     """What is known after all of this."""
     history = History(project="p", job="j")
     for commit, each in all_of_it:
-        history = learned(history, commit, each)
+        history = add_observation(history, commit, each)
     return history
 
 
-def by_definition(all_of_it: list[tuple[str, Sighting]]) -> set[str]:
+def by_definition(all_of_it: list[tuple[str, Observation]]) -> set[str]:
     """Tests that failed in one attempt and not in another of the same commit, which ran at least as many."""
     return {
         name
@@ -47,7 +47,7 @@ def by_definition(all_of_it: list[tuple[str, Sighting]]) -> set[str]:
 
 
 @st.composite
-def histories(draw: Any) -> list[tuple[str, Sighting]]:
+def histories(draw: Any) -> list[tuple[str, Observation]]:
     """A few attempts on a few commits."""
     found = []
     for number in range(draw(st.integers(0, 6))):
@@ -60,7 +60,7 @@ def histories(draw: Any) -> list[tuple[str, Sighting]]:
 
 @given(histories(), st.randoms())
 def test_a_test_is_flaky_by_its_definition_in_whatever_order_it_is_told(
-    all_of_it: list[tuple[str, Sighting]], random: Any
+    all_of_it: list[tuple[str, Observation]], random: Any
 ) -> None:
     """And whoever hears it twice knows no more than who heard it once."""
     shuffled = [*all_of_it, *all_of_it]
@@ -68,19 +68,19 @@ def test_a_test_is_flaky_by_its_definition_in_whatever_order_it_is_told(
 
     history = told(*shuffled)
 
-    assert set(known_tests(history, 2)) == by_definition(all_of_it)
+    assert set(flaky_tests(history, 2)) == by_definition(all_of_it)
     both = any(one.is_success != other.is_success for at, one in all_of_it for on, other in all_of_it if at == on)
-    assert flaky.is_known(history.flake, 2) == both
+    assert flaky.is_current(history.flake, 2) == both
     for commit, each in all_of_it:
-        assert learned(history, commit, each) is history
+        assert add_observation(history, commit, each) is history
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), st.sets(st.sampled_from(NAMES)), histories())
 def test_a_failure_is_flaky_exactly_if_every_failed_test_is_known_to_be(
-    failed: set[str], others: set[str], all_of_it: list[tuple[str, Sighting]]
+    failed: set[str], others: set[str], all_of_it: list[tuple[str, Observation]]
 ) -> None:
     """One that is not among them makes it a mistake, which is never tried again."""
-    known = set(known_tests(told(*all_of_it), 2)) | others
+    known = set(flaky_tests(told(*all_of_it), 2)) | others
     facts = Facts(exit_code=1, failed_tests=tuple(sorted(failed)), flaky_tests=tuple(sorted(known)))
 
     verdict = classify(facts)
@@ -102,22 +102,22 @@ def test_what_is_flaky_is_forgotten_after_a_while() -> None:
     history = told(("c1", seen("1", "a", at=1)), ("c1", seen("2", at=5)))
 
     assert history.tests == {"a": Flake(times=1, last_at=5, commit="c1")}
-    assert list(known_tests(history, 5 + EXPIRES - 1)) == ["a"]
-    assert known_tests(history, 5 + EXPIRES) == {}
-    again = learned(learned(history, "c2", seen("3", at=EXPIRES)), "c2", seen("4", "a", at=EXPIRES))
+    assert list(flaky_tests(history, 5 + EXPIRES - 1)) == ["a"]
+    assert flaky_tests(history, 5 + EXPIRES) == {}
+    again = add_observation(add_observation(history, "c2", seen("3", at=EXPIRES)), "c2", seen("4", "a", at=EXPIRES))
     assert again.tests["a"] == Flake(times=2, last_at=EXPIRES, commit="c2")
-    assert list(known_tests(again, 2 * EXPIRES - 1)) == ["a"]
+    assert list(flaky_tests(again, 2 * EXPIRES - 1)) == ["a"]
 
 
 def test_a_history_stays_small_whatever_is_told() -> None:
     """Of everything the newest."""
     history = History()
     for number in range(300):
-        history = learned(history, f"c{number % 40}", seen(f"x{number}", f"test{number}", at=number))
-        history = learned(history, f"c{number % 40}", seen(f"y{number}", at=number))
+        history = add_observation(history, f"c{number % 40}", seen(f"x{number}", f"test{number}", at=number))
+        history = add_observation(history, f"c{number % 40}", seen(f"y{number}", at=number))
 
     assert len(history.commits) == flaky.MAX_COMMITS
-    assert max(len(each.sightings) for each in history.commits) <= flaky.MAX_SIGHTINGS
+    assert max(len(each.observations) for each in history.commits) <= flaky.MAX_SIGHTINGS
     assert len(history.tests) == flaky.MAX_TESTS
     assert "test299" in history.tests
     assert "test0" not in history.tests
@@ -165,19 +165,19 @@ def report(*failed: str, total: int = 10, **more: Any) -> dict[str, Any]:
 )
 def test_an_end_that_is_not_the_jobs_own_tells_nothing(of: Attempt) -> None:
     """Nor does a run that anybody may have written."""
-    assert sighting(of) is None
+    assert observe(of) is None
 
 
 def test_what_is_told_of_tests_is_all_or_nothing() -> None:
     """A list that was cut says nothing of those that are not on it."""
-    assert sighting(attempt(report=report("b", "a"))) == Sighting(
+    assert observe(attempt(report=report("b", "a"))) == Observation(
         attempt="r/j.1", at=0, is_success=False, tests=10, failed=("a", "b")
     )
     for bad in (report("a", errors=1), report(*map(str, range(31))), report("x" * 4001), {}, None, {"tests": 3}):
-        found = sighting(attempt(report=bad))
+        found = observe(attempt(report=bad))
         assert found is not None
         assert (found.tests, found.failed) == (0, ())
-    well = sighting(attempt("SUCCEEDED", report=report()))
+    well = observe(attempt("SUCCEEDED", report=report()))
     assert well is not None
     assert (well.is_success, well.tests) == (True, 10)
 
@@ -185,9 +185,9 @@ def test_what_is_told_of_tests_is_all_or_nothing() -> None:
 def test_where_a_run_is_remembered() -> None:
     """By project, or else by repository; the commit, or else the plan."""
     full = Run(id="r", plan_hash="h", origin=Origin(project="p", repository="o/p", commit="c"))
-    assert flaky.place(full) == ("p", "c")
-    assert flaky.place(Run(id="r", plan_hash="h", origin=Origin(repository="o/p"))) == ("o/p", "h")
-    assert flaky.place(Run(id="r")) == ("", "")
+    assert flaky.history_key(full) == ("p", "c")
+    assert flaky.history_key(Run(id="r", plan_hash="h", origin=Origin(repository="o/p"))) == ("o/p", "h")
+    assert flaky.history_key(Run(id="r")) == ("", "")
     assert flaky.job_name(attempt()) == "j"
     assert flaky.job_name(Attempt(id="q1")) == ""
 

@@ -9,7 +9,7 @@ import pytest
 from deltaci.core import job
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.status.needs import outputs_of, result_of
+from deltaci.core.status.needs import job_outputs, job_result
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ from deltaci.core.status.needs import outputs_of, result_of
 def test_results(state: str, reason: str, is_required: bool, report: Any, wanted: str) -> None:
     needed = Job(id="r/a", tenant="t", state=state, reason=reason, spec=JobSpec(name="a", is_required=is_required))
 
-    assert result_of(needed, Attempt(id="r/a.1", tenant="t", report=report)) == wanted
+    assert job_result(needed, Attempt(id="r/a.1", tenant="t", report=report)) == wanted
 
 
 def test_only_an_object_has_outputs() -> None:
     for result, wanted in (({"a": 1}, {"a": 1}), ([1], {}), (None, {}), ("text", {})):
-        assert outputs_of(Attempt(id="a", tenant="t", result=result)) == wanted
-    assert outputs_of(None) == {}
+        assert job_outputs(Attempt(id="a", tenant="t", result=result)) == wanted
+    assert job_outputs(None) == {}

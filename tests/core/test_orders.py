@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.run import Run
 from deltaci.core.status.steps import step_attempts
@@ -60,7 +60,7 @@ def test_a_person_cannot_give_a_stall_the_orchestrators_reasons(reason: str) -> 
 def test_repeating_an_order_about_many_records_changes_nothing() -> None:
     """A planner, a client or a person whose answer was lost sends the same request again."""
     lab = Lab()
-    born = Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT), request_id="b")
+    born = NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT), request_id="b")
     planned = Plan(id="r1", jobs=(task("a"), task("b")), request_id="p")
     canceled = CancelJob(id="r1/a", actor="user:ada", request_id="c")
     lab.do(born)
@@ -78,8 +78,8 @@ def test_repeating_an_order_about_many_records_changes_nothing() -> None:
 def test_the_same_request_with_another_record_is_refused() -> None:
     """A request id that means two things means nothing."""
     lab = Lab()
-    lab.do(Birth(id="q1", record=Attempt(id="q1", tenant=TENANT), request_id="b"))
+    lab.do(NewRecord(id="q1", record=Attempt(id="q1", tenant=TENANT), request_id="b"))
 
-    refusal = lab.refused(Birth(id="q1", record=Attempt(id="q1", tenant=TENANT, priority=3), request_id="b"))
+    refusal = lab.refused(NewRecord(id="q1", record=Attempt(id="q1", tenant=TENANT, priority=3), request_id="b"))
 
     assert refusal.code == "request_id_reused"

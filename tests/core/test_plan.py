@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.approvals import Gate
 from deltaci.core.job import JobSpec
-from deltaci.core.plan import ordered, plan_hash
+from deltaci.core.plan import plan_hash, resolve_needs
 from tests.lab import gate, task
 
 
@@ -86,13 +86,13 @@ def test_every_difference_that_matters_gives_another_hash() -> None:
 @pytest.mark.proves("STP-O4", "STP-O3")
 def test_steps_that_say_nothing_about_needs_are_a_sequence() -> None:
     """A list of steps is meant in its order."""
-    assert ordered([("a", None), ("b", None), ("c", None)]) == ((), ("a",), ("b",))
-    assert ordered([("a", None)]) == ((),)
-    assert ordered([]) == ()
+    assert resolve_needs([("a", None), ("b", None), ("c", None)]) == ((), ("a",), ("b",))
+    assert resolve_needs([("a", None)]) == ((),)
+    assert resolve_needs([]) == ()
 
 
 @pytest.mark.proves("STP-O4")
 def test_one_step_with_needs_makes_all_of_them_a_graph() -> None:
     """Even to say that a step needs nothing is to speak of needs."""
-    assert ordered([("a", None), ("b", []), ("c", None)]) == ((), (), ())
-    assert ordered([("a", None), ("b", None), ("c", ["a", "b"])]) == ((), (), ("a", "b"))
+    assert resolve_needs([("a", None), ("b", []), ("c", None)]) == ((), (), ())
+    assert resolve_needs([("a", None), ("b", None), ("c", ["a", "b"])]) == ((), (), ("a", "b"))

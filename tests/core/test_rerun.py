@@ -14,7 +14,7 @@ from deltaci.core.approvals import Gate
 from deltaci.core.decide import CancelJob, StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.plan import can_repeat, rerun
+from deltaci.core.plan import can_rerun, rerun_jobs
 from deltaci.core.run import Run
 from tests.histories import History
 from tests.lab import TENANT, Lab, gate, task
@@ -28,7 +28,7 @@ def jobs_of(lab: Lab, id: str = "r1") -> list[Job]:
 
 def repeated(lab: Lab, *, failed_only: bool = True) -> dict[str, tuple[str, ...]]:
     """What a rerun has to do, and what each part of it waits for."""
-    return needs(rerun(lab.run(), jobs_of(lab), failed_only=failed_only))
+    return needs(rerun_jobs(lab.run(), jobs_of(lab), failed_only=failed_only))
 
 
 def needs(specs: Iterable[JobSpec]) -> dict[str, tuple[str, ...]]:
@@ -44,9 +44,9 @@ def test_a_run_that_is_not_over_cannot_be_repeated(failed_only: bool) -> None:
     lab.work("a", ok=False)
 
     with pytest.raises(Refused, match="is RUNNING; wait for its end") as refusal:
-        rerun(lab.run(), jobs_of(lab), failed_only=failed_only)
+        rerun_jobs(lab.run(), jobs_of(lab), failed_only=failed_only)
     assert refusal.value.code == "wrong_state"
-    assert not can_repeat(lab.run().state, lab.run().reason)
+    assert not can_rerun(lab.run().state, lab.run().reason)
 
 
 @pytest.mark.proves("MOD-T3")
@@ -58,7 +58,7 @@ def test_a_run_in_which_nothing_failed_has_nothing_to_repeat_of_that() -> None:
     assert lab.run().state == run.SUCCESS
 
     with pytest.raises(Refused, match="nothing failed") as refusal:
-        rerun(lab.run(), jobs_of(lab), failed_only=True)
+        rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
 
     assert refusal.value.code == "wrong_state"
     assert repeated(lab, failed_only=False) == {"a": (), "b": ()}
@@ -74,7 +74,7 @@ def test_a_run_that_was_never_planned_cannot_be_repeated(failed_only: bool) -> N
     lab.do(run.PlanFailed(id="r1", error="no plan"))
 
     with pytest.raises(Refused, match="never had a plan"):
-        rerun(lab.run(), [], failed_only=failed_only)
+        rerun_jobs(lab.run(), [], failed_only=failed_only)
 
 
 @pytest.mark.proves("MOD-T3")
@@ -84,7 +84,7 @@ def test_a_rerun_of_all_has_the_same_jobs() -> None:
     lab = Lab().plan(*specs)
     lab.cancel_run()
 
-    assert rerun(lab.run(), jobs_of(lab), failed_only=False) == specs
+    assert rerun_jobs(lab.run(), jobs_of(lab), failed_only=False) == specs
 
 
 @pytest.mark.proves("MOD-T3")
@@ -126,7 +126,7 @@ def test_no_approval_is_inherited() -> None:
     lab.work("deploy")
     lab.work("smoke", ok=False)
 
-    specs = rerun(lab.run(), jobs_of(lab), failed_only=True)
+    specs = rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
 
     # `smoke` waits for both gates through jobs that are left out; `aside` stands before nothing that is repeated.
     assert needs(specs) == {"first": (), "second": ("first",), "smoke": ("first", "second")}
@@ -147,7 +147,7 @@ def test_a_long_chain_is_repeated_without_recursion() -> None:
     jobs = [Job(id=spec.name, spec=spec, state=job.SUCCEEDED) for spec in chain]
     jobs[-1] = Job(id=names[-1], spec=chain[-1], state=job.FAILED)
 
-    assert needs(rerun(Run(id="r", state=run.FAILED), jobs, failed_only=True)) == {"g": (), names[-1]: ("g",)}
+    assert needs(rerun_jobs(Run(id="r", state=run.FAILED), jobs, failed_only=True)) == {"g": (), names[-1]: ("g",)}
 
 
 @pytest.mark.proves("MOD-T3", "MOD-G4")
@@ -162,7 +162,7 @@ def test_a_rerun_of_any_run_makes_sense(randomness: Random) -> None:
         lost = {name for name, one in jobs.items() if not job.satisfies(one)}
         if not lost:
             continue
-        specs = rerun(each, jobs.values(), failed_only=True)
+        specs = rerun_jobs(each, jobs.values(), failed_only=True)
         kept = {spec.name for spec in specs}
         assert [spec.name for spec in specs] == [name for name in jobs if name in kept]
         needed = {name: reached(name, {key: one.spec.needs for key, one in jobs.items()}) for name in jobs}
@@ -193,7 +193,7 @@ def test_who_came_after_what_failed_is_repeated_and_waits_as_before() -> None:
     lab.work("tell")
     lab.work("aside")
 
-    found = rerun(lab.run(), jobs_of(lab), failed_only=True)
+    found = rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
 
     assert [(spec.name, spec.needs, spec.after) for spec in found] == [
         ("b", (), ()),

@@ -11,9 +11,9 @@ from deltaci.core import job, run
 from deltaci.core.approvals import Gate
 from deltaci.core.decide import Plan, StartRun, decide
 from deltaci.core.job import JobSpec
-from deltaci.core.machine import REQUESTS_REMEMBERED, remembering
+from deltaci.core.machine import REQUESTS_REMEMBERED, remember_request
 from deltaci.core.run import MAX_JOBS, Origin, Run
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from tests.lab import START, TENANT, Lab, gate, task
 
 ADA = "user:ada"
@@ -157,7 +157,7 @@ def test_a_run_never_forgets_the_request_that_it_was_made_by() -> None:
     assert lab.run().state == run.REPORTED
     for n in range(2 * REQUESTS_REMEMBERED):
         later = run.Cancel(id="r1", actor=ADA, request_id=f"later-{n}")
-        lab.world.records["r1"] = remembering(lab.run(), later)
+        lab.world.records["r1"] = remember_request(lab.run(), later)
     assert len(lab.run().requests) == REQUESTS_REMEMBERED
 
     decision = lab.after(7 * 86400).do(first)
@@ -177,9 +177,9 @@ def test_a_start_needs_one_look_at_what_is_stored(count: int) -> None:
     assert sum(each.id.startswith("r1/") for each in decision.changed.values()) == count + (count + 4) // 5
 
 
-def _nothing(id: str) -> World:
+def _nothing(id: str) -> UnitOfWork:
     """A world in which all that is known is that there is no such record."""
-    world = World()
+    world = UnitOfWork()
     world.records[id] = None
     return world
 

@@ -16,7 +16,7 @@ from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.job import JobSpec
@@ -167,7 +167,7 @@ class Deployment:
     async def enqueue_in_run(self, run_id: str, *steps: str) -> str:
         """Ask for a run with one job of these steps; the id of its first attempt."""
         spec = JobSpec(name="job", work={"steps": list(steps), "executor": "process"})
-        await self.engine.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+        await self.engine.do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
         await self.engine.do(run.BeginPlanning(id=run_id))
         await self.engine.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))
         return f"{run_id}/job.1"

@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
@@ -23,7 +23,7 @@ from tests.runner.repositories import Repository
 
 async def started(place: Deployment, run_id: str, *specs: JobSpec) -> None:
     """A run of these jobs."""
-    await place.engine.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
+    await place.engine.do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
     await place.engine.do(run.BeginPlanning(id=run_id))
     await place.engine.do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltaci.core import run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.run import Run
@@ -55,7 +55,7 @@ class FleetSite(Site):
 
     async def plan(self, run_id: str = "r1", **fields: Any) -> str:
         """A run with one job, which waits; the id of its attempt."""
-        await self.server.do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT)))
+        await self.server.do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT)))
         await self.server.do(run.BeginPlanning(id=run_id))
         job = task("a", **{"work": {"steps": ["true"]}, "max_attempts": 5, **fields})
         await self.server.do(Plan(id=run_id, jobs=(job,), plan_hash="p"))

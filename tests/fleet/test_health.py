@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from deltaci.core import attempt
-from deltaci.core.listing import EVERYBODY, THERE, WORKERS
+from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
 from deltaci.storage.port import Search
@@ -26,7 +26,7 @@ async def test_who_registers_is_in_the_pool_and_its_health_is_watched(fleet: Ope
         await here.runner("w1")
         await here.check()
 
-        for tenant, list in ((TENANT, WORKERS), (EVERYBODY, THERE)):
+        for tenant, list in ((TENANT, WORKERS), (ALL_TENANTS, PRESENT_WORKERS)):
             page = await here.server.store.page(Search(tenant=tenant, lists=[list], limit=9))
             assert [each.id for each in page.records] == ["w1"]
         assert await here.steps() == [("registered", "info"), ("registration_complete", "info")]
@@ -246,13 +246,13 @@ async def test_silence_is_written_by_nobody(fleet: OpenFleet) -> None:
     async with fleet() as here, fleet() as beside:
         await here.runner("w1")
         await here.check(beside)
-        [document] = await here.server.store.documents("heard", EVERYBODY)
+        [document] = await here.server.store.documents("heard", ALL_TENANTS)
 
         await here.quiet(MAX_SILENT_SECONDS / 2, beside)
-        assert await here.server.store.documents("heard", EVERYBODY) == [document]
+        assert await here.server.store.documents("heard", ALL_TENANTS) == [document]
         await beside.quiet(2 * MAX_SILENT_SECONDS)
 
-        assert await here.server.store.documents("heard", EVERYBODY) == []
+        assert await here.server.store.documents("heard", ALL_TENANTS) == []
 
 
 async def judged(here: FleetSite, *beside: FleetSite) -> None:

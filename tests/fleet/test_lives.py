@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deltaci.core import worker
-from deltaci.core.ids import first_life, life_id, worker_name
+from deltaci.core.ids import first_incarnation_id, incarnation_id, worker_name
 from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTDOWN
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
 from deltaci.fleet.incarnations import Lives
@@ -52,10 +52,16 @@ async def refused(site: FleetSite, shown: str, **fields: Any) -> str:
 
 def test_a_life_is_called_by_its_name_and_number() -> None:
     """The first one has the name itself. What else stands behind a slash is somebody who shares a credential."""
-    assert [life_id("w", number) for number in (1, 2, 10)] == ["w", "w/2", "w/10"]
+    assert [incarnation_id("w", number) for number in (1, 2, 10)] == ["w", "w/2", "w/10"]
     assert [worker_name(id) for id in ("w", "w/2", "host/a")] == ["w", "w", "host"]
-    assert [first_life(id) for id in ("w", "w/2", "w/10")] == ["w"] * 3
-    assert [first_life(id) for id in ("w/1", "w/02", "w/a", "w/", "w/²")] == ["w/1", "w/02", "w/a", "w/", "w/²"]
+    assert [first_incarnation_id(id) for id in ("w", "w/2", "w/10")] == ["w"] * 3
+    assert [first_incarnation_id(id) for id in ("w/1", "w/02", "w/a", "w/", "w/²")] == [
+        "w/1",
+        "w/02",
+        "w/a",
+        "w/",
+        "w/²",
+    ]
 
 
 @on_loop

@@ -13,11 +13,11 @@ import msgspec
 from deltaci.controllers.reporter import Reporter
 from deltaci.controllers.statuses import Forges
 from deltaci.core import attempt, run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.machine import Command
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
@@ -104,7 +104,7 @@ class Desk:
         pipeline, is_fork = fields.pop("pipeline", "build"), fields.pop("is_fork", False)
         origin = Origin(project=project, commit=commit, template=pipeline, is_fork=is_fork)
         specs = fields.pop("jobs", (task("test"),))
-        await self.server.do(Birth(id=id, record=Run(id=id, run_id=id, tenant=TENANT, origin=origin, **fields)))
+        await self.server.do(NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT, origin=origin, **fields)))
         await self.server.do(run.BeginPlanning(id=id))
         await self.server.do(Plan(id=id, jobs=specs, plan_hash="hash"))
 
@@ -134,7 +134,7 @@ class Desk:
 
     async def told(self) -> list[Told]:
         """What the documents say."""
-        found = await self.server.store.documents(delivery_dedupe.TOLD, EVERYBODY)
+        found = await self.server.store.documents(delivery_dedupe.TOLD, ALL_TENANTS)
         return [msgspec.json.decode(each.body, type=Told) for each in found]
 
     async def is_reported(self, id: str = "r1") -> bool:

@@ -13,14 +13,14 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from deltaci.core.attempt import Leased
+from deltaci.core.attempt import LeasedCommand
 from deltaci.core.decide import MACHINES, CancelJob, Plan, decide
 from deltaci.core.errors import Refused
 from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER, USER
 from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from tests.fuzz.profile import fuzzed
 from tests.histories import History
 from tests.lab import START, TENANT, Lab, Lease, gate, task
@@ -29,7 +29,7 @@ MADE_UP: Final = ("", "r1", "r1/a", "r1/a.1", "r1/b", "q1", "q2", "w1", "w2", "n
 ACTORS: Final = ("orchestrator", "user:ada", "worker:w1", "worker:w2", "worker:", "user:", "", "x", "planner", "timer")
 
 
-def world() -> tuple[World, LeaseRef]:
+def world() -> tuple[UnitOfWork, LeaseRef]:
     """A little of everything: a run with a job that runs, an approval, a queue job, workers."""
     lab = Lab().plan(task("a", max_attempts=2), gate("ok"), task("b", "a"))
     lab.register("w1")
@@ -108,8 +108,8 @@ def test_every_command_at_every_record(said: tuple[Command, ...], seed: int, ste
     records = {id: record for id, record in known.records.items() if record is not None}
     for id in records:
         for command in said:
-            here = World(records, is_complete=True)
-            here.jobs, here.latest = dict(known.jobs), known.latest
+            here = UnitOfWork(records, is_complete=True)
+            here.job_ids, here.latest_at = dict(known.job_ids), known.latest_at
             try:
                 decide(here, _rightly(command, id, leases.get(id)), history.lab.now)
             except Refused:
@@ -120,6 +120,6 @@ def _rightly(command: Command, id: str, lease: Lease | None) -> Command:
     """The same said of this record, so that it is not refused for who says it."""
     fields: dict[str, Any] = {"id": id, "request_id": "", "expected_rev": None}
     fields["actor"] = {ORCHESTRATOR: ORCHESTRATOR, USER: "user:ada", RUNNER: "worker:w0"}.get(min(command.by), REPORTER)
-    if isinstance(command, Leased) and lease is not None:
+    if isinstance(command, LeasedCommand) and lease is not None:
         fields |= {"actor": lease.actor, "lease": lease.ref}
     return msgspec.structs.replace(command, **fields)

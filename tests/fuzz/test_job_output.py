@@ -15,7 +15,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol import junit
 from deltaci.protocol.messages import ArtifactRule, CacheRule
 from deltaci.runner import archive
@@ -114,7 +114,7 @@ def test_a_log_of_any_bytes_has_sections_or_none(parts: list[bytes]) -> None:
 @fuzzed(300, text=st.text(st.characters() | st.sampled_from("\x1b\x9b[]P;m\x07\x9c\\")), most=st.integers(0, 50))
 def test_a_plain_text_is_plain(text: str, most: int) -> None:
     """Names and messages are shown by terminals."""
-    shown = plain(text, most)
+    shown = plain_line(text, most)
 
     assert len(shown) <= most
     assert shown.isprintable()

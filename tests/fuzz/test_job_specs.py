@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.core.attempt import TERMINAL, Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.protocol.messages import LeaseRequest
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job
@@ -112,7 +112,7 @@ class Shop:
     async def _work(self, spec: dict[str, Any]) -> Attempt:
         id = f"q{next(self._numbers)}"
         record = Attempt(id=id, tenant="default", spec=spec, max_lost_leases=0)
-        await self._live.service.engine.do(Birth(id=id, record=record))
+        await self._live.service.engine.do(NewRecord(id=id, record=record))
         for granted in await asyncio.to_thread(self._client.lease, LeaseRequest(runner_id="w1")):
             job = Job(self._client, "w1", granted, self._places, self._machine)
 

@@ -146,10 +146,10 @@ def match_patterns() -> None:
 
 def show_texts() -> None:
     """Escape sequences without end."""
-    from deltaci.core.text import plain
+    from deltaci.core.text import plain_line
 
     for text in ("\x1b[" * 500_000, "\x1b]" + "x" * MB, "\x1b[" + "0" * MB, "\n" * MB, "\x9b" * MB):
-        plain(text, 2000)
+        plain_line(text, 2000)
 
 
 def read_tokens() -> None:

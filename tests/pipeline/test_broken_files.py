@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.core.text import distance, nearest
+from deltaci.core.text import edit_distance, nearest
 from deltaci.pipeline.problems import with_source
 from deltaci.pipeline.reader import read
 from tests.pipeline.broken import ALL, Broken, job, top
@@ -108,5 +108,5 @@ def test_the_nearest_word_is_a_near_one() -> None:
     assert nearest("deploy", ["steps", "needs"]) == ""
     assert nearest("", ["a"]) == ""
     assert nearest("x" * 10_000, ["x"]) == ""
-    assert distance("abcd", "acbd") == 1
-    assert distance("", "abc") == 3
+    assert edit_distance("abcd", "acbd") == 1
+    assert edit_distance("", "abc") == 3

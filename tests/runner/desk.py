@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.client import Client
@@ -66,7 +66,7 @@ class Office:
     async def desk(self, **spec: Any) -> Desk:
         """A job of this kind, taken."""
         id = f"q{len(self._desks)}"
-        await self.service.engine.do(Birth(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
+        await self.service.engine.do(NewRecord(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(self.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
         await asyncio.to_thread(self.client.say, taken)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.runner.executors import Executors
 from deltaci.runner.job import Job
@@ -25,7 +25,7 @@ async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, Job]]:
     async with opened(folder) as office:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
         spec = {"steps": [step], "executor": "process"}
-        await office.service.engine.do(Birth(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
+        await office.service.engine.do(NewRecord(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(office.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         (folder / "work").mkdir()
         places = Places(folder / "work", Executors(("process",)))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
@@ -32,7 +32,7 @@ def credential(live: Live, seconds: float, lasts: int) -> Registered:
 async def enqueue(live: Live, *steps: str) -> None:
     """A job for it."""
     spec = {"steps": list(steps), "executor": "process"}
-    await live.service.engine.do(Birth(id="q1", record=Attempt(id="q1", tenant="default", spec=spec)))
+    await live.service.engine.do(NewRecord(id="q1", record=Attempt(id="q1", tenant="default", spec=spec)))
 
 
 async def register(live: Live) -> None:

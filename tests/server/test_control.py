@@ -14,7 +14,7 @@ import pytest
 from deltaci.core import attempt, ids, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
-from deltaci.core.instants import SECOND, instant
+from deltaci.core.instants import SECOND, from_datetime
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server import follower
 from deltaci.server.control import ControlHub
@@ -129,7 +129,7 @@ async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatc
 
         assert (message.lease_id, message.job_id) == (held.id, held.granted.job_id)
         assert (message.reason, message.deadline_seconds) == ("RUN_CANCELED", 30)
-        assert abs(instant(message.ts) - here.place.now()) < 10 * SECOND
+        assert abs(from_datetime(message.ts) - here.place.now()) < 10 * SECOND
         assert (await held.say("CancelAck")).body["accepted"] is True
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from deltaci.core import run, worker
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.run import Run
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
@@ -50,7 +50,7 @@ async def renewal(runner: Runner, **fields: Any) -> Reply:
 
 async def plan(site: Site, queue_key: str = "") -> None:
     """A run with one job, which waits."""
-    await site.server.do(Birth(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
+    await site.server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
     await site.server.do(run.BeginPlanning(id="r1"))
     job = task("a", queue_key=queue_key, work={"steps": ["true"]})
     await site.server.do(Plan(id="r1", jobs=(job,), plan_hash="p"))

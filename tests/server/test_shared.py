@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from deltaci.core import run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
@@ -20,7 +20,7 @@ from tests.server.site import Held, OpenSite, Reply, Runner, Site
 async def started(site: Site, run_id: str, *specs: JobSpec, rerun_of: str = "") -> None:
     """A run of these jobs."""
     do = site.server.engine.do
-    await do(Birth(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT, rerun_of=rerun_of)))
+    await do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT, rerun_of=rerun_of)))
     await do(run.BeginPlanning(id=run_id))
     await do(Plan(id=run_id, jobs=specs, plan_hash="hash"))
 

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
 from deltaci.server.connection import MAX_HEAD_BYTES, Guard
@@ -113,7 +113,7 @@ class Bench:
                 if id == "w1":
                     self.credential = entered.credential
             record = Attempt(id="q1", tenant="default", spec={"steps": ["true"]})
-            await self.live.service.engine.do(Birth(id="q1", record=record))
+            await self.live.service.engine.do(NewRecord(id="q1", record=record))
             caller.client.token = self.credential
             [granted] = await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="w1"))
             self.lease_id = granted.lease_id

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from tests.contract.places import on_loop
 from tests.server.site import OpenSite
 
@@ -18,7 +18,7 @@ PLAIN = "red link \N{REPLACEMENT CHARACTER}gnp.exe\N{REPLACEMENT CHARACTER} <b>&
 @given(st.text(), st.integers(0, 50))
 def test_any_text_becomes_one_printable_line(text: str, most: int) -> None:
     """No escape, no control character, no second line, nothing that turns it around."""
-    shown = plain(text, most)
+    shown = plain_line(text, most)
 
     assert shown.isprintable()
     assert len(shown) <= most
@@ -27,7 +27,7 @@ def test_any_text_becomes_one_printable_line(text: str, most: int) -> None:
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=50))
 def test_what_is_plain_stays_as_it_is(text: str) -> None:
     """Nobody's name is damaged."""
-    assert plain(text, 50) == text
+    assert plain_line(text, 50) == text
 
 
 @pytest.mark.proves("PRO-X4")

@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobsUnavailable, Stored
 from tests.contract.places import on_loop
@@ -435,7 +435,7 @@ async def test_a_cache_names_nothing_of_another_tenant(site: OpenSite) -> None:
     async with site() as here:
         held = await held_lease(here)
         await put(held, "caches/k", b"mine")
-        await here.server.do(Birth(id="f1", record=Attempt(id="f1", tenant="other", spec={})))
+        await here.server.do(NewRecord(id="f1", record=Attempt(id="f1", tenant="other", spec={})))
         other = await (await here.runner("w9", tenant="other")).take()
 
         assert (await get(other, "caches/k")).status == 404

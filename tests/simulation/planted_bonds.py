@@ -9,7 +9,7 @@ from deltaci.core import cascade, failures, job, plan, run
 from deltaci.core.events import JOB, Event
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.concurrency_groups import Groups
 from deltaci.sim.store import Disk
 from tests.simulation.planting import fault, instead, reaction, set_field
@@ -18,9 +18,9 @@ from tests.simulation.planting import fault, instead, reaction, set_field
 @fault
 def who_comes_after_is_never_told() -> Iterator[None]:
     """Whoever only comes after a job never hears of its end."""
-    real = cascade._tell_dependents
+    real = cascade._release_dependents
 
-    def tell(world: World, event: Event) -> Iterable[Command]:
+    def tell(world: UnitOfWork, event: Event) -> Iterable[Command]:
         ended = world.job(event.entity_id)
         world.put(set_field(ended, followers=()))
         yield from real(world, event)
@@ -32,9 +32,9 @@ def who_comes_after_is_never_told() -> Iterator[None]:
 @fault
 def an_order_is_a_need() -> Iterator[None]:
     """Whoever only comes after a job that failed is blocked by it."""
-    real = cascade._tell_dependents
+    real = cascade._release_dependents
 
-    def tell(world: World, event: Event) -> Iterable[Command]:
+    def tell(world: UnitOfWork, event: Event) -> Iterable[Command]:
         ended = world.job(event.entity_id)
         world.put(set_field(ended, dependents=(*ended.dependents, *ended.followers), followers=()))
         yield from real(world, event)
@@ -46,7 +46,7 @@ def an_order_is_a_need() -> Iterator[None]:
 @fault
 def an_order_is_forgotten() -> Iterator[None]:
     """A job does not wait for those that it only comes after."""
-    with instead((plan, "waits_for", lambda spec: spec.needs)):
+    with instead((plan, "prerequisites", lambda spec: spec.needs)):
         yield
 
 
@@ -66,14 +66,14 @@ def a_need_counts_as_an_order_too() -> Iterator[None]:
 def a_canceled_run_begins_what_comes_after() -> Iterator[None]:
     """A run that is being cancelled sets going whatever only came after what was cancelled."""
     begins = ("QUEUED", "RUNNING", "WAITING_APPROVAL", "CANCEL_REQUESTED")
-    with instead((run, "may_begin", lambda record: record.state in begins)):
+    with instead((run, "may_start_jobs", lambda record: record.state in begins)):
         yield
 
 
 @fault
 def a_family_outlives_its_failure() -> Iterator[None]:
     """A failure does not end its family."""
-    with instead((job, "ends_family", lambda record: False)):
+    with instead((job, "fails_family", lambda record: False)):
         yield
 
 
@@ -84,7 +84,7 @@ def an_allowed_failure_ends_its_family() -> Iterator[None]:
     def ends(record: job.Job) -> bool:
         return bool(record.spec.family) and record.spec.is_family_fail_fast and record.state == "FAILED"
 
-    with instead((job, "ends_family", ends)):
+    with instead((job, "fails_family", ends)):
         yield
 
 
@@ -92,10 +92,10 @@ def an_allowed_failure_ends_its_family() -> Iterator[None]:
 def a_failure_ends_everybody() -> Iterator[None]:
     """A failure that ends its family ends all of its run."""
 
-    def rest(world: World, ended: job.Job) -> list[job.Job]:
-        return world.live_jobs(ended.run_id) if job.ends_family(ended) else []
+    def rest(world: UnitOfWork, ended: job.Job) -> list[job.Job]:
+        return world.live_jobs(ended.run_id) if job.fails_family(ended) else []
 
-    with instead((cascade, "_rest_of_family", rest)):
+    with instead((cascade, "_unfinished_family", rest)):
         yield
 
 

@@ -10,7 +10,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.server.registry import Registry
 from tests.simulation.planted_leases import without
 from tests.simulation.planting import fault, instead, new_rule, reaction, rule, set_field
@@ -33,14 +33,14 @@ def complete_after_cancel_counts() -> Iterator[None]:
 @fault
 def cancel_is_ignored_while_starting() -> Iterator[None]:
     """A cancel does not reach an attempt that was just acknowledged."""
-    with rule(attempt.MACHINE, ("LEASED", "STARTING"), attempt.Cancel, machine.nothing):
+    with rule(attempt.MACHINE, ("LEASED", "STARTING"), attempt.Cancel, machine.no_change):
         yield
 
 
 @fault
 def cancel_forgets_what_is_stale() -> Iterator[None]:
     """A cancel does not reach an attempt that rests without a lease."""
-    with rule(attempt.MACHINE, ("QUEUED", "STALE"), attempt.Cancel, machine.nothing):
+    with rule(attempt.MACHINE, ("QUEUED", "STALE"), attempt.Cancel, machine.no_change):
         yield
 
 
@@ -48,10 +48,10 @@ def cancel_forgets_what_is_stale() -> Iterator[None]:
 def early_cancel_is_forgotten() -> Iterator[None]:
     """A cancel that comes while a run is planned is acknowledged and forgotten."""
 
-    def start(world: World, event: Event) -> Iterable[Command]:
+    def start(world: UnitOfWork, event: Event) -> Iterable[Command]:
         planned = world.run(event.run_id)
         ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
-        world.need(ids.attempt_id(each.id, 1) for each in ready)
+        world.require(ids.attempt_id(each.id, 1) for each in ready)
         return [cascade.open_job(each) for each in ready]
 
     with reaction(RUN, ("QUEUED",), cascade._start_jobs, start):
@@ -61,7 +61,7 @@ def early_cancel_is_forgotten() -> Iterator[None]:
 @fault
 def jobs_outlive_their_run() -> Iterator[None]:
     """What still runs when a run ends goes on."""
-    with reaction(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), cascade._cancel_rest):
+    with reaction(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), cascade._cancel_open_jobs):
         yield
 
 
@@ -139,12 +139,12 @@ def approvals_are_work() -> Iterator[None]:
 def jobs_do_not_wait_for_their_needs() -> Iterator[None]:
     """All jobs of a plan begin at once."""
 
-    def start(world: World, event: Event) -> Iterable[Command]:
+    def start(world: UnitOfWork, event: Event) -> Iterable[Command]:
         planned = world.run(event.run_id)
         if planned.cancel_reason:
             return [run.Cancel(id=planned.id, reason=planned.cancel_reason)]
         live = world.live_jobs(planned.id)
-        world.need(ids.attempt_id(each.id, 1) for each in live)
+        world.require(ids.attempt_id(each.id, 1) for each in live)
         return [cascade.open_job(each) for each in live]
 
     with (
@@ -164,21 +164,21 @@ def a_canceled_need_is_met() -> Iterator[None]:
 @fault
 def dependents_are_not_told() -> Iterator[None]:
     """Whoever waits for a job never hears of its end."""
-    with reaction(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), cascade._tell_dependents):
+    with reaction(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), cascade._release_dependents):
         yield
 
 
 @fault
 def optional_failure_fails_the_run() -> Iterator[None]:
     """A job that may fail fails its run."""
-    with instead((job, "dooms", lambda record: record.state in ("FAILED", "CANCELED"))):
+    with instead((job, "dooms_run", lambda record: record.state in ("FAILED", "CANCELED"))):
         yield
 
 
 @fault
 def required_failure_is_ignored() -> Iterator[None]:
     """A run succeeds although a required job failed."""
-    with instead((job, "dooms", lambda record: False)):
+    with instead((job, "dooms_run", lambda record: False)):
         yield
 
 
@@ -234,7 +234,7 @@ def waiting_run_looks_busy() -> Iterator[None]:
 def rules_are_not_run() -> Iterator[None]:
     """A job with rules is valid without them."""
 
-    def passed(world: World, event: Event) -> Iterable[Command]:
+    def passed(world: UnitOfWork, event: Event) -> Iterable[Command]:
         yield job.Validate(id=event.entity_id, is_passed=True)
 
     with reaction(JOB, ("VALIDATING",), cascade._validate_job, passed):
@@ -314,11 +314,11 @@ def no_limit_of_places() -> Iterator[None]:
 def coming_in_again_frees_all_places() -> Iterator[None]:
     """Who registers again is taken for empty."""
 
-    def offer(record: worker.Worker, command: worker.Offer, at: int) -> Any:
-        move = worker._offer(record, command, at)
+    def offer(record: worker.Worker, command: worker.UpdateCapabilities, at: int) -> Any:
+        move = worker._update_capabilities(record, command, at)
         return move if move is None else (move[0], {**move[1], "tasks": ()}, move[2])
 
-    with rule(worker.MACHINE, ("IDLE", "BUSY"), worker.Offer, offer):
+    with rule(worker.MACHINE, ("IDLE", "BUSY"), worker.UpdateCapabilities, offer):
         yield
 
 
@@ -347,7 +347,7 @@ def silent_worker_keeps_its_leases() -> Iterator[None]:
 def requests_are_not_remembered() -> Iterator[None]:
     """No record knows what was asked of it."""
     with (
-        instead((machine, "remembering", lambda record, command: record)),
+        instead((machine, "remember_request", lambda record, command: record)),
         instead((decide, "remembering", lambda record, command: record)),
     ):
         yield
@@ -356,7 +356,7 @@ def requests_are_not_remembered() -> Iterator[None]:
 @fault
 def a_start_is_forgotten() -> Iterator[None]:
     """A run does not know the request that it was started by."""
-    real = machine.remembering
+    real = machine.remember_request
 
     def remember(record: Any, command: Command) -> Any:
         return record if isinstance(command, decide.StartRun) else real(record, command)
@@ -372,7 +372,7 @@ def request_id_fits_everything() -> Iterator[None]:
     def request(command: Command) -> str:
         return f"{command.request_id} same"
 
-    with instead((machine, "_request", request)):
+    with instead((machine, "_request_fingerprint", request)):
         yield
 
 

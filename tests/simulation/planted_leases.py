@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deltaci.core import attempt, backoff, cascade, failures, ids, job, lease, run, timers
-from deltaci.core.attempt import STALLS, Attempt
+from deltaci.core.attempt import STALL_REASONS, Attempt
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.lease import Lease
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine import shard
 from tests.simulation.planting import fault, instead, reaction, rule, set_field
 
@@ -96,7 +96,7 @@ def fence_ends_at_once() -> Iterator[None]:
 def retry_does_not_wait_for_the_fence() -> Iterator[None]:
     """The retry after a timeout begins while the runner that was timed out may still be at work."""
 
-    def failed(world: World, event: Event) -> Iterable[Command]:
+    def failed(world: UnitOfWork, event: Event) -> Iterable[Command]:
         ended = world.attempt(event.entity_id)
         if ended.job_id and ended.error is not None:
             yield job.AttemptFailed(id=ended.job_id, failure=ended.error)
@@ -250,7 +250,7 @@ def cancel_is_forced_at_once() -> Iterator[None]:
     """A runner gets no time to stop."""
 
     def force(record: Attempt, command: attempt.ForceCancel, at: int) -> Any:
-        return attempt._force(record, lease.Revoke, at)
+        return attempt._force_canceled(record, lease.Revoke, at)
 
     with (
         deadlines(early(30, attempt.ForceCancel)),
@@ -265,14 +265,14 @@ def cancel_is_forced_at_once() -> Iterator[None]:
 @fault
 def lost_lease_is_not_requeued() -> Iterator[None]:
     """An attempt whose lease expired stays where it is."""
-    with reaction(ATTEMPT, ("STALE",), cascade._requeue):
+    with reaction(ATTEMPT, ("STALE",), cascade._requeue_attempt):
         yield
 
 
 @fault
 def lost_leases_are_not_counted() -> Iterator[None]:
     """An attempt may lose its lease as often as it likes."""
-    with instead((attempt, "STALLS", dict.fromkeys(STALLS, False))):
+    with instead((attempt, "STALL_REASONS", dict.fromkeys(STALL_REASONS, False))):
         yield
 
 

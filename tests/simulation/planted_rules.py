@@ -13,7 +13,7 @@ from msgspec import structs
 from deltaci.core import attempt, cascade, job
 from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult
 from deltaci.runner.result import Ended
 from deltaci.runner.rules import Rules
@@ -26,7 +26,7 @@ from tests.simulation.planting import fault, instead, reaction
 def a_failed_verdict_is_ignored() -> Iterator[None]:
     """A job that nobody else validates is valid, whatever its runner found."""
 
-    def passed(world: World, event: Event) -> Iterable[Command]:
+    def passed(world: UnitOfWork, event: Event) -> Iterable[Command]:
         if not world.job(event.entity_id).spec.has_validation:
             yield job.Validate(id=event.entity_id, is_passed=True)
 
@@ -39,7 +39,7 @@ def a_passed_verdict_fails() -> Iterator[None]:
     """That rules were looked at is enough to fail."""
     real = cascade._validate_job
 
-    def failed(world: World, event: Event) -> Iterable[Command]:
+    def failed(world: UnitOfWork, event: Event) -> Iterable[Command]:
         verdict = world.attempt(world.job(event.entity_id).attempt_id).verdict
         if verdict is not None and verdict.is_passed:
             yield job.Validate(id=event.entity_id, is_passed=False)
@@ -54,7 +54,7 @@ def a_passed_verdict_fails() -> Iterator[None]:
 def a_failed_verdict_does_not_say_why() -> Iterator[None]:
     """What its runner found is not told by its job."""
 
-    def failed(world: World, event: Event) -> Iterable[Command]:
+    def failed(world: UnitOfWork, event: Event) -> Iterable[Command]:
         it = world.job(event.entity_id)
         verdict = world.attempt(it.attempt_id).verdict
         if verdict is not None and not verdict.is_passed:

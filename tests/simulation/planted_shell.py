@@ -323,5 +323,5 @@ def a_stale_result_is_acknowledged() -> Iterator[None]:
 @fault
 def a_canceled_result_is_acknowledged() -> Iterator[None]:
     """Who completes after a cancel is told that its result counts."""
-    with instead((attempt, "completion", lambda record: (True, ""))):
+    with instead((attempt, "complete_answer", lambda record: (True, ""))):
         yield

@@ -8,7 +8,7 @@ from typing import Any
 from deltaci.core import attempt, cascade, job, worker
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Command
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from tests.simulation.planting import fault, instead, reaction, rule, set_field
 
 HERE = ("IDLE", "BUSY", "UNRESPONSIVE")
@@ -17,15 +17,15 @@ HERE = ("IDLE", "BUSY", "UNRESPONSIVE")
 def _releasing(**fields: Any) -> Any:
     """What follows from an ended lease, with something else in the release."""
 
-    def follow(world: World, event: Event) -> Iterator[Command]:
+    def follow(world: UnitOfWork, event: Event) -> Iterator[Command]:
         for order in cascade._release_worker(world, event):
             if not isinstance(order, worker.Release):
                 continue
             release = set_field(order, **{name: value(order, event) for name, value in fields.items()})
             yield release
             holder = world.worker(release.id)
-            if holder is not None and worker.loses_trust(holder, release):
-                yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_TROUBLES)
+            if holder is not None and worker.should_quarantine(holder, release):
+                yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_INFRA_FAILURES)
 
     return follow
 
@@ -98,11 +98,11 @@ def nobody_is_let_go() -> Iterator[None]:
 def a_runner_that_comes_in_again_ends_a_drain() -> Iterator[None]:
     """Registering anew ends whatever holds a worker."""
 
-    def offer(record: worker.Worker, command: worker.Offer, at: int) -> Any:
+    def offer(record: worker.Worker, command: worker.UpdateCapabilities, at: int) -> Any:
         held = set_field(record, hold="QUARANTINED") if record.hold else record
-        return worker._offer(held, command, at)
+        return worker._update_capabilities(held, command, at)
 
-    with rule(worker.MACHINE, HERE, worker.Offer, offer):
+    with rule(worker.MACHINE, HERE, worker.UpdateCapabilities, offer):
         yield
 
 
@@ -112,49 +112,55 @@ def a_runner_that_comes_in_again_ends_a_drain() -> Iterator[None]:
 @fault
 def no_quarantine_follows() -> Iterator[None]:
     """Troubles are counted, and nothing comes of it."""
-    with instead((worker, "loses_trust", lambda record, release: False)):
+    with instead((worker, "should_quarantine", lambda record, release: False)):
         yield
 
 
 @fault
 def a_quarantine_too_late() -> Iterator[None]:
     """Three troubles are not enough."""
-    with instead((worker, "MAX_TROUBLES", 4)):
+    with instead((worker, "MAX_INFRA_FAILURES", 4)):
         yield
 
 
 @fault
 def a_quarantine_too_early() -> Iterator[None]:
     """Two troubles are enough."""
-    with instead((worker, "MAX_TROUBLES", 2)):
+    with instead((worker, "MAX_INFRA_FAILURES", 2)):
         yield
 
 
 @fault
 def a_success_does_not_forgive() -> Iterator[None]:
     """What went well says nothing."""
-    with _released(_releasing(trouble=lambda order, event: order.trouble or None)):
+    with _released(_releasing(is_infra_failure=lambda order, event: order.is_infra_failure or None)):
         yield
 
 
 @fault
 def a_lost_lease_is_no_trouble() -> Iterator[None]:
     """Only what a runner reports counts against it."""
-    with _released(_releasing(trouble=lambda order, event: order.trouble if event.to != "STALE" else None)):
+    with _released(
+        _releasing(is_infra_failure=lambda order, event: order.is_infra_failure if event.to != "STALE" else None)
+    ):
         yield
 
 
 @fault
 def what_is_handed_back_is_a_trouble() -> Iterator[None]:
     """Whoever gives work back is blamed for it."""
-    with _released(_releasing(trouble=lambda order, event: order.trouble if event.to != attempt.STALE else True)):
+    with _released(
+        _releasing(is_infra_failure=lambda order, event: order.is_infra_failure if event.to != attempt.STALE else True)
+    ):
         yield
 
 
 @fault
 def every_failure_is_a_trouble() -> Iterator[None]:
     """A worker is blamed for the mistakes of the jobs."""
-    with _released(_releasing(trouble=lambda order, event: order.trouble if event.to != "FAILED" else True)):
+    with _released(
+        _releasing(is_infra_failure=lambda order, event: order.is_infra_failure if event.to != "FAILED" else True)
+    ):
         yield
 
 
@@ -175,26 +181,26 @@ def one_pulled_cable_counts_for_each_job() -> Iterator[None]:
 @fault
 def who_lost_it_gets_it_again() -> Iterator[None]:
     """Nobody looks who lost a job before."""
-    with instead((attempt, "is_avoided", lambda *_: False)):
+    with instead((attempt, "should_yield", lambda *_: False)):
         yield
 
 
 @fault
 def who_lost_it_never_gets_it_again() -> Iterator[None]:
     """A worker waits for a rival, whether there is one or not."""
-    with instead((attempt, "is_avoided", lambda record, worker_id, *_: worker_id in record.avoid)):
+    with instead((attempt, "should_yield", lambda record, worker_id, *_: worker_id in record.avoid)):
         yield
 
 
 @fault
 def two_that_wait_for_each_other() -> Iterator[None]:
     """A rival counts although it lost the job as well."""
-    real = attempt.is_avoided
+    real = attempt.should_yield
 
     def is_avoided(record: attempt.Attempt, id: str, rivals: Any, _: Any) -> bool:
         return id in record.avoid and real(set_field(record, avoid=(id,)), id, rivals)
 
-    with instead((attempt, "is_avoided", is_avoided)):
+    with instead((attempt, "should_yield", is_avoided)):
         yield
 
 

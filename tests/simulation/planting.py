@@ -73,9 +73,9 @@ def reaction(entity: str, states: tuple[str, ...], real: Any, other: Any = None)
     """Let something else follow, or nothing."""
     with ExitStack() as stack:
         for state in states:
-            rows = deciding._FOLLOWS[entity, state]
-            stack.callback(deciding._FOLLOWS.__setitem__, (entity, state), rows)
-            deciding._FOLLOWS[entity, state] = [
+            rows = deciding._FOLLOW_UPS[entity, state]
+            stack.callback(deciding._FOLLOW_UPS.__setitem__, (entity, state), rows)
+            deciding._FOLLOW_UPS[entity, state] = [
                 (other if follow is real else follow, may) for follow, may in rows if follow is not real or other
             ]
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from deltaci.core import attempt, lease
-from deltaci.core.attempt import Attempt, Leased
+from deltaci.core.attempt import Attempt, LeasedCommand
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import run_status, step_status
@@ -15,7 +15,7 @@ ID: Final = "r1/build.1"
 MICROSECOND: Final = 1 / SECOND
 
 # What a runner says, one message after another, until its attempt is in this state.
-SAID: Final[dict[str, tuple[type[Leased], ...]]] = {
+SAID: Final[dict[str, tuple[type[LeasedCommand], ...]]] = {
     attempt.LEASED: (),
     attempt.STARTING: (attempt.Ack,),
     attempt.RUNNING: (attempt.Ack, attempt.Start),

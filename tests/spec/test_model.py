@@ -271,7 +271,7 @@ def test_a_result_after_the_cancel_is_the_acknowledgement_and_not_accepted(
     ended = lab.say(message, held, is_success=is_success, exit_code=int(not is_success), report=brought)
 
     assert (ended.state, ended.result, ended.report) == (attempt.CANCELED, None, brought)
-    assert attempt.completion(ended) == (False, "CANCEL_REQUESTED")
+    assert attempt.complete_answer(ended) == (False, "CANCEL_REQUESTED")
     assert ended.ended_lease is not None
     assert ended.ended_lease.state == lease.CANCELED
     assert (lab.job("a").state, lab.run().state) == (job.CANCELED, run.CANCELED)

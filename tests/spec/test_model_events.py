@@ -164,7 +164,7 @@ def _replaced(lab: Lab) -> None:
     ],
 )
 def test_a_message_of_a_dead_lease_is_stale_and_changes_nothing(
-    made: Callable[[Lab], None], reason: str, message: type[attempt.Leased]
+    made: Callable[[Lab], None], reason: str, message: type[attempt.LeasedCommand]
 ) -> None:
     """A runner that slept past its lease must stop, and must not touch its successor's attempt."""
     lab = Lab()

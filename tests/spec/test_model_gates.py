@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, run
-from deltaci.core.approvals import MAX_APPROVERS, Approval, Gate, why_not
+from deltaci.core.approvals import MAX_APPROVERS, Approval, Gate, refusal_reason
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -55,7 +55,7 @@ def test_who_is_told_that_they_may_may_and_nobody_else(
 ) -> None:
     """A button that is refused, or one that is missing, would be a lie."""
     lab = asked(started_by="ada", role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
-    told = why_not(gate, who, roles, "ada", approves=order is Approve)
+    told = refusal_reason(gate, who, roles, "ada", approves=order is Approve)
     command = order(id=ID, actor=f"user:{who}", roles=roles)
 
     if told:

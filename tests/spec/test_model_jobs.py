@@ -60,7 +60,7 @@ def test_the_verifier_finds_a_cancellation_without_a_true_reason(reason: str) ->
 
 
 @pytest.mark.proves("MOD-6")
-@pytest.mark.parametrize("reason", sorted(job.FINDINGS))
+@pytest.mark.parametrize("reason", sorted(job.ORCHESTRATOR_REASONS))
 def test_a_persons_words_are_never_taken_for_a_finding(reason: str) -> None:
     """Whoever cancels may say anything; that the run was cancelled, or a need lost, is not theirs to find."""
     lab = Lab().plan(task("a"), gate("g"))

@@ -92,7 +92,7 @@ def test_nothing_that_a_runner_can_say_is_a_time_that_counts() -> None:
     """A runner whose clock is wrong could otherwise keep a job forever, or lose it at once."""
     told = {"id", "actor", "request_id", "expected_rev", "lease", "tenant"}
     told |= {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict", "progress"}
-    messages = [kind for kind in attempt.MACHINE.commands if issubclass(kind, attempt.Leased)]
+    messages = [kind for kind in attempt.MACHINE.commands if issubclass(kind, attempt.LeasedCommand)]
 
     assert len(messages) == 8
     assert {field for kind in messages for field in kind.__struct_fields__} == told

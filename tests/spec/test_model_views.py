@@ -31,7 +31,7 @@ from deltaci.core.events import (
 )
 from deltaci.core.failures import Facts, classify
 from deltaci.core.ids import LeaseRef
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Through, To, nothing
+from deltaci.core.machine import ABSENT, Command, Implies, Machine, Record, Rule, Target, Transition, no_change
 from deltaci.core.status.view import Change, Extension, Step, View
 from tests.lab import Lab
 
@@ -97,8 +97,8 @@ def chains(*rows: str) -> set[tuple[str, str]]:
 def explore(view: View) -> tuple[set[tuple[str, str | None]], set[Extension], list[Step]]:
     """Every (our state, what was shown) that can be reached, the extensions used, and the steps that are illegal."""
     machine = MACHINES[view.entity]
-    is_born = any(rule.source == BIRTH for rule in machine.rules)
-    todo: deque[tuple[str, str | None]] = deque([(BIRTH if is_born else machine.initial, None)])
+    is_born = any(rule.source == ABSENT for rule in machine.rules)
+    todo: deque[tuple[str, str | None]] = deque([(ABSENT if is_born else machine.initial, None)])
     seen, used, illegal = set(todo), set[Extension](), list[Step]()
     while todo:
         state, shown = todo.popleft()
@@ -117,7 +117,7 @@ def explore(view: View) -> tuple[set[tuple[str, str | None]], set[Extension], li
     return seen, used, illegal
 
 
-def _moves(machine: Machine[Any], state: str) -> Iterator[tuple[Rule, To, str]]:
+def _moves(machine: Machine[Any], state: str) -> Iterator[tuple[Rule, Target, str]]:
     for rule in machine.rules:
         if rule.source == state:
             for to in rule.targets:
@@ -128,7 +128,7 @@ def _moves(machine: Machine[Any], state: str) -> Iterator[tuple[Rule, To, str]]:
 def extension_table() -> dict[str, set[tuple[str, str]]]:
     """The page's table of extensions, read from the page: for each view, the steps in its document's words."""
     rows = re.findall(r"^\| (\d{3} \w+) \| (.+?) \| .+? \|$", PAGE.read_text("utf-8"), re.MULTILINE)
-    shows = {view.name: view.shows for view in VIEWS}
+    shows = {view.name: view.state_map for view in VIEWS}
     found = dict[str, set[tuple[str, str]]]()
     for name, cell in rows:
         steps = found.setdefault(name, set())
@@ -175,26 +175,26 @@ class Pull(Command, frozen=True, kw_only=True):
     """Another."""
 
 
-def _to_b(_record: Any, _command: Any, _at: int) -> Move:
+def _to_b(_record: Any, _command: Any, _at: int) -> Transition:
     return "B", {}, {}
 
 
-def _astray(_record: Any, _command: Any, _at: int) -> Move:
+def _astray(_record: Any, _command: Any, _at: int) -> Transition:
     return "C", {}, {}
 
 
-PUSH: Final = Rule("A", Push, (To("B", "pushed"),), _to_b, ORCHESTRATOR, "a test")
+PUSH: Final = Rule("A", Push, (Target("B", "pushed"),), _to_b, ORCHESTRATOR, "a test")
 
 
 def test_two_rules_for_one_state_and_command_are_refused_when_the_machine_is_built() -> None:
     """If two rules fitted, the order of the table would decide, and nobody would see it."""
     with pytest.raises(InvariantBroken, match="two rules for Push in A"):
-        Machine("m", PUSH, Rule("A", Push, (To("C", "pushed"),), nothing, ORCHESTRATOR, "a test"), initial="A")
+        Machine("m", PUSH, Rule("A", Push, (Target("C", "pushed"),), no_change, ORCHESTRATOR, "a test"), initial="A")
 
 
 def test_two_implied_steps_for_one_state_and_command_are_refused_when_the_machine_is_built() -> None:
     """What a command implies must be as certain as what it does."""
-    twice = [Through("A", Pull, Push, "once"), Through("A", Pull, Push, "twice")]
+    twice = [Implies("A", Pull, Push, "once"), Implies("A", Pull, Push, "twice")]
 
     with pytest.raises(InvariantBroken, match="two rules for Pull in A"):
         Machine("m", PUSH, *twice, initial="A")
@@ -203,13 +203,13 @@ def test_two_implied_steps_for_one_state_and_command_are_refused_when_the_machin
 def test_an_implied_step_without_a_rule_is_refused_when_the_machine_is_built() -> None:
     """A detour that leads nowhere would only be found by whoever takes it."""
     with pytest.raises(InvariantBroken, match="goes through a step without a rule"):
-        Machine("m", PUSH, Through("B", Pull, Push, "a test"), initial="A")
+        Machine("m", PUSH, Implies("B", Pull, Push, "a test"), initial="A")
 
 
 def test_a_rule_that_lands_outside_its_targets_is_our_bug() -> None:
     """The drawn and verified table must be the one that is run."""
     machine: Machine[Record] = Machine(
-        "m", Rule("A", Push, (To("B", "pushed"),), _astray, ORCHESTRATOR, "a test"), initial="A"
+        "m", Rule("A", Push, (Target("B", "pushed"),), _astray, ORCHESTRATOR, "a test"), initial="A"
     )
 
     with pytest.raises(InvariantBroken, match="landed in C, outside its targets"):
@@ -219,7 +219,7 @@ def test_a_rule_that_lands_outside_its_targets_is_our_bug() -> None:
 @pytest.mark.proves("MOD-10")
 def test_a_rule_without_targets_accepts_a_repeat_and_can_lead_nowhere() -> None:
     """That it appends no event can be read from the table; a function that says otherwise is our bug."""
-    repeat = Rule("B", Push, (), nothing, ORCHESTRATOR, "a repeat is no error")
+    repeat = Rule("B", Push, (), no_change, ORCHESTRATOR, "a repeat is no error")
     machine: Machine[Record] = Machine("m", PUSH, repeat, initial="A")
     wrong: Machine[Record] = Machine("m", PUSH, msgspec.structs.replace(repeat, do=_to_b), initial="A")
     pushed, events = Record(id="x", state="B"), list[Event]()
@@ -241,9 +241,9 @@ def test_every_pair_of_state_and_command_has_a_rule_or_is_refused(name: str) -> 
     """No pair may be left to chance: what the table does not know changes nothing and says why."""
     machine, refused = MACHINES[name], 0
 
-    for state in (BIRTH, *machine.states):
+    for state in (ABSENT, *machine.states):
         for kind in machine.commands:
-            if machine.rule(state, kind) or machine.through(state, kind):
+            if machine.rule(state, kind) or machine.implied_step(state, kind):
                 continue
             refused += 1
             with pytest.raises(Refused) as refusal:
@@ -271,9 +271,9 @@ def test_every_command_is_refused_to_whom_it_does_not_belong(name: str) -> None:
 def test_the_machine_has_exactly_the_transitions_of_the_page(name: str) -> None:
     """Whoever reads the page must be able to rely on it, in both directions."""
     machine = MACHINES[name]
-    births = {to.state for rule, to in machine.edges() if rule.source == BIRTH}
+    births = {to.state for rule, to in machine.edges() if rule.source == ABSENT}
 
-    edges = {(rule.source, to.state) for rule, to in machine.edges() if rule.source != BIRTH}
+    edges = {(rule.source, to.state) for rule, to in machine.edges() if rule.source != ABSENT}
 
     assert edges == chains(*TRANSITIONS[name])
     assert births == (set() if name == ATTEMPT else {machine.initial})
@@ -325,7 +325,7 @@ def test_every_step_of_every_machine_is_allowed_by_the_view(view: View) -> None:
     seen, _, illegal = explore(view)
 
     assert illegal == []
-    assert {state for state, _ in seen} - {BIRTH} == set(MACHINES[view.entity].states)
+    assert {state for state, _ in seen} - {ABSENT} == set(MACHINES[view.entity].states)
 
 
 @pytest.mark.proves("MOD-V1")
@@ -402,7 +402,7 @@ def test_a_state_that_a_document_does_not_know_is_shown_as_the_page_says(name: s
     """Where a view needs no extension it is because it shows the state as another."""
     view = next(view for view in VIEWS if view.name == name)
 
-    assert view.shows[state] == shown
+    assert view.state_map[state] == shown
 
 
 def test_every_kind_of_record_is_seen_by_a_view() -> None:

@@ -10,7 +10,7 @@ from deltaci.audit.projections.orchestration import RUN_VIEW
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER
-from deltaci.core.machine import BIRTH, Command, Machine
+from deltaci.core.machine import ABSENT, Command, Machine
 from deltaci.core.status import steps, workstreams
 from deltaci.core.status.view import Change
 from tests.lab import Lab, Lease, gate, task
@@ -55,7 +55,7 @@ def seen_by_document_000(lab: Lab) -> list[str]:
 
 
 OWNERS: list[tuple[Machine[Any], str, type[Command], tuple[str, ...], str]] = [
-    (run.MACHINE, BIRTH, run.Create, (run.CREATED,), ORCHESTRATOR),
+    (run.MACHINE, ABSENT, run.Create, (run.CREATED,), ORCHESTRATOR),
     (run.MACHINE, run.CREATED, run.BeginPlanning, (run.PLANNING,), ORCHESTRATOR),
     (run.MACHINE, run.PLANNING, run.PlanReady, (run.QUEUED,), ORCHESTRATOR),
     (run.MACHINE, run.PLANNING, run.PlanFailed, (run.PLAN_FAILED,), ORCHESTRATOR),

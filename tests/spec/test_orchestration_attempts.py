@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
-from deltaci.core.attempt import Attempt, Leased
-from deltaci.core.cascade import Birth
+from deltaci.core.attempt import Attempt, LeasedCommand
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
@@ -47,7 +47,7 @@ def test_there_is_no_attempt_before_its_job_is_queued_and_never_the_same_one_twi
     lab = Lab().plan(task("build"), task("test", "build"))
 
     early = lab.refused(attempt.Grant(id="r1/test.1", actor="worker:w1", fingerprint="f"))
-    again = lab.refused(Birth(id=ID, record=Attempt(id=ID)))
+    again = lab.refused(NewRecord(id=ID, record=Attempt(id=ID)))
 
     assert (early.code, again.code) == ("not_found", "bad_request")
 
@@ -65,7 +65,7 @@ def test_an_attempt_is_born_by_being_published() -> None:
 
 
 @pytest.mark.proves("ORC-A2", "ORC-LF1")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_an_attempt_that_is_held_is_granted_to_nobody_else(state: str) -> None:
     """Two live leases would be two runners with the right to finish the same attempt."""
     lab, given = held(state)
@@ -113,7 +113,7 @@ def test_ack_lease_starts_the_attempt_and_activates_the_lease() -> None:
 
 @pytest.mark.proves("ORC-A4")
 @pytest.mark.parametrize("message", [attempt.Heartbeat, attempt.Start])
-def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: type[Leased]) -> None:
+def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: type[LeasedCommand]) -> None:
     """The job's time runs from here, so a runner's first sign of life must not be missed."""
     lab, given = held(attempt.STARTING)
 
@@ -139,7 +139,7 @@ def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() 
 
 
 @pytest.mark.proves("ORC-A5", "ORC-A6", "ORC-O2")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 @pytest.mark.parametrize("ok", [True, False])
 def test_an_accepted_complete_ends_the_attempt_whatever_was_reported_before(state: str, ok: bool) -> None:
     """Progress is best effort: the record of a silent runner ends as that of a talkative one."""
@@ -170,7 +170,7 @@ def test_a_complete_is_not_accepted_from_anyone_but_the_runner_nor_when_it_contr
 
 
 @pytest.mark.proves("ORC-A7", "ORC-L2", "ORC-T1")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_a_lease_does_not_expire_before_its_ttl(state: str) -> None:
     """A runner that is only slow must not lose what it was promised."""
     lab, _ = held(state)
@@ -181,7 +181,7 @@ def test_a_lease_does_not_expire_before_its_ttl(state: str) -> None:
 
 
 @pytest.mark.proves("ORC-A7", "ORC-L2", "ORC-T1")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_a_lost_lease_queues_the_attempt_again(state: str) -> None:
     """A runner that died must not take its job with it; the job goes on under a new lease."""
     lab, _ = held(state)
@@ -247,7 +247,7 @@ def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_rev
 
 
 @pytest.mark.proves("ORC-A9")
-@pytest.mark.parametrize("state", [attempt.QUEUED, *attempt.HELD])
+@pytest.mark.parametrize("state", [attempt.QUEUED, *attempt.ACTIVE_STATES])
 @pytest.mark.parametrize("command", [run.Cancel(id="r1", actor="user:ada"), CancelJob(id="r1/build", actor="user:ada")])
 def test_a_cancel_of_the_run_or_of_the_job_reaches_an_attempt_in_every_live_state(state: str, command: Command) -> None:
     """Whoever cancels need not know how far the work has come."""
@@ -276,7 +276,7 @@ def test_a_cancel_is_not_finalized_before_it_was_requested_nor_before_its_deadli
 
 
 @pytest.mark.proves("ORC-A10", "ORC-C2", "ORC-L4")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_cancel_ack_finalizes_a_requested_cancel(state: str) -> None:
     """The runner itself proves that nothing runs any more, so its lease ends well."""
     lab, given = held(state)
@@ -346,7 +346,7 @@ def test_a_runner_cannot_revoke_a_lease(actor: str) -> None:
 
 
 @pytest.mark.proves("ORC-L5")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_the_orchestrator_revokes_the_leases_of_a_worker_that_it_gave_up(state: str) -> None:
     """Whether the lease was acknowledged or not, its runner must not finish the attempt any more."""
     lab, given = held(state)
@@ -378,7 +378,7 @@ def test_one_attempt_has_one_live_lease_however_often_it_is_lost() -> None:
 @pytest.mark.proves("ORC-LF2")
 @pytest.mark.parametrize("message", [attempt.Complete, attempt.CancelAck])
 @pytest.mark.parametrize("end", ["expired", "revoked", "replaced", "forged"])
-def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type[Leased], end: str) -> None:
+def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type[LeasedCommand], end: str) -> None:
     """Whoever is not the current owner knows nothing about the state of the attempt."""
     lab, given = held(attempt.RUNNING)
     if end == "forged":
@@ -421,7 +421,7 @@ def test_a_zombie_cannot_complete_its_successors_attempt(ok: bool) -> None:
     "message",
     [attempt.Ack, attempt.Start, attempt.Extend, attempt.Heartbeat, attempt.BeginUpload, attempt.CancelAck],
 )
-def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, message: type[Leased]) -> None:
+def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, message: type[LeasedCommand]) -> None:
     """A dead lease stays dead, whatever its runner still has to say."""
     lab, given = held(attempt.RUNNING)
     if state == lease.EXPIRED:

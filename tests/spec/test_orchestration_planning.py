@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from deltaci.core import job, run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
@@ -36,7 +36,7 @@ def test_a_runner_cannot_create_a_run_and_nobody_can_plan_one_that_does_not_exis
     """Runs come from webhooks and people; planning needs a record that it can be written to."""
     lab = Lab()
 
-    asked = lab.refused(Birth(id="r1", record=Run(id="r1", run_id="r1"), actor="worker:w1"))
+    asked = lab.refused(NewRecord(id="r1", record=Run(id="r1", run_id="r1"), actor="worker:w1"))
     planned = lab.refused(run.BeginPlanning(id="r1"))
 
     assert (asked.code, planned.code) == ("wrong_actor", "not_found")
@@ -47,7 +47,7 @@ def test_a_runner_cannot_create_a_run_and_nobody_can_plan_one_that_does_not_exis
 def test_planning_begins_once_a_webhook_or_a_person_has_created_the_run(actor: str) -> None:
     """Both ways in lead to the same record, so that nothing later has to ask where a run came from."""
     lab = Lab()
-    lab.do(Birth(id="r1", record=Run(id="r1", run_id="r1"), actor=actor))
+    lab.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1"), actor=actor))
     born = lab.last("r1")
 
     lab.do(run.BeginPlanning(id="r1"))

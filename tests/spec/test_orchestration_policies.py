@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from deltaci.core import attempt, backoff, failures, ids, job, lease, run, worker
-from deltaci.core.attempt import Leased
+from deltaci.core.attempt import LeasedCommand
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.events import ORCHESTRATOR, actor_kind
 from deltaci.core.failures import Facts
@@ -320,7 +320,7 @@ def test_a_timeout_is_a_transition_of_the_orchestrator_and_time_alone_changes_no
 # -- repeats
 
 
-def sent(message: type[Leased]) -> tuple[Lab, Leased]:
+def sent(message: type[LeasedCommand]) -> tuple[Lab, LeasedCommand]:
     """A message that was sent and applied, its answer lost."""
     lab, held = canceling() if message is attempt.CancelAck else running()
     if message is attempt.Ack:
@@ -345,7 +345,7 @@ SAYS = [
 
 @pytest.mark.proves("ORC-I2", "ORC-I4")
 @pytest.mark.parametrize("message", SAYS)
-def test_a_runner_message_that_is_sent_again_has_no_further_effect(message: type[Leased]) -> None:
+def test_a_runner_message_that_is_sent_again_has_no_further_effect(message: type[LeasedCommand]) -> None:
     """A lost answer looks like a lost message, so runners must be free to repeat themselves."""
     lab, said = sent(message)
     records = dict(lab.world.records)
@@ -359,7 +359,7 @@ def test_a_runner_message_that_is_sent_again_has_no_further_effect(message: type
 
 @pytest.mark.proves("ORC-I2")
 @pytest.mark.parametrize("message", [m for m in SAYS if m not in (attempt.Extend, attempt.Heartbeat)])
-def test_a_report_that_is_repeated_under_another_request_changes_nothing_either(message: type[Leased]) -> None:
+def test_a_report_that_is_repeated_under_another_request_changes_nothing_either(message: type[LeasedCommand]) -> None:
     """What the record already shows need not be shown twice, whoever lost the request id."""
     lab, said = sent(message)
 

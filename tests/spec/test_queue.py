@@ -12,7 +12,7 @@ from deltaci.core import attempt, lease
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
-from deltaci.core.status.queue import check_shape, job_status
+from deltaci.core.status.queue import check_invariants, job_status
 from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered, decoded
 from tests.spec.scenes import OPERATIONS, OWNED, operation
@@ -335,7 +335,7 @@ def test_a_status_with_a_field_too_many_or_too_few_is_our_bug(status: str) -> No
         value = None if getattr(proper, field) is not None else filled[field]
         broken = msgspec.structs.replace(proper, **{field: value})
         with pytest.raises(InvariantBroken, match=status):
-            check_shape(broken)
+            check_invariants(broken)
 
 
 @pytest.mark.parametrize("status", STATUS_RULES)
@@ -347,7 +347,7 @@ def test_a_status_holds_exactly_the_fields_of_the_table(status: str) -> None:
 
     assert job_status(made) == status
     assert {field for field in FIELDS if getattr(made, field) is not None} == HOLDS[status]
-    check_shape(made)
+    check_invariants(made)
     lab.verified()
 
 

@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.machine import Command
-from deltaci.core.status.queue import check_shape, job_status
+from deltaci.core.status.queue import check_invariants, job_status
 from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered
 from tests.spec.scenes import OPERATIONS, OWNED, operation
@@ -381,7 +381,7 @@ def test_the_lifecycle_needs_nothing_but_the_record() -> None:
     statuses = []
     for at, order in enumerate(orders, START):
         record = attempt.decide(record, order, at, events)
-        check_shape(record)
+        check_invariants(record)
         statuses.append(job_status(record))
 
     assert statuses == ["queued", "claimed", "running", "running", "failed"]

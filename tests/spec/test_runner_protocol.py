@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from deltaci.core import attempt, ids, job, lease, run, worker
-from deltaci.core.attempt import Leased
-from deltaci.core.cascade import Birth
+from deltaci.core.attempt import LeasedCommand
+from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import StaleLease
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
@@ -16,7 +16,7 @@ from deltaci.core.worker import Worker
 from tests.lab import Lab, Lease, task
 from tests.spec.scenes import ID, SAID, grant, held, live
 
-SAYS: list[type[Leased]] = [
+SAYS: list[type[LeasedCommand]] = [
     attempt.Ack,
     attempt.Start,
     attempt.Extend,
@@ -28,7 +28,7 @@ SAYS: list[type[Leased]] = [
 ]
 
 
-def message(lab: Lab, kind: type[Leased], given: Lease) -> Leased:
+def message(lab: Lab, kind: type[LeasedCommand], given: Lease) -> LeasedCommand:
     """A message of this kind with everything that it needs."""
     fields = {"is_success": True, "exit_code": 0} if issubclass(kind, attempt.Outcome) else {}
     return lab.message(kind, given, **fields)
@@ -39,7 +39,7 @@ def message(lab: Lab, kind: type[Leased], given: Lease) -> Leased:
 
 @pytest.mark.proves("PRO-K1")
 @pytest.mark.parametrize("kind", SAYS)
-def test_a_runner_without_the_lease_can_do_nothing_with_an_attempt(kind: type[Leased]) -> None:
+def test_a_runner_without_the_lease_can_do_nothing_with_an_attempt(kind: type[LeasedCommand]) -> None:
     """Execution needs a lease: knowing the attempt, its number and even its token is not enough."""
     lab, given = held(attempt.RUNNING)
     queued = lab.enqueue("q1")
@@ -108,7 +108,7 @@ def test_a_runner_id_is_unique_and_a_runner_takes_one_job_it_is_able_to_do() -> 
     lab.register("w1", labels=("linux", "x64"))
     lab.plan(task("build", queue_key=worker.queue_key(("linux",))), task("lint"), task("sign", queue_key="macos"))
 
-    twin = lab.refused(Birth(id="w1", record=Worker(id="w1")))
+    twin = lab.refused(NewRecord(id="w1", record=Worker(id="w1")))
     unable = lab.refused(grant(lab, "sign"))
     given = lab.claim(lab.attempt("build"), by="w1")
     second = lab.refused(grant(lab, "lint"))
@@ -127,7 +127,7 @@ def test_a_job_id_is_unique_across_runs_and_names_the_run_that_owns_it() -> None
     lab = Lab().plan(task("build"), id="r1").plan(task("build"), id="r2")
 
     lab.work("build", run_id="r1")
-    again = lab.refused(Birth(id="r1/build", record=lab.job("build", "r2")))
+    again = lab.refused(NewRecord(id="r1/build", record=lab.job("build", "r2")))
 
     first, second = lab.job("build", "r1"), lab.job("build", "r2")
     assert again.code == "bad_request"
@@ -208,7 +208,7 @@ def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None
     ended = lab.complete(given, ok=True)
 
     assert ended.state == attempt.CANCELED
-    assert attempt.completion(ended) == (False, "CANCEL_REQUESTED")
+    assert attempt.complete_answer(ended) == (False, "CANCEL_REQUESTED")
     assert lab.job("build").state == job.CANCELED
 
 
@@ -242,7 +242,7 @@ def test_the_runners_word_on_exit_code_and_artifacts_is_recorded_as_it_was_given
 
 @pytest.mark.proves("PRO-U2")
 @pytest.mark.parametrize("kind", [attempt.CancelAck, attempt.Complete, attempt.Finish])
-def test_what_a_runner_brings_along_is_kept_when_it_was_asked_to_stop(kind: type[Leased]) -> None:
+def test_what_a_runner_brings_along_is_kept_when_it_was_asked_to_stop(kind: type[LeasedCommand]) -> None:
     """A partial log is all that remains of a canceled attempt."""
     lab, given = held()
     lab.cancel_run()
@@ -296,7 +296,7 @@ def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
         )
     ]
     table = attempt.MACHINE
-    unruled = [each for each in orders if not (table.rule(state, type(each)) or table.through(state, type(each)))]
+    unruled = [each for each in orders if not (table.rule(state, type(each)) or table.implied_step(state, type(each)))]
     if state in attempt.TERMINAL:  # A repeat of the very message that ended it is recognised, and changes nothing.
         repeated = (attempt.Complete, attempt.Finish, attempt.CancelAck)
         unruled = [each for each in unruled if not isinstance(each, repeated)]
@@ -315,7 +315,7 @@ def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
 @pytest.mark.parametrize(
     "token", ["r1/none.1.1.a-guess-of-16-chars", "r1/build.1.2.a-guess-of-16-chars", "r1/build.1.a-guess-of-16-chars"]
 )
-def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[Leased]) -> None:
+def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[LeasedCommand]) -> None:
     """A runner must stop in the same way whether its attempt is unknown, or only its lease, or neither makes sense."""
     lab, _ = held()
 
@@ -324,7 +324,7 @@ def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[Leas
 
 @pytest.mark.proves("PRO-H3")
 @pytest.mark.parametrize("kind", SAYS)
-def test_a_message_with_an_expired_lease_id_is_stale(kind: type[Leased]) -> None:
+def test_a_message_with_an_expired_lease_id_is_stale(kind: type[LeasedCommand]) -> None:
     """Expired is expired before anybody has noticed it as well as afterwards."""
     lab, given = held()
     lab.after(lease.TTL_SECONDS)
@@ -342,7 +342,7 @@ def test_a_message_with_an_expired_lease_id_is_stale(kind: type[Leased]) -> None
 @pytest.mark.parametrize("claim", [{"is_retryable": True}, {"retry": "please", "failure_class": "INFRA"}])
 def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dict[str, object]) -> None:
     """A runner that could would undo every limit on retries: whatever its report says is kept and not obeyed."""
-    fields = set(attempt.Complete.__struct_fields__) - set(attempt.Leased.__struct_fields__)
+    fields = set(attempt.Complete.__struct_fields__) - set(attempt.LeasedCommand.__struct_fields__)
     lab, given = held(max_attempts=3)
 
     ended = lab.complete(given, ok=False, exit_code=1, result=claim, report=claim)

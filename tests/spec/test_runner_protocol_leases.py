@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from deltaci.core import attempt, job, lease, run, worker
-from deltaci.core.attempt import Leased
+from deltaci.core.attempt import LeasedCommand
 from deltaci.core.decide import CancelJob
 from deltaci.core.instants import SECOND
 from tests.lab import Lab, Lease
@@ -16,7 +16,7 @@ from tests.spec.logs import altered, decoded, line_of
 from tests.spec.scenes import ID, MICROSECOND, held, live
 
 
-def complete(lab: Lab, given: Lease, *, ok: bool = True) -> Leased:
+def complete(lab: Lab, given: Lease, *, ok: bool = True) -> LeasedCommand:
     """A completion that was not sent yet."""
     return lab.message(attempt.Complete, given, is_success=ok, exit_code=0 if ok else 1)
 
@@ -65,7 +65,7 @@ def test_a_lease_that_nobody_acknowledged_is_revoked_after_the_accept_window() -
 
 
 @pytest.mark.proves("PRO-Q5", "PRO-D1")
-@pytest.mark.parametrize("state", [*attempt.HELD, attempt.CANCEL_REQUESTED])
+@pytest.mark.parametrize("state", [*attempt.ACTIVE_STATES, attempt.CANCEL_REQUESTED])
 def test_every_heartbeat_under_a_valid_lease_renews_it(state: str) -> None:
     """Liveness is all that a heartbeat proves, so it counts in every state, even while stopping."""
     lab, given = held(attempt.RUNNING if state == attempt.CANCEL_REQUESTED else state)
@@ -147,7 +147,7 @@ def test_an_accepted_complete_finalizes_the_attempt_in_the_same_decision(ok: boo
     decision = lab.do(complete(lab, given, ok=ok))
 
     assert lab.attempt("build").state == (attempt.SUCCEEDED if ok else attempt.FAILED)
-    assert attempt.completion(lab.attempt("build")) == (True, "")
+    assert attempt.complete_answer(lab.attempt("build")) == (True, "")
     assert lab.job("build").state == (job.SUCCEEDED if ok else job.FAILED)
     assert lab.run().state == (run.SUCCESS if ok else run.FAILED)
     assert {event.at for event in decision.events} == {lab.now}
@@ -173,7 +173,7 @@ def test_once_the_deadline_has_passed_the_job_is_canceled_without_an_acknowledge
 
 
 @pytest.mark.proves("PRO-Q11")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_a_cancel_ack_that_nobody_asked_for_is_refused(state: str) -> None:
     """A runner that gives up must report a failure; it cannot cancel by itself."""
     lab, given = held(state)
@@ -279,7 +279,7 @@ def test_a_partition_that_ends_within_the_ttl_costs_nothing() -> None:
 
 
 @pytest.mark.proves("PRO-F1")
-@pytest.mark.parametrize("state", attempt.HELD)
+@pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_the_job_of_a_crashed_runner_is_queued_again_and_can_be_leased(state: str) -> None:
     """Heartbeats stop, the lease expires, and another runner ends what the first began."""
     lab, _ = held(state)

@@ -11,7 +11,7 @@ from tests.spec.scenes import attempts_in, status
 
 def sequence(*names: str) -> Lab:
     """A run from a template without dependencies: one step after the other."""
-    return Lab().plan(*(task(name, *needs) for name, needs in graph.in_sequence(names).items()))
+    return Lab().plan(*(task(name, *needs) for name, needs in graph.chain(names).items()))
 
 
 @pytest.mark.proves("STP-O1")
@@ -50,7 +50,7 @@ def test_a_template_is_a_graph_whose_dependencies_form_a_chain(length: int) -> N
     """The strict order needs no rule of its own: it is the simplest graph."""
     names = [f"s{number}" for number in range(length)]
 
-    needs = graph.in_sequence(names)
+    needs = graph.chain(names)
 
     assert list(needs) == names
     assert list(needs.values()) == [(), *((name,) for name in names[:-1])][:length]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deltaci.core.attempt import MAX_AVOIDED, Attempt, avoiding, is_avoided
+from deltaci.core.attempt import MAX_AVOIDED, Attempt, should_yield, with_avoided
 from deltaci.core.job import RetryDue
 from tests.lab import Lab, task
 from tests.spec.test_workstreams_holds import expire, fleet, handed_back, stalled, timed_out
@@ -38,7 +38,7 @@ def test_a_worker_leaves_what_it_lost_to_a_rival_that_fits(
     avoid: tuple[str, ...], rivals: tuple[tuple[str, ...], ...], ids: tuple[str, ...], is_left: bool
 ) -> None:
     """But nobody waits for somebody who waits for him."""
-    assert is_avoided(lost_by(*avoid, key="linux"), "w1", rivals, ids) is is_left
+    assert should_yield(lost_by(*avoid, key="linux"), "w1", rivals, ids) is is_left
 
 
 @pytest.mark.proves("WST-KH5")
@@ -79,22 +79,22 @@ def test_only_the_last_few_are_remembered_each_once() -> None:
     """A job that goes from worker to worker must not grow."""
     avoid: tuple[str, ...] = ()
     for number in range(20):
-        avoid = avoiding(avoid, f"w{number % 12}")
+        avoid = with_avoided(avoid, f"w{number % 12}")
 
     assert avoid == tuple(f"w{number}" for number in (0, 1, 2, 3, 4, 5, 6, 7))
     assert len(avoid) == MAX_AVOIDED
-    assert avoiding(avoid, "w3")[-1] == "w3"
+    assert with_avoided(avoid, "w3")[-1] == "w3"
 
 
 @pytest.mark.proves("WST-KH5")
 def test_a_worker_that_came_back_is_the_same_worker() -> None:
     """Its record is another one in each life; the machine is not."""
-    lost = lost_by(*avoiding((), "w1/2"))
+    lost = lost_by(*with_avoided((), "w1/2"))
 
     assert lost.avoid == ("w1",)
-    assert is_avoided(lost, "w1/3", ((),), ("w2",))
-    assert not is_avoided(lost, "w1/3", ((),), ("w1/3",))
-    assert not is_avoided(lost, "w1/part", ((),), ("w2",))
+    assert should_yield(lost, "w1/3", ((),), ("w2",))
+    assert not should_yield(lost, "w1/3", ((),), ("w1/3",))
+    assert not should_yield(lost, "w1/part", ((),), ("w2",))
 
 
 def test_the_plain_queue_remembers_nobody() -> None:

@@ -12,7 +12,15 @@ from deltaci.audit.verify import verify
 from deltaci.core import attempt, lease, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.machine import Command
-from deltaci.core.worker import DRAINED, QUARANTINED, REPEATED_TROUBLES, Drain, Offer, Quarantine, Resume
+from deltaci.core.worker import (
+    DRAINED,
+    QUARANTINED,
+    REPEATED_INFRA_FAILURES,
+    Drain,
+    Quarantine,
+    Resume,
+    UpdateCapabilities,
+)
 from tests.lab import TENANT, Lab, Lease, task
 from tests.spec.scenes import busy, grant
 
@@ -35,7 +43,7 @@ def fleet(*, places: int = 1, **spec: Any) -> Lab:
 def hold(lab: Lab) -> tuple[str, str, int]:
     """What holds w1, why, and its troubles."""
     known = lab.worker_record("w1")
-    return known.hold, known.hold_reason, known.troubles
+    return known.hold, known.hold_reason, known.infra_failures
 
 
 def expire(lab: Lab, given: Lease) -> None:
@@ -75,7 +83,7 @@ def told(lab: Lab) -> list[tuple[str, str, dict[str, Any]]]:
         (Drain(id="w1", actor="worker:w1", reason="tired"), "wrong_actor"),
         (Resume(id="w1", actor="worker:w1"), "wrong_actor"),
         (Quarantine(id="w1", actor="user:ada", reason="slow"), "wrong_actor"),
-        (Quarantine(id="w1", reason=REPEATED_TROUBLES), "bad_request"),
+        (Quarantine(id="w1", reason=REPEATED_INFRA_FAILURES), "bad_request"),
         (Drain(id="w2", actor="user:ada", reason="who?"), "not_found"),
     ],
 )
@@ -174,7 +182,7 @@ def test_a_runner_that_registers_anew_ends_a_quarantine_but_not_a_drain(is_drain
     lab = doubted()
     if is_drained:
         lab.do(drain("for good"))
-    came_in = Offer(id="w1", tenant=TENANT, token_at=lab.now)
+    came_in = UpdateCapabilities(id="w1", tenant=TENANT, token_at=lab.now)
 
     lab.after(1).do(msgspec.structs.replace(came_in, token_at=0, places=2))
     assert hold(lab)[0] == (DRAINED if is_drained else QUARANTINED)
@@ -202,10 +210,10 @@ def test_three_troubles_in_a_row_are_followed_by_a_quarantine_at_once() -> None:
 
     lose(lab, "c")
 
-    assert hold(lab) == (QUARANTINED, REPEATED_TROUBLES, 3)
+    assert hold(lab) == (QUARANTINED, REPEATED_INFRA_FAILURES, 3)
     assert told(lab)[-2:] == [
         ("task_completed", "info", {"attempt_id": "r1/c.1", "tasks": 0, "troubles": 3}),
-        ("quarantined", "warning", {"hold": QUARANTINED, "reason": REPEATED_TROUBLES, "troubles": 3}),
+        ("quarantined", "warning", {"hold": QUARANTINED, "reason": REPEATED_INFRA_FAILURES, "troubles": 3}),
     ]
     [at] = {event.at for event in lab.log[-5:] if event.entity == "worker"}
     assert at == lab.worker_record("w1").held_at
@@ -311,7 +319,7 @@ def test_what_was_held_at_the_same_time_is_lost_together_and_counts_once() -> No
     lab.do(attempt.Expire(id=leases[3].ref.attempt_id))
     assert (hold(lab), lab.worker_record("w1").excused) == (("", "", 2), ())
     lose(lab, "f")
-    assert hold(lab) == (QUARANTINED, REPEATED_TROUBLES, 3)
+    assert hold(lab) == (QUARANTINED, REPEATED_INFRA_FAILURES, 3)
     lab.verified()
 
 
@@ -322,7 +330,7 @@ def test_the_same_attempt_that_is_lost_again_counts_again() -> None:
 
     lose(lab, *"aaa")
 
-    assert hold(lab) == (QUARANTINED, REPEATED_TROUBLES, 3)
+    assert hold(lab) == (QUARANTINED, REPEATED_INFRA_FAILURES, 3)
     lab.verified()
 
 
@@ -360,7 +368,7 @@ def test_a_quarantined_worker_finishes_what_it_has_and_stays_quarantined() -> No
     lab.complete(kept)
 
     assert lab.job("h").state == "SUCCEEDED"
-    assert hold(lab) == (QUARANTINED, REPEATED_TROUBLES, 0)
+    assert hold(lab) == (QUARANTINED, REPEATED_INFRA_FAILURES, 0)
     assert lab.refused(grant(lab, "d")).code == "not_eligible"
     lab.verified()
 
@@ -396,7 +404,7 @@ def altered(lab: Lab, trigger: str, change: Callable[[Line], object]) -> set[str
 def test_a_log_that_tells_otherwise_of_a_hold_is_not_legal(trigger: str, told: Line, rule: str) -> None:
     """Who takes work and who does not must add up, from the first line to the last."""
     lab = doubted()
-    lab.after(1).do(Offer(id="w1", tenant=TENANT, token_at=lab.now))
+    lab.after(1).do(UpdateCapabilities(id="w1", tenant=TENANT, token_at=lab.now))
     lab.after(1).claim(lab.attempt("d"))
     if trigger in ("drained", "resumed"):
         lab.after(1).do(drain())

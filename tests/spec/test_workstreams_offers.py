@@ -7,15 +7,15 @@ import pytest
 
 from deltaci.audit.verify import verify
 from deltaci.core import worker
-from deltaci.core.worker import Offer
+from deltaci.core.worker import UpdateCapabilities
 from tests.lab import TENANT, Lab, task
 from tests.spec.logs import exported
 from tests.spec.scenes import busy, grant
 
 
-def offer(lab: Lab, *labels: str, places: int | None = None, token_at: int = 0) -> Offer:
+def offer(lab: Lab, *labels: str, places: int | None = None, token_at: int = 0) -> UpdateCapabilities:
     """w1 says what it can now."""
-    return Offer(id="w1", tenant=TENANT, labels=labels, places=places, token_at=token_at)
+    return UpdateCapabilities(id="w1", tenant=TENANT, labels=labels, slots=places, token_at=token_at)
 
 
 def test_what_no_worker_can_offer_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_the_same_offer_again_changes_nothing() -> None:
     lab.register("w1", places=3, labels=("linux",))
 
     assert lab.do(offer(lab, "linux", places=3)).events == []
-    assert lab.do(Offer(id="w1", tenant=TENANT)).events == []
+    assert lab.do(UpdateCapabilities(id="w1", tenant=TENANT)).events == []
 
 
 @pytest.mark.proves("WST-KI1")

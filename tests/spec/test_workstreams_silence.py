@@ -153,7 +153,7 @@ def test_a_worker_that_holds_nothing_is_not_busy() -> None:
     lab = Lab()
     lab.register("w1")
 
-    refused = lab.refused(worker.TakeUp(id="w1"))
+    refused = lab.refused(worker.ResumeTasks(id="w1"))
 
     assert refused.code == "not_eligible"
     assert "w1 holds nothing" in refused.message

@@ -9,7 +9,7 @@ from deltaci.controllers.workstreams import commits
 from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
@@ -68,7 +68,7 @@ class Stand:
         """The run and its document."""
         do = self.site.service.engine.do
         origin = Origin(project=project, workstream="login", branch="main")
-        await do(Birth(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT, origin=origin)))
+        await do(NewRecord(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT, origin=origin)))
         if is_known:
             document = Workstream(
                 id=self.id,

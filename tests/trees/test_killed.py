@@ -10,7 +10,7 @@ from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.workstreams import commits
 from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core import run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
@@ -52,7 +52,7 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
     origin = Origin(project=PROJECT, workstream="login", branch="main")
     spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": tree("ws1", upstream)})
     do = place.engine.do
-    await do(Birth(id="ws1", record=Run(id="ws1", run_id="ws1", tenant=TENANT, origin=origin)))
+    await do(NewRecord(id="ws1", record=Run(id="ws1", run_id="ws1", tenant=TENANT, origin=origin)))
     await do(run.BeginPlanning(id="ws1"))
     await do(Plan(id="ws1", jobs=(spec,), plan_hash="hash"))
     return project

@@ -14,7 +14,7 @@ import pytest
 
 from deltaci.controllers.workstreams.records import Joined
 from deltaci.core import run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
@@ -121,7 +121,7 @@ async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstr
         head = upstream.commit({"a": "2\n"})
         await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
         do = here.service.engine.do
-        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         jobs = [
             JobSpec(name=name, work={"tree": tree("line", upstream, commit=commit, keeps=False)})

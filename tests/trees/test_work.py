@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from deltaci.core import run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
@@ -335,7 +335,7 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
         heads = [upstream.commit({"a": f"{number}\n"}) for number in (2, 3)]
         await workshop.take(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
         do = here.service.engine.do
-        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         meet = "touch ../{0}; until test -e ../{1}; do sleep 0.05; done; test $(cat a) = {0}; echo x > a; echo x > new"
         steps = (meet.format(2, 3), meet.format(3, 2), "test $(cat a) = 3; test ! -e new; mkdir build")
@@ -380,7 +380,7 @@ async def test_a_candidate_may_join_what_began_at_another_commit(
         work: dict[str, Any] = {"steps": ["test -e moved && test $(cat a) = 2"]}
         work["tree"] = {**tree("line", upstream, commit=candidate, keeps=False), "source": source}
         do = here.service.engine.do
-        await do(Birth(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
+        await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         await do(Plan(id="m", jobs=(JobSpec(name="one", work=work),), plan_hash="hash"))
 

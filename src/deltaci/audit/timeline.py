@@ -15,7 +15,7 @@ import msgspec
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, Event
-from deltaci.core.instants import instant
+from deltaci.core.instants import from_datetime
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 
@@ -148,7 +148,7 @@ def _told(phases: list[Phase], report: Any) -> list[Phase]:
 
 def _moment(times: Any, name: str) -> int | None:
     try:
-        return instant(msgspec.convert(times[name], datetime)) if isinstance(times, dict) else None
+        return from_datetime(msgspec.convert(times[name], datetime)) if isinstance(times, dict) else None
     except (KeyError, TypeError, msgspec.ValidationError, OverflowError):
         return None
 

@@ -22,7 +22,7 @@ from deltaci.cli.session import Session, command
 from deltaci.cli.telling import tell_event
 from deltaci.client.drafts import Draft
 from deltaci.core.events import Event
-from deltaci.core.instants import instant
+from deltaci.core.instants import from_datetime
 
 app = typer.Typer(
     name="events",
@@ -41,7 +41,7 @@ def core_events(events: Iterable[api.Event]) -> Iterator[Event]:
     """Events as the core knows them, so that its own views write them down."""
     for each in events:
         fields = {name: getattr(each, name) for name in each.__struct_fields__}
-        yield Event(**{**fields, "at": instant(datetime.fromisoformat(each.at))})
+        yield Event(**{**fields, "at": from_datetime(datetime.fromisoformat(each.at))})
 
 
 FORMATS: Final[dict[str, Callable[[Iterable[Event]], Iterator[bytes]]]] = {

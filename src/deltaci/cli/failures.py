@@ -12,7 +12,7 @@ import typer
 from deltaci.api.schemas import failures as api_failures
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, safe
-from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, finds
+from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
 from deltaci.pipeline.failure_rules import DEFAULT_FILE, read
 from deltaci.pipeline.problems import with_source
 
@@ -137,7 +137,9 @@ def try_command(
     tail = _tail(log)
     facts = Facts(exit_code=exit_code, signal=signal, error_code=error_code, log_tail=tail)
     verdict = classify(facts, table)
-    lines = [(number, rule.name, line) for rule in table for number, line in enumerate(tail, 1) if finds(rule, line)]
+    lines = [
+        (number, rule.name, line) for rule in table for number, line in enumerate(tail, 1) if matches_line(rule, line)
+    ]
     if session.is_json:
         found = [{"line": number, "rule": name, "text": line} for number, name, line in lines]
         session.print_json({"verdict": verdict, "lines": found})

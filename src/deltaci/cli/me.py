@@ -11,7 +11,7 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import Quotas
 from deltaci.cli.session import Defaults, Session, command
 from deltaci.cli.shown import Rows, ago, facts, show
-from deltaci.core.text import size
+from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
 tenant_app = typer.Typer(
@@ -91,6 +91,10 @@ def _show(session: Session, found: api.Tenant) -> None:
     rows = Rows(f"OF {found.name}", "#USED", "#AT MOST")
     rows.add("running jobs", usage.running_jobs, quotas.running_jobs or "any")
     rows.add("queued runs", usage.queued_runs, quotas.queued_runs or "any")
-    rows.add("storage", size(usage.storage_bytes), size(quotas.storage_bytes) if quotas.storage_bytes else "any")
+    rows.add(
+        "storage",
+        format_size(usage.storage_bytes),
+        format_size(quotas.storage_bytes) if quotas.storage_bytes else "any",
+    )
     rows.add("requests a second", "", quotas.requests_per_second or "any")
     rows.print("")

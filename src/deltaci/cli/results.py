@@ -15,7 +15,7 @@ from deltaci.cli import inputs
 from deltaci.cli.completing import complete_job, complete_run
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, console, safe
-from deltaci.core.text import size
+from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
 artifacts_app = typer.Typer(
@@ -53,7 +53,7 @@ def list_command(session: Session, id: IdArgument) -> None:
         return
     rows = Rows("JOB", "#TRY", "#SIZE", "~PATH")
     for each in found:
-        rows.add(each.job, each.attempt, size(each.bytes), each.path)
+        rows.add(each.job, each.attempt, format_size(each.bytes), each.path)
     rows.print("nothing was left behind")
 
 
@@ -144,5 +144,5 @@ def _amount(name: str, value: object) -> str:
     if not isinstance(value, int | float):
         return "" if value is None else str(value)
     if name.endswith("_bytes"):
-        return size(int(value))
+        return format_size(int(value))
     return f"{value:,.3f}".rstrip("0").rstrip(".")

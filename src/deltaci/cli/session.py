@@ -25,7 +25,7 @@ from deltaci.client.connection import ANSWER_SECONDS, Key
 from deltaci.client.errors import ApiError, Unreachable
 from deltaci.client.outcomes import is_good
 from deltaci.client.patience import Patience
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 
 GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES: Final = {
@@ -185,7 +185,7 @@ def _forget_output() -> None:
 
 def fail(name: str, message: str, code: int) -> NoReturn:
     """Say what is wrong, and leave."""
-    print(f"deltaci {name}: {plain(message, MAX_SHOWN)}", file=sys.stderr)
+    print(f"deltaci {name}: {plain_line(message, MAX_SHOWN)}", file=sys.stderr)
     raise typer.Exit(code)
 
 

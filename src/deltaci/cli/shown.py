@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 
 MAX_CELL: Final = 500
 MIN_FLEXIBLE: Final = 8
@@ -57,7 +57,7 @@ def console() -> Console:
 
 def safe(text: object, most: int = MAX_CELL) -> str:
     """One line without escapes."""
-    return plain(str(text), most)
+    return plain_line(str(text), most)
 
 
 def status(word: str) -> Text:

@@ -44,7 +44,7 @@ MARKS: Final = {
     "pending": "·",
     "planned": "·",
 }
-_VIEWS: Final = {JOB: TASK_VIEW.shows, RUN: WORKSTREAM_VIEW.shows}
+_VIEWS: Final = {JOB: TASK_VIEW.state_map, RUN: WORKSTREAM_VIEW.state_map}
 _NOUNS: Final = {JOB: "task", RUN: "workstream"}
 
 

@@ -14,7 +14,7 @@ import httpx
 from deltaci.client import places
 from deltaci.client.calls import Call
 from deltaci.client.errors import ClientError, Unreachable
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
@@ -101,7 +101,7 @@ def trouble(url: str, error: Exception) -> Unreachable:
     elif isinstance(error, httpx.TimeoutException):
         found = "no answer in time"
     else:
-        found = plain(str(error), 200) or type(error).__name__
+        found = plain_line(str(error), 200) or type(error).__name__
     return Unreachable(
         f"the server {url} cannot be reached: {found}; is it running, and is that its address?",
         is_unheard=isinstance(error, _NEVER_CONNECTED),

@@ -9,7 +9,7 @@ import msgspec
 
 from deltaci.api.routes import REQUEST_ID_HEADER
 from deltaci.api.schemas import records as api
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 
 UNEXPECTED: Final = "unexpected_answer"
 SHOWN_CHARS: Final = 200
@@ -70,11 +70,11 @@ def refusal(url: str, status: int, headers: Mapping[str, str], body: bytes) -> A
 def unexpected(url: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """An answer that no server of ours gives."""
     kind = headers.get("content-type", "").partition(";")[0] or "no content type"
-    begins = plain(body[: 4 * SHOWN_CHARS].decode(errors="replace"), SHOWN_CHARS)
+    begins = plain_line(body[: 4 * SHOWN_CHARS].decode(errors="replace"), SHOWN_CHARS)
     return ApiError(
         status=status,
         code=UNEXPECTED,
-        message=f"{url} answered {status} with {plain(kind, 80)}, which is no answer of Delta CI"
+        message=f"{url} answered {status} with {plain_line(kind, 80)}, which is no answer of Delta CI"
         + (f"; it begins: {begins}" if begins else ""),
         hint="check the server's address and what stands between, or whether its version fits this client",
         request_id=headers.get(REQUEST_ID_HEADER, ""),

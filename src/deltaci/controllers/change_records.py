@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from deltaci.controllers.projects import BETWEEN, of
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store, Unavailable, storable
 
@@ -169,7 +169,7 @@ class Changes:
                 updated_at=now,
             )
             waiting = _waiting_name(kept)
-            documents = [_document(kept), _line(kept), Document(WAITING_LINE, EVERYBODY, waiting, 0, 0, b"")]
+            documents = [_document(kept), _line(kept), Document(WAITING_LINE, ALL_TENANTS, waiting, 0, 0, b"")]
             if place := place_of(change):
                 name = of(tenant, f"{project}{BETWEEN}{digest(place)}")
                 version, past = await self._past(name)
@@ -177,7 +177,7 @@ class Changes:
                     return Accepted(known, is_new=False)
                 event = Happened(id, content_of(change), change.commit, now, is_end(change), change.before)
                 grown = Past((*past.events, event)[-MAX_PAST:])
-                documents.append(Document(PAST, EVERYBODY, name, version, 0, _encode(grown)))
+                documents.append(Document(PAST, ALL_TENANTS, name, version, 0, _encode(grown)))
             try:
                 await self._store.put_documents(documents)
             except Conflict:
@@ -202,7 +202,7 @@ class Changes:
         """The names of what is not handled, the oldest first."""
         after = ""
         while True:
-            documents = await self._store.documents(WAITING_LINE, EVERYBODY, after=after, limit=PAGE)
+            documents = await self._store.documents(WAITING_LINE, ALL_TENANTS, after=after, limit=PAGE)
             for each in documents:
                 yield each.name
             if len(documents) < PAGE:
@@ -222,7 +222,7 @@ class Changes:
         return (await self._past(of(kept.tenant, f"{kept.project}{BETWEEN}{digest(place)}")))[1]
 
     async def _past(self, name: str) -> tuple[int, Past]:
-        document = await self._store.find_document(PAST, name, EVERYBODY)
+        document = await self._store.find_document(PAST, name, ALL_TENANTS)
         return (document.version, _decode_past(document.body)) if document is not None else (0, Past())
 
     async def put(self, kept: Kept) -> Kept:
@@ -233,15 +233,15 @@ class Changes:
 
     async def done(self, waiting: str) -> None:
         """Nothing waits under this name any more."""
-        document = await self._store.find_document(WAITING_LINE, waiting, EVERYBODY)
+        document = await self._store.find_document(WAITING_LINE, waiting, ALL_TENANTS)
         if document is not None:
-            await self._store.drop_document(WAITING_LINE, EVERYBODY, waiting, document.version)
+            await self._store.drop_document(WAITING_LINE, ALL_TENANTS, waiting, document.version)
 
     async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, Kept]]:
         """The tenant's changes, the newest first, each with its place in the list."""
         prefix = of(tenant, "")
         lines = await self._store.documents(
-            LINE, EVERYBODY, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
+            LINE, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
         )
         found: list[tuple[str, Kept]] = []
         for line in lines:
@@ -261,7 +261,7 @@ class Changes:
             prefix = of(tenant, "")
             # The newest come first: what is behind this place is old.
             lines = await self._store.documents(
-                LINE, EVERYBODY, after=f"{prefix}{_LAST - before:016x}", limit=limit, prefix=prefix
+                LINE, ALL_TENANTS, after=f"{prefix}{_LAST - before:016x}", limit=limit, prefix=prefix
             )
             for line in lines:
                 dropped += await self._drop(tenant, line)
@@ -270,11 +270,11 @@ class Changes:
     async def forget_past(self) -> None:
         """Drop what is known of branches and pull requests to which nothing happened for long."""
         before, after = await self._store.now() - KEEP_SECONDS * SECOND, ""
-        while documents := await self._store.documents(PAST, EVERYBODY, after=after, limit=PAGE):
+        while documents := await self._store.documents(PAST, ALL_TENANTS, after=after, limit=PAGE):
             after = documents[-1].name
             for each in documents:
                 if each.at < before:
-                    await self._store.drop_document(PAST, EVERYBODY, each.name, each.version)
+                    await self._store.drop_document(PAST, ALL_TENANTS, each.name, each.version)
 
     async def _drop(self, tenant: str, line: Document) -> int:
         document = await self._store.find_document(CHANGE, line.name.partition(BETWEEN)[2][16:], tenant)
@@ -282,11 +282,11 @@ class Changes:
             if _decode(document.body).status == WAITING:
                 return 0
             await self._store.drop_document(CHANGE, tenant, document.name, document.version)
-        return int(await self._store.drop_document(LINE, EVERYBODY, line.name, line.version))
+        return int(await self._store.drop_document(LINE, ALL_TENANTS, line.name, line.version))
 
     async def _tenants(self) -> AsyncIterator[str]:
         after = ""
-        while first := await self._store.documents(LINE, EVERYBODY, after=after, limit=1):
+        while first := await self._store.documents(LINE, ALL_TENANTS, after=after, limit=1):
             tenant = first[0].name.partition(BETWEEN)[0]
             yield tenant
             after = f"{tenant}{BETWEEN}g"  # Behind every place of this tenant: those are hexadecimal.
@@ -332,7 +332,7 @@ def _waiting_name(kept: Kept) -> str:
 
 def _line(kept: Kept) -> Document:
     name = of(kept.tenant, f"{_LAST - kept.created_at:016x}{kept.id}")
-    return Document(LINE, EVERYBODY, name, 0, 0, b"")
+    return Document(LINE, ALL_TENANTS, name, 0, 0, b"")
 
 
 def _document(kept: Kept) -> Document:

@@ -21,7 +21,7 @@ from deltaci.controllers.pipelines import is_triggered, pipelines_at
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.supersede import Superseding
 from deltaci.controllers.work_queue import Hands
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Origin, Run
@@ -202,7 +202,7 @@ class Handling:
     async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
         id = run_id(kept.id, file.found.file)
         record = run_of(id, kept, project, file.found.file)
-        await self._engine.do(Birth(id=id, record=record, or_existing=True))
+        await self._engine.do(NewRecord(id=id, record=record, or_existing=True))
         return id
 
 
@@ -237,7 +237,7 @@ def run_of(id: str, kept: Kept, project: Project, file: str, *, asked: str = "",
         started_by=change.actor,
         origin=origin,
         planning_seconds=PLANNING_SECONDS,
-        asked=asked,
+        request_fingerprint=asked,
     )
 
 

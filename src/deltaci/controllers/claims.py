@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 CLAIM_SECONDS: Final = 600
@@ -35,7 +35,7 @@ class Claims:
     async def take(self, name: str) -> bool:
         """Whether no other server works on it now; from now on, we do."""
         now = await self._store.now()
-        known = await self._store.find_document(self._kind, name, EVERYBODY)
+        known = await self._store.find_document(self._kind, name, ALL_TENANTS)
         if known is not None:
             claim = _decode(known.body)
             if claim.until > now and claim.owner.partition("/")[0] != self._owner.partition("/")[0]:
@@ -43,7 +43,7 @@ class Claims:
         body = _encode(_Claim(self._owner, now + self._seconds * SECOND))
         version = known.version if known is not None else 0
         try:
-            await self._store.put_documents([Document(self._kind, EVERYBODY, name, version, 0, body)])
+            await self._store.put_documents([Document(self._kind, ALL_TENANTS, name, version, 0, body)])
         except Conflict:
             return False
         return True
@@ -51,6 +51,6 @@ class Claims:
     async def let_go(self, name: str) -> None:
         """We do not work on it any more."""
         with suppress(Unavailable, Conflict):
-            known = await self._store.find_document(self._kind, name, EVERYBODY)
+            known = await self._store.find_document(self._kind, name, ALL_TENANTS)
             if known is not None and _decode(known.body).owner == self._owner:
-                await self._store.drop_document(self._kind, EVERYBODY, name, known.version)
+                await self._store.drop_document(self._kind, ALL_TENANTS, name, known.version)

@@ -16,7 +16,7 @@ from deltaci.controllers.change_records import digest
 from deltaci.controllers.projects import of
 from deltaci.core import run
 from deltaci.core.errors import Refused
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.pipeline.plan import Plan
@@ -70,7 +70,7 @@ class Groups:
                 return is_next
             try:
                 body = _encode(wanted)
-                await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, body)])
+                await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, body)])
             except Conflict:
                 continue
             return is_next
@@ -92,7 +92,7 @@ class Groups:
             await self._engine.do(run.Cancel(id=record.id, reason=reason))
 
     async def _read(self, name: str) -> tuple[int, Group]:
-        document = await self._store.find_document(KIND, name, EVERYBODY)
+        document = await self._store.find_document(KIND, name, ALL_TENANTS)
         return (document.version, _decode(document.body)) if document is not None else (0, Group())
 
     async def _live(self, ids: Iterable[str]) -> dict[str, Run]:
@@ -103,11 +103,11 @@ class Groups:
         """Forget the groups that nobody is in."""
         after = ""
         while True:
-            documents = await self._store.documents(KIND, EVERYBODY, after=after, limit=PAGE)
+            documents = await self._store.documents(KIND, ALL_TENANTS, after=after, limit=PAGE)
             for each in documents:
                 group = _decode(each.body)
                 if not await self._live([group.holder, *(id for _, id in group.waiting)]):
-                    await self._store.drop_document(KIND, EVERYBODY, each.name, each.version)
+                    await self._store.drop_document(KIND, ALL_TENANTS, each.name, each.version)
             if len(documents) < PAGE:
                 return
             after = documents[-1].name

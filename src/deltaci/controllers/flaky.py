@@ -16,8 +16,8 @@ import msgspec
 from deltaci.core import attempt, flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, Event
-from deltaci.core.flaky import History, Sighting
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.flaky import History, Observation
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.event_loop import ended
 from deltaci.storage.blobs.keys import safe_name
@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(History).decode
 _decode_seq = msgspec.json.Decoder(int).decode
 _Place = tuple[str, str, str]  # tenant, project and job
-_Told = dict[_Place, list[tuple[str, Sighting]]]
+_Told = dict[_Place, list[tuple[str, Observation]]]
 
 
 class FlakyTests:
@@ -72,8 +72,8 @@ class FlakyTests:
         run = await self._store.find(record.run_id)
         if not isinstance(run, Run):
             return frozenset()
-        history = await self.of_job(tenant, flaky.place(run)[0], flaky.job_name(record))
-        return frozenset(flaky.known_tests(history, await self._store.now()))
+        history = await self.of_job(tenant, flaky.history_key(run)[0], flaky.job_name(record))
+        return frozenset(flaky.flaky_tests(history, await self._store.now()))
 
     async def page(self, tenant: str, project: str | None, after: str, limit: int) -> tuple[list[History], str]:
         """Jobs of the tenant, or of one project, behind this name; and the name behind which it goes on."""
@@ -134,7 +134,7 @@ class FlakyTests:
         """Read the log from where it was learned up to."""
         self._is_behind = False
         self._hints = {}
-        found = await self._store.find_document(CURSOR, CURSOR, EVERYBODY)
+        found = await self._store.find_document(CURSOR, CURSOR, ALL_TENANTS)
         after = _decode_seq(found.body) if found is not None else max(0, await self._store.last_seq() - MAX_LATE)
         while page := await self._store.events(after, PAGE):
             after = page[-1].seq
@@ -143,11 +143,11 @@ class FlakyTests:
 
     async def _reach(self, seq: int) -> None:
         """Write down how far it was learned. Who was slower than another server writes less, and learns it again."""
-        found = await self._store.find_document(CURSOR, CURSOR, EVERYBODY)
+        found = await self._store.find_document(CURSOR, CURSOR, ALL_TENANTS)
         if found is not None and _decode_seq(found.body) >= seq:
             return
         version = found.version if found is not None else 0
-        cursor = Document(kind=CURSOR, tenant=EVERYBODY, name=CURSOR, version=version, at=0, body=_encode(seq))
+        cursor = Document(kind=CURSOR, tenant=ALL_TENANTS, name=CURSOR, version=version, at=0, body=_encode(seq))
         try:
             await self._store.put_documents([cursor])
         except Conflict:
@@ -167,7 +167,7 @@ class FlakyTests:
 
     async def _told(self, ids: Sequence[str]) -> _Told:
         attempts = [each for each in await self._store.find_all(list(ids)) if isinstance(each, Attempt)]
-        seen = [(each, found) for each in attempts if (found := flaky.sighting(each)) is not None]
+        seen = [(each, found) for each in attempts if (found := flaky.observe(each)) is not None]
         runs = await self._store.find_all(list(dict.fromkeys(each.run_id for each, _ in seen if each.run_id)))
         by_id = {each.id: each for each in runs if isinstance(each, Run)}
         told: _Told = {}
@@ -175,24 +175,24 @@ class FlakyTests:
             run, job = by_id.get(each.run_id), flaky.job_name(each)
             if run is None or not job or run.tenant != each.tenant:
                 continue
-            project, key = flaky.place(run)
+            project, key = flaky.history_key(run)
             if key:
                 told.setdefault((each.tenant, project, job), []).append((key, sighting))
         return told
 
-    async def _changed(self, place: _Place, told: Iterable[tuple[str, Sighting]]) -> Document | None:
+    async def _changed(self, place: _Place, told: Iterable[tuple[str, Observation]]) -> Document | None:
         """The document of this job with what was told; nothing if it said so already."""
         tenant, project, job = place
         found = await self._store.find_document(KIND, _name(project, job), tenant)
         before = after = _read(found) or History(project=project, job=job)
         for key, sighting in told:
-            after = flaky.learned(after, key, sighting)
+            after = flaky.add_observation(after, key, sighting)
         if after is before:
             return None
         version = found.version if found is not None else 0
         return Document(kind=KIND, tenant=tenant, name=_name(project, job), version=version, at=0, body=_encode(after))
 
-    async def _insist(self, place: _Place, told: Sequence[tuple[str, Sighting]]) -> None:
+    async def _insist(self, place: _Place, told: Sequence[tuple[str, Observation]]) -> None:
         for _ in range(TRIES):
             changed = await self._changed(place, told)
             try:

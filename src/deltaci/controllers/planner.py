@@ -25,7 +25,7 @@ from deltaci.controllers.work_queue import Hands
 from deltaci.core import decide, run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
-from deltaci.core.listing import EVERYBODY, UNPLANNED
+from deltaci.core.listing import ALL_TENANTS, UNPLANNED
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
@@ -124,7 +124,7 @@ class Planner:
         for id, state in states.items():
             if run.MACHINE.changes(state, run.BeginPlanning):
                 self.hands.give(id)
-        if self._in_line and any(map(run.is_outcome, states.values())):
+        if self._in_line and any(map(run.is_over_state, states.values())):
             for id in self._in_line:
                 self.hands.give(id)
 
@@ -136,7 +136,7 @@ class Planner:
         """Take up everything that has no plan."""
         before: Place | None = None
         while True:
-            page = await self._store.page(Search(tenant=EVERYBODY, lists=[UNPLANNED], before=before, limit=PAGE))
+            page = await self._store.page(Search(tenant=ALL_TENANTS, lists=[UNPLANNED], before=before, limit=PAGE))
             for each in page.records:
                 self.hands.give(each.id)
             before = page.next

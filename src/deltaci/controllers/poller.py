@@ -12,7 +12,7 @@ import msgspec
 from deltaci.controllers.change_records import Changes
 from deltaci.controllers.projects import Project, of
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import OWN_BRANCHES, Mirrors, Remote
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store
@@ -64,7 +64,7 @@ class Polling:
         if not every:
             return NEVER
         name, now = of(project.tenant, project.name), await self._store.now()
-        document = await self._store.find_document(KIND, name, EVERYBODY)
+        document = await self._store.find_document(KIND, name, ALL_TENANTS)
         seen = _decode(document.body) if document is not None else Seen()
         if seen.at and now - seen.at < every * SECOND:
             return every - (now - seen.at) / SECOND
@@ -98,12 +98,12 @@ class Polling:
     async def forget(self, project: Project) -> None:
         """Nothing is known of it any more."""
         name = of(project.tenant, project.name)
-        found = await self._store.find_document(KIND, name, EVERYBODY)
+        found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
-            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+            await self._store.drop_document(KIND, ALL_TENANTS, name, found.version)
 
     async def _put(self, name: str, version: int, seen: Seen) -> None:
-        await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(seen))])
+        await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(seen))])
 
 
 def _without_ours(remote: Remote) -> Remote:

@@ -10,7 +10,7 @@ import msgspec
 
 from deltaci.api.schemas.projects import Policies, ProjectInput
 from deltaci.core.errors import Refused
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "project"
@@ -57,7 +57,7 @@ class Projects:
 
     async def find(self, tenant: str, name: str) -> Project | None:
         """The tenant's project of this name."""
-        return _read(await self._store.find_document(KIND, of(tenant, name), EVERYBODY))
+        return _read(await self._store.find_document(KIND, of(tenant, name), ALL_TENANTS))
 
     async def named(self, tenant: str, text: str) -> Project | None:
         """The tenant's project of this name, or the one with this address."""
@@ -72,7 +72,7 @@ class Projects:
         """The tenant's projects by name."""
         prefix = of(tenant, "")
         documents = await self._store.documents(
-            KIND, EVERYBODY, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
+            KIND, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
         )
         return [each for each in map(_read, documents) if each is not None]
 
@@ -80,7 +80,7 @@ class Projects:
         """Every project of the tenant, or of everybody."""
         after, prefix = "", of(tenant, "") if tenant is not None else ""
         while True:
-            documents = await self._store.documents(KIND, EVERYBODY, after=after, limit=PAGE, prefix=prefix)
+            documents = await self._store.documents(KIND, ALL_TENANTS, after=after, limit=PAGE, prefix=prefix)
             for document in documents:
                 found = _read(document)
                 if found is not None:
@@ -100,7 +100,7 @@ class Projects:
         """Keep it, in place of the version that it was read at; `stale_version` when somebody else was faster."""
         body = _encode(msgspec.structs.replace(project, version=0))
         name = of(project.tenant, project.name)
-        document = Document(kind=KIND, tenant=EVERYBODY, name=name, version=project.version, at=0, body=body)
+        document = Document(kind=KIND, tenant=ALL_TENANTS, name=name, version=project.version, at=0, body=body)
         try:
             await self._store.put_documents([document])
         except Conflict:
@@ -111,7 +111,7 @@ class Projects:
 
     async def drop(self, project: Project) -> None:
         """Forget it."""
-        if not await self._store.drop_document(KIND, EVERYBODY, of(project.tenant, project.name), project.version):
+        if not await self._store.drop_document(KIND, ALL_TENANTS, of(project.tenant, project.name), project.version):
             raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
 
 

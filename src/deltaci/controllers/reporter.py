@@ -16,7 +16,7 @@ from deltaci.controllers.statuses import Forges, Teller
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import REPORTER, RUN, Event
-from deltaci.core.listing import EVERYBODY, UNREPORTED
+from deltaci.core.listing import ALL_TENANTS, UNREPORTED
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import RUN_VIEW
 from deltaci.engine.engine import Engine
@@ -59,7 +59,7 @@ class Reporter:
         if run.MACHINE.changes(event.to, run.Report):
             return True
         return self._teller is not None and (
-            event.from_ is None or RUN_VIEW.shows[event.from_] != RUN_VIEW.shows[event.to]
+            event.from_ is None or RUN_VIEW.state_map[event.from_] != RUN_VIEW.state_map[event.to]
         )
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Reporter:
     async def _sweep(self) -> None:
         before: Place | None = None
         while True:
-            page = await self._store.page(Search(tenant=EVERYBODY, lists=[UNREPORTED], before=before, limit=PAGE))
+            page = await self._store.page(Search(tenant=ALL_TENANTS, lists=[UNREPORTED], before=before, limit=PAGE))
             await self._report([each.id for each in page.records])
             before = page.next
             if before is None:
@@ -147,7 +147,7 @@ class Reporter:
             await self._publish(alone)
 
     async def _finish(self, record: run.Run, told: str) -> None:
-        await self._publish([run.Report(id=record.id, actor=REPORTER, told=told)])
+        await self._publish([run.Report(id=record.id, actor=REPORTER, reported_to=told)])
 
     async def _publish(self, orders: Sequence[Command]) -> None:
         for answer in await self._engine.do_all(orders):

@@ -21,7 +21,7 @@ from deltaci.controllers.pipelines import pipelines_at
 from deltaci.controllers.poller import HEADS, NEVER
 from deltaci.controllers.projects import Project, of
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import Mirrors, Remote
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.files import PipelineFile
@@ -127,20 +127,20 @@ class Schedules:
         await self._changes.accept(project.tenant, project.name, change, delivery, file=entry.file)
 
     async def _read(self, project: Project) -> tuple[int, Timetable]:
-        found = await self._store.find_document(KIND, of(project.tenant, project.name), EVERYBODY)
+        found = await self._store.find_document(KIND, of(project.tenant, project.name), ALL_TENANTS)
         return (found.version, _decode(found.body)) if found is not None else (0, Timetable())
 
     async def forget(self, project: Project) -> None:
         """Nothing is known of it any more."""
         name = of(project.tenant, project.name)
-        found = await self._store.find_document(KIND, name, EVERYBODY)
+        found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
-            await self._store.drop_document(KIND, EVERYBODY, name, found.version)
+            await self._store.drop_document(KIND, ALL_TENANTS, name, found.version)
 
     async def _put(self, project: Project, version: int, table: Timetable) -> None:
         name = of(project.tenant, project.name)
         try:
-            await self._store.put_documents([Document(KIND, EVERYBODY, name, version, 0, _encode(table))])
+            await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(table))])
         except Conflict:
             return  # Another server did the same; what is due is one change all the same.
 

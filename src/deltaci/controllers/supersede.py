@@ -15,7 +15,7 @@ from deltaci.controllers.change_records import WAITING, Changes, Kept, is_end, p
 from deltaci.controllers.projects import Project
 from deltaci.core import run
 from deltaci.core.errors import Refused
-from deltaci.core.listing import project_is, status_is
+from deltaci.core.listing import runs_of_project, runs_with_status
 from deltaci.core.run import Run
 from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
 from deltaci.engine.engine import Engine
@@ -71,7 +71,7 @@ class Superseding:
         for status in statuses:
             before = None
             while True:
-                lists = [status_is(status), project_is(kept.project)]
+                lists = [runs_with_status(status), runs_of_project(kept.project)]
                 page = await self._store.page(Search(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
                 for each in page.records:
                     if isinstance(each, Run) and _is_same_place(each, kept.change):

@@ -40,7 +40,7 @@ class Approval(msgspec.Struct, frozen=True, array_like=True):
     comment: str = ""
 
 
-def person(actor: str) -> str:
+def person_name(actor: str) -> str:
     """The name of the person who acts: `user:ada` is `ada`. Empty for everybody else."""
     kind, _, name = actor.partition(":")
     return name if kind == USER else ""
@@ -55,7 +55,7 @@ def check_gate(name: str, gate: Gate) -> None:
         )
 
 
-def born_with(gate: Gate, started_by: str) -> dict[str, Any]:
+def creation_metadata(gate: Gate, started_by: str) -> dict[str, Any]:
     """What the birth of a gate tells beyond the ordinary, so that the log alone shows who may approve it."""
     told: dict[str, Any] = {}
     if gate.role:
@@ -67,7 +67,7 @@ def born_with(gate: Gate, started_by: str) -> dict[str, Any]:
     return told
 
 
-def why_not(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
+def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
     """Why this person may not approve, or reject, at such a gate, in a few words; empty: they may."""
     if not gate.is_plain and not person:
         return "it is decided by people with a name"
@@ -78,7 +78,7 @@ def why_not(gate: Gate, person: str, roles: Collection[str], started_by: str, *,
     return ""
 
 
-def check_plan(job: Job, plan_hash: str) -> None:
+def check_same_plan(job: Job, plan_hash: str) -> None:
     """Refuse a decision about another plan than this gate's. Who names no plan means the one that is there."""
     if plan_hash and plan_hash != job.plan_hash:
         raise Refused(
@@ -93,18 +93,19 @@ def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False
 
     A starter who may not approve may still reject.
     """
-    check_plan(job, command.plan_hash)
-    why = why_not(job.spec.gate, person(command.actor), command.roles, job.started_by, approves=approves)
+    check_same_plan(job, command.plan_hash)
+    why = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
     if why:
         roles = f"the role {', '.join(command.roles)}" if command.roles else "no role"
         does = "approve" if approves else "reject"
         raise Refused(
             "not_allowed",
-            f"{command.actor}, with {roles}, may not {does} job {job.id}: {why}; ask one of them ({_given(job)})",
+            f"{command.actor}, with {roles}, may not {does} job {job.id}: {why}; "
+            f"ask one of them ({_approval_count(job)})",
         )
 
 
-def told(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -> dict[str, Any]:
+def decision_metadata(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -> dict[str, Any]:
     """What a decision tells: its comment, the plan that it is about, and for more than a plain gate who approved."""
     about: dict[str, Any] = {"comment": command.comment}
     is_plain = job.spec.gate.is_plain
@@ -115,5 +116,5 @@ def told(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -
     return about
 
 
-def _given(job: Job) -> str:
+def _approval_count(job: Job) -> str:
     return f"{len(job.approvals)} of {job.spec.gate.approvers} approvals are given"

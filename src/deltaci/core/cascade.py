@@ -7,7 +7,7 @@ either none of it or all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -16,95 +16,101 @@ from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
 from deltaci.core.ids import attempt_id
 from deltaci.core.machine import Command, Record
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 
 
-class Birth(Command, frozen=True, kw_only=True):
+class NewRecord(Command, frozen=True, kw_only=True):
     """Bring a record into being. With `or_existing`, one that has this id already is just as good.
 
     An id that was drawn by lot just now is nobody else's: there is no need to look for it first.
     """
 
+    stored_name: ClassVar[str] = "Birth"
+
     record: Record
     or_existing: bool = False
-    is_drawn: bool = False
+    has_random_id: bool = msgspec.field(default=False, name="is_drawn")
 
 
-class BearAll(Command, frozen=True, kw_only=True):
+class CreateRecords(Command, frozen=True, kw_only=True):
     """Bring many records into being: all of them, or none. `id` is the first one's."""
 
-    births: tuple[Birth, ...]
+    stored_name: ClassVar[str] = "BearAll"
+
+    records: tuple[NewRecord, ...] = msgspec.field(name="births")
 
 
-class Stop(Command, frozen=True, kw_only=True):
+class CancelLiveJob(Command, frozen=True, kw_only=True):
     """Cancel a job as it stands when its turn comes: what was stopped before may have opened it, or ended it."""
+
+    stored_name: ClassVar[str] = "Stop"
 
     reason: str
 
 
-Follow = Callable[[World, Event], Iterable[Command]]
+FollowUp = Callable[[UnitOfWork, Event], Iterable[Command]]
 
 
-class On(msgspec.Struct, frozen=True):
+class CascadeRule(msgspec.Struct, frozen=True):
     """When a record of this kind enters one of these states, this follows."""
 
     entity: str
     states: tuple[str, ...]
-    follow: Follow
+    follow: FollowUp
     why: str
     may_refuse: bool = False
 
 
-def _begin_job(world: World, event: Event) -> Iterable[Command]:
+def _begin_job(world: UnitOfWork, event: Event) -> Iterable[Command]:
     claimed = world.attempt(event.entity_id)
     if claimed.job_id and claimed.lease:
         yield job.Begin(id=claimed.job_id, worker_id=claimed.lease.worker_id)
 
 
-def _assign_worker(world: World, event: Event) -> Iterable[Command]:
+def _assign_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
     claimed = world.attempt(event.entity_id)
     if claimed.job_id and claimed.lease and world.worker(claimed.lease.worker_id):
         yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id, queue_key=claimed.queue_key)
 
 
-def _release_worker(world: World, event: Event) -> Iterable[Command]:
+def _release_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
     told = event.metadata.get("lease")
     holder = world.worker(told["worker_id"]) if told and event.run_id else None
     if holder is not None:
-        release = worker.Release(id=holder.id, attempt_id=event.entity_id, trouble=_is_trouble(event))
+        release = worker.Release(id=holder.id, attempt_id=event.entity_id, is_infra_failure=_is_infra_failure(event))
         yield release
-        if worker.loses_trust(holder, release):
-            yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_TROUBLES)
+        if worker.should_quarantine(holder, release):
+            yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_INFRA_FAILURES)
 
 
-def _is_trouble(event: Event) -> bool | None:
+def _is_infra_failure(event: Event) -> bool | None:
     """Whether a lease ended by its worker's infrastructure; None: nobody can tell, or it was asked to stop."""
     if event.to == attempt.STALE:
-        return True if event.metadata["reason"] in attempt.FOUND_LOST else None
+        return True if event.metadata["reason"] in attempt.DETECTED_LOST else None
     if event.to == attempt.SUCCEEDED:
         return False
     if event.to == attempt.FAILED:
-        return failures.blames_worker(event.metadata["error"]["failure_class"], event.metadata["error"]["code"])
+        return failures.is_worker_fault(event.metadata["error"]["failure_class"], event.metadata["error"]["code"])
     return None
 
 
-def _requeue(_world: World, event: Event) -> Iterable[Command]:
-    if event.metadata["reason"] in attempt.REQUEUED_AT_ONCE:
+def _requeue_attempt(_world: UnitOfWork, event: Event) -> Iterable[Command]:
+    if event.metadata["reason"] in attempt.REQUEUED_IMMEDIATELY:
         yield attempt.Requeue(id=event.entity_id)
 
 
-def _finish_unleased_cancel(world: World, event: Event) -> Iterable[Command]:
+def _finish_unleased_cancel(world: UnitOfWork, event: Event) -> Iterable[Command]:
     if world.attempt(event.entity_id).lease is None:
         yield attempt.ForceCancel(id=event.entity_id)
 
 
-def _attempt_succeeded(world: World, event: Event) -> Iterable[Command]:
+def _attempt_succeeded(world: UnitOfWork, event: Event) -> Iterable[Command]:
     ended = world.attempt(event.entity_id)
     if ended.job_id:
         yield job.AttemptSucceeded(id=ended.job_id, exit_code=event.metadata.get("exit_code"))
 
 
-def _attempt_failed(world: World, event: Event) -> Iterable[Command]:
+def _attempt_failed(world: UnitOfWork, event: Event) -> Iterable[Command]:
     ended = world.attempt(event.entity_id)
     if ended.job_id:
         if ended.error is None:
@@ -112,16 +118,16 @@ def _attempt_failed(world: World, event: Event) -> Iterable[Command]:
         yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until, avoid=ended.avoid)
 
 
-def _attempt_canceled(world: World, event: Event) -> Iterable[Command]:
+def _attempt_canceled(world: UnitOfWork, event: Event) -> Iterable[Command]:
     ended = world.attempt(event.entity_id)
     if ended.job_id:
         yield job.Cancel(id=ended.job_id, reason=ended.cancel_reason)
 
 
-def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
+def _publish_attempt(world: UnitOfWork, event: Event) -> Iterable[Command]:
     queued = world.job(event.entity_id)
     spec = queued.spec
-    yield Birth(
+    yield NewRecord(
         id=queued.attempt_id,
         record=attempt.Attempt(
             id=queued.attempt_id,
@@ -140,11 +146,11 @@ def _publish_attempt(world: World, event: Event) -> Iterable[Command]:
     )
 
 
-def _first_active(_world: World, event: Event) -> Iterable[Command]:
+def _activate_run(_world: UnitOfWork, event: Event) -> Iterable[Command]:
     yield run.FirstActive(id=event.run_id, job_id=event.entity_id)
 
 
-def _validate_job(world: World, event: Event) -> Iterable[Command]:
+def _validate_job(world: UnitOfWork, event: Event) -> Iterable[Command]:
     """What its runner found is enough to fail it, never to pass what somebody else looks at too."""
     executed = world.job(event.entity_id)
     verdict = world.attempt(executed.attempt_id).verdict
@@ -154,7 +160,7 @@ def _validate_job(world: World, event: Event) -> Iterable[Command]:
         yield job.Validate(id=executed.id, is_passed=True)
 
 
-def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
+def _release_dependents(world: UnitOfWork, event: Event) -> Iterable[Command]:
     """Count down for everyone who waits for this job, or tell them that it will never be met."""
     ended = world.job(event.entity_id)
     is_met = job.satisfies(ended)
@@ -162,13 +168,13 @@ def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
     if ended.followers:
         waiting += ended.followers
     # Who will be opened gets an attempt, which must not exist yet; who is blocked gets none.
-    world.need((*blocked, *waiting, *(attempt_id(id, 1) for id in waiting)))
+    world.require((*blocked, *waiting, *(attempt_id(id, 1) for id in waiting)))
     for id in blocked:
         if world.job(id).state == job.PENDING:
             yield job.Cancel(id=id, reason=job.BLOCKED)
     # A run that ends begins nothing more: whoever waits is cancelled with the rest, and so is the rest of a family.
-    opens = bool(waiting) and run.may_begin(world.run(ended.run_id))
-    stopped = {each.id for each in _rest_of_family(world, ended)} if waiting else ()
+    opens = bool(waiting) and run.may_start_jobs(world.run(ended.run_id))
+    stopped = {each.id for each in _unfinished_family(world, ended)} if waiting else ()
     for id in waiting:
         each = world.job(id)
         if each.state != job.PENDING or id in stopped:
@@ -179,19 +185,19 @@ def _tell_dependents(world: World, event: Event) -> Iterable[Command]:
             yield open_job(each)
 
 
-def _rest_of_family(world: World, ended: job.Job) -> list[job.Job]:
+def _unfinished_family(world: UnitOfWork, ended: job.Job) -> list[job.Job]:
     """Whoever is cancelled because this job failed, the last of the plan first: so hardly one is opened on the way."""
-    if not job.ends_family(ended):
+    if not job.fails_family(ended):
         return []
     rest = [each for each in world.live_jobs(ended.run_id) if each.spec.family == ended.spec.family]
     return sorted(rest, key=lambda each: -each.position)
 
 
-def _cancel_family(world: World, event: Event) -> Iterable[Command]:
-    rest = _rest_of_family(world, world.job(event.entity_id))
-    world.need(each.attempt_id for each in rest if each.attempt_id)
+def _cancel_family(world: UnitOfWork, event: Event) -> Iterable[Command]:
+    rest = _unfinished_family(world, world.job(event.entity_id))
+    world.require(each.attempt_id for each in rest if each.attempt_id)
     for each in rest:
-        yield Stop(id=each.id, reason=job.NOT_NEEDED)
+        yield CancelLiveJob(id=each.id, reason=job.NOT_NEEDED)
 
 
 def open_job(ready: job.Job) -> Command:
@@ -206,84 +212,95 @@ def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> 
     return job.Cancel(id=live.id, reason=reason, actor=actor, request_id=request_id)
 
 
-def _cancel_rest(world: World, event: Event) -> Iterable[Command]:
+def _cancel_open_jobs(world: UnitOfWork, event: Event) -> Iterable[Command]:
     ending = world.run(event.run_id)
     if ending.tally.open:
-        reason = run.reason_for_jobs(ending)
+        reason = run.job_cancel_reason(ending)
         live = world.live_jobs(ending.id)
-        world.need(each.attempt_id for each in live if each.attempt_id)
+        world.require(each.attempt_id for each in live if each.attempt_id)
         for each in live:
-            yield Stop(id=each.id, reason=reason, actor=event.actor)
+            yield CancelLiveJob(id=each.id, reason=reason, actor=event.actor)
 
 
-def _start_jobs(world: World, event: Event) -> Iterable[Command]:
+def _start_jobs(world: UnitOfWork, event: Event) -> Iterable[Command]:
     planned = world.run(event.run_id)
     if planned.cancel_reason:
         yield run.Cancel(id=planned.id, reason=planned.cancel_reason)
         return
     ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
-    world.need(attempt_id(each.id, 1) for each in ready)
+    world.require(attempt_id(each.id, 1) for each in ready)
     for each in ready:
         yield open_job(each)
 
 
-def _fail_unplanned(_world: World, event: Event) -> Iterable[Command]:
+def _fail_run_without_plan(_world: UnitOfWork, event: Event) -> Iterable[Command]:
     yield run.Fail(id=event.run_id)
 
 
-def _pass_trivial_run_validation(world: World, event: Event) -> Iterable[Command]:
+def _pass_run_without_validation(world: UnitOfWork, event: Event) -> Iterable[Command]:
     if not world.run(event.run_id).has_validation:
         yield run.Validate(id=event.run_id, is_passed=True)
 
 
-def _stall_tasks(world: World, event: Event) -> Iterable[Command]:
-    world.need(event.metadata["attempts"])
+def _stall_tasks(world: UnitOfWork, event: Event) -> Iterable[Command]:
+    world.require(event.metadata["attempts"])
     for id in event.metadata["attempts"]:
         # An attempt that was asked to stop keeps its lease: its deadline, or its end, finishes it.
-        if world.attempt(id).state in attempt.HELD:
+        if world.attempt(id).state in attempt.ACTIVE_STATES:
             yield attempt.Stall(id=id, reason=attempt.WORKER_LOST)
 
 
-def _after_recovery(world: World, event: Event) -> Iterable[Command]:
+def _settle_recovered_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
     back = world.worker(event.entity_id)
     if back is not None and back.tasks:
-        yield worker.TakeUp(id=back.id)
+        yield worker.ResumeTasks(id=back.id)
     elif back is not None and back.shutdown_reason:
         yield worker.Shutdown(id=back.id, reason=back.shutdown_reason)
 
 
 _LEASE_ENDS: Final = (attempt.STALE, attempt.SUCCEEDED, attempt.FAILED, attempt.TIMED_OUT, attempt.CANCELED)
 
-REACTIONS: Final[tuple[On, ...]] = (
-    On(ATTEMPT, (attempt.LEASED,), _begin_job, "the claim of its attempt starts the job, or goes on with it"),
-    On(ATTEMPT, (attempt.LEASED,), _assign_worker, "a granted lease takes one of the worker's places", may_refuse=True),
-    On(ATTEMPT, _LEASE_ENDS, _release_worker, "an ended lease frees the worker's place"),
-    On(ATTEMPT, (attempt.STALE,), _requeue, "what is found lost or handed back is queued again, or given up"),
-    On(
+CASCADE: Final[tuple[CascadeRule, ...]] = (
+    CascadeRule(ATTEMPT, (attempt.LEASED,), _begin_job, "the claim of its attempt starts the job, or goes on with it"),
+    CascadeRule(
+        ATTEMPT, (attempt.LEASED,), _assign_worker, "a granted lease takes one of the worker's places", may_refuse=True
+    ),
+    CascadeRule(ATTEMPT, _LEASE_ENDS, _release_worker, "an ended lease frees the worker's place"),
+    CascadeRule(
+        ATTEMPT, (attempt.STALE,), _requeue_attempt, "what is found lost or handed back is queued again, or given up"
+    ),
+    CascadeRule(
         ATTEMPT,
         (attempt.CANCEL_REQUESTED,),
         _finish_unleased_cancel,
         "nobody has it: the cancellation is finished at once",
     ),
-    On(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded, "the job is validated"),
-    On(ATTEMPT, (attempt.FAILED, attempt.TIMED_OUT), _attempt_failed, "the job is retried or fails"),
-    On(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
-    On(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
-    On(JOB, (job.RUNNING,), _first_active, "the first job under way starts the run"),
-    On(JOB, (job.VALIDATING,), _validate_job, "a failed rule fails it; one that nobody else looks at is valid"),
-    On(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
-    On(
+    CascadeRule(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded, "the job is validated"),
+    CascadeRule(ATTEMPT, (attempt.FAILED, attempt.TIMED_OUT), _attempt_failed, "the job is retried or fails"),
+    CascadeRule(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
+    CascadeRule(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
+    CascadeRule(JOB, (job.RUNNING,), _activate_run, "the first job under way starts the run"),
+    CascadeRule(
+        JOB, (job.VALIDATING,), _validate_job, "a failed rule fails it; one that nobody else looks at is valid"
+    ),
+    CascadeRule(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
+    CascadeRule(
         JOB,
         (job.SUCCEEDED, job.FAILED, job.CANCELED),
-        _tell_dependents,
+        _release_dependents,
         "who needs it is unblocked, or blocked for good; who only comes after it goes on",
     ),
-    On(RUN, (run.QUEUED,), _start_jobs, "a remembered cancel is applied; otherwise jobs without needs start"),
-    On(RUN, (run.PLAN_FAILED,), _fail_unplanned, "a run without a plan fails"),
-    On(RUN, (run.VALIDATING,), _pass_trivial_run_validation, "a run without a final validation is valid"),
-    On(RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_rest, "the rest of the jobs is cancelled"),
-    On(WORKER, (worker.UNRESPONSIVE,), _stall_tasks, "a lost worker loses its leases"),
-    On(
-        WORKER, (worker.IDLE,), _after_recovery, "a worker that comes back goes on stopping, or goes as it was asked to"
+    CascadeRule(RUN, (run.QUEUED,), _start_jobs, "a remembered cancel is applied; otherwise jobs without needs start"),
+    CascadeRule(RUN, (run.PLAN_FAILED,), _fail_run_without_plan, "a run without a plan fails"),
+    CascadeRule(RUN, (run.VALIDATING,), _pass_run_without_validation, "a run without a final validation is valid"),
+    CascadeRule(
+        RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_open_jobs, "the rest of the jobs is cancelled"
+    ),
+    CascadeRule(WORKER, (worker.UNRESPONSIVE,), _stall_tasks, "a lost worker loses its leases"),
+    CascadeRule(
+        WORKER,
+        (worker.IDLE,),
+        _settle_recovered_worker,
+        "a worker that comes back goes on stopping, or goes as it was asked to",
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import InvariantBroken
-from deltaci.core.instants import instant, rfc3339
+from deltaci.core.instants import rfc3339
 
 RUN: Final = "run"
 JOB: Final = "job"
@@ -63,7 +63,7 @@ def worker_actor(worker_id: str) -> str:
     return f"{RUNNER}:{worker_id}"
 
 
-def to_line(event: Event) -> bytes:
+def to_json_line(event: Event) -> bytes:
     """The canonical form: one JSON object, the fields in their fixed order, `at` as UTC text."""
     return _ENCODER.encode(
         {
@@ -85,11 +85,8 @@ def to_line(event: Event) -> bytes:
     )
 
 
-def numbered(event: Event, seq: int) -> Event:
+def with_seq(event: Event, seq: int) -> Event:
     """The event with its place in the log. A place is given once."""
     if event.seq:
         raise InvariantBroken(f"event {event.entity_id} rev {event.rev} already has seq {event.seq}")
     return msgspec.structs.replace(event, seq=seq)
-
-
-__all__ = ["Event", "actor_kind", "instant", "numbered", "to_line", "worker_actor"]

@@ -129,7 +129,7 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
     return Failure(code=code, failure_class=USER, is_retryable=False, rule="none", message=message)
 
 
-def invalid(details: str) -> Failure:
+def validation_failure(details: str) -> Failure:
     """The execution went well, its result is not valid: the author's, and `details` say which rules do not hold."""
     return Failure(code="VALIDATION_FAILED", failure_class=USER, is_retryable=False, rule="validation", line=details)
 
@@ -151,7 +151,7 @@ def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
     return True, ""
 
 
-def finds(rule: FailureRule, line: str) -> bool:
+def matches_line(rule: FailureRule, line: str) -> bool:
     """Whether the rule's pattern is in this line of a log."""
     return bool(rule.log_pattern) and bool(_matching_line(rule.log_pattern, [line]))
 
@@ -175,7 +175,7 @@ def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequ
     return failure.is_retryable and is_named and attempts < max_attempts
 
 
-def blames_worker(failure_class: str, code: str) -> bool | None:
+def is_worker_fault(failure_class: str, code: str) -> bool | None:
     """Whether a failure is one of the worker's infrastructure; None: a job that took too long may be its own fault."""
     if failure_class != INFRA:
         return False

@@ -26,7 +26,7 @@ MAX_FAILED: Final = 30  # Where more failed at once, it is not one of them that 
 MAX_CHARS: Final = 4000  # Of the names of those that failed in one attempt.
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one attempt ended. `tests` says how many ran; 0: nothing is known of single ones."""
 
     attempt: str
@@ -40,7 +40,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was seen of a job on one commit, the oldest first."""
 
     key: str
-    sightings: tuple[Sighting, ...] = ()
+    observations: tuple[Observation, ...] = msgspec.field(default=(), name="sightings")
 
 
 class Flake(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +61,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tests: dict[str, Flake] = {}
 
 
-def place(run: Run) -> tuple[str, str]:
+def history_key(run: Run) -> tuple[str, str]:
     """Under which project the run's jobs are remembered, and what counts as the same commit; empty: nothing does."""
     origin = run.origin
     return origin.project or origin.repository, origin.commit or run.plan_hash
@@ -72,7 +72,7 @@ def job_name(of: Attempt) -> str:
     return of.job_id.removeprefix(f"{of.run_id}/") if of.run_id else ""
 
 
-def sighting(of: Attempt) -> Sighting | None:
+def observe(of: Attempt) -> Observation | None:
     """What a finished attempt tells; nothing if its end was not its own, or if it is not trusted."""
     spec: Any = of.spec
     if isinstance(spec, dict) and spec.get("cache_scope"):
@@ -84,7 +84,7 @@ def sighting(of: Attempt) -> Sighting | None:
         return None
     tests, failed = _tests(of.report)
     is_success = of.state == attempt.SUCCEEDED and (of.verdict is None or of.verdict.is_passed)
-    return Sighting(attempt=of.id, at=of.updated_at, is_success=is_success, tests=tests, failed=failed)
+    return Observation(attempt=of.id, at=of.updated_at, is_success=is_success, tests=tests, failed=failed)
 
 
 def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:
@@ -104,29 +104,29 @@ def _tests(report: Any) -> tuple[int, tuple[str, ...]]:
     return told.get("total", 0), tuple(sorted(set(names)))
 
 
-def learned(history: History, key: str, seen: Sighting) -> History:
+def add_observation(history: History, key: str, seen: Observation) -> History:
     """The history with one attempt more; the very same one if it was told before."""
     before = next((each for each in history.commits if each.key == key), Commit(key=key))
-    if any(each.attempt == seen.attempt for each in before.sightings):
+    if any(each.attempt == seen.attempt for each in before.observations):
         return history
     flake, tests = history.flake, dict(history.tests)
-    if any(each.is_success != seen.is_success for each in before.sightings):
-        flake = _again(flake, key, seen.at)
-    for name in _flipped(before.sightings, seen):
-        tests[name] = _again(tests.get(name, Flake()), key, seen.at)
+    if any(each.is_success != seen.is_success for each in before.observations):
+        flake = _seen_again(flake, key, seen.at)
+    for name in _flipped(before.observations, seen):
+        tests[name] = _seen_again(tests.get(name, Flake()), key, seen.at)
     if len(tests) > MAX_TESTS:
         newest = sorted(tests, key=lambda name: (-tests[name].last_at, name))[:MAX_TESTS]
         tests = {name: tests[name] for name in newest}
-    now = Commit(key=key, sightings=(*before.sightings, seen)[-MAX_SIGHTINGS:])
+    now = Commit(key=key, observations=(*before.observations, seen)[-MAX_SIGHTINGS:])
     others = tuple(each for each in history.commits if each.key != key)
     return msgspec.structs.replace(history, commits=(*others, now)[-MAX_COMMITS:], flake=flake, tests=tests)
 
 
-def _again(flake: Flake, key: str, at: int) -> Flake:
+def _seen_again(flake: Flake, key: str, at: int) -> Flake:
     return Flake(times=flake.times + 1, last_at=max(flake.last_at, at), commit=key)
 
 
-def _flipped(others: Iterable[Sighting], seen: Sighting) -> set[str]:
+def _flipped(others: Iterable[Observation], seen: Observation) -> set[str]:
     """The tests that failed in one of two attempts and not in the other, which ran at least as many."""
     found: set[str] = set()
     for other in others:
@@ -136,11 +136,11 @@ def _flipped(others: Iterable[Sighting], seen: Sighting) -> set[str]:
     return found
 
 
-def known_tests(history: History, now: int) -> dict[str, Flake]:
+def flaky_tests(history: History, now: int) -> dict[str, Flake]:
     """The tests of the job that are known to be flaky."""
-    return {name: flake for name, flake in history.tests.items() if is_known(flake, now)}
+    return {name: flake for name, flake in history.tests.items() if is_current(flake, now)}
 
 
-def is_known(flake: Flake, now: int) -> bool:
+def is_current(flake: Flake, now: int) -> bool:
     """Whether it was seen, and not too long ago."""
     return flake.times > 0 and now - flake.last_at < EXPIRES

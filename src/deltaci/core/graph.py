@@ -51,6 +51,6 @@ def find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def in_sequence(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def chain(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The strict order of a template without dependencies: everyone waits for the one before."""
     return {name: tuple(names[position - 1 : position]) if position else () for position, name in enumerate(names)}

@@ -53,7 +53,7 @@ def lease_ref(token: str) -> LeaseRef:
     return LeaseRef(attempt, int(number), lease_fingerprint(token))
 
 
-def life_id(name: str, number: int) -> str:
+def incarnation_id(name: str, number: int) -> str:
     """The record of a worker's life: the first has its name, a later one says which it is."""
     return name if number <= 1 else f"{name}/{number}"
 
@@ -63,7 +63,7 @@ def worker_name(id: str) -> str:
     return id.partition("/")[0]
 
 
-def first_life(id: str) -> str:
+def first_incarnation_id(id: str) -> str:
     """The id of the worker's first life. What is named otherwise behind the slash is no life, and stays as it is."""
     name, _, number = id.partition("/")
     is_life = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"

@@ -14,6 +14,6 @@ def rfc3339(at: int) -> str:
     return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def instant(moment: datetime) -> int:
+def from_datetime(moment: datetime) -> int:
     """The inverse of `rfc3339` for a parsed time, exact to the microsecond."""
     return (moment - _EPOCH) // _MICROSECOND

@@ -15,7 +15,7 @@ from deltaci.core.events import ERROR, JOB, ORCHESTRATOR, USER, WARNING
 from deltaci.core.failures import Failure
 from deltaci.core.ids import attempt_id
 from deltaci.core.instants import SECOND
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, To, nothing
+from deltaci.core.machine import ABSENT, Command, Machine, Record, Rule, Target, Transition, no_change
 
 PENDING: Final = "PENDING"
 QUEUED: Final = "QUEUED"
@@ -37,7 +37,7 @@ RUN_CANCELED: Final = "RUN_CANCELED"
 RUN_TIMEOUT: Final = "RUN_TIMEOUT"
 JOB_CANCELED: Final = "JOB_CANCELED"
 # These say what happened to the run or to a need: only the orchestrator's own findings go by such a name.
-FINDINGS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
+ORCHESTRATOR_REASONS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
 
 # Why an approval is FAILED.
 REJECTED: Final = "REJECTED"
@@ -175,7 +175,7 @@ class Cancel(Command, frozen=True, kw_only=True):
     reason: str
 
 
-def _create(job: Job, _command: Create, at: int) -> Move:
+def _create(job: Job, _command: Create, at: int) -> Transition:
     spec = job.spec
     told: dict[str, Any] = {
         "name": spec.name,
@@ -200,7 +200,7 @@ def _create(job: Job, _command: Create, at: int) -> Move:
             has_validation=spec.has_validation,
         )
     else:
-        told.update(approvals.born_with(spec.gate, job.started_by))
+        told.update(approvals.creation_metadata(spec.gate, job.started_by))
     return PENDING, {"created_at": at}, told
 
 
@@ -213,32 +213,32 @@ def _check_ready(job: Job, kind: str) -> None:
         )
 
 
-def _next_attempt(job: Job) -> Move:
+def _next_attempt(job: Job) -> Transition:
     index = job.attempts + 1
     return QUEUED, {"attempts": index, "attempt_id": attempt_id(job.id, index)}, {"attempt_index": index}
 
 
-def _schedule(job: Job, _command: Schedule, _at: int) -> Move:
+def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
     _check_ready(job, TASK)
     return _next_attempt(job)
 
 
-def _open_approval(job: Job, _command: OpenApproval, at: int) -> Move:
+def _open_approval(job: Job, _command: OpenApproval, at: int) -> Transition:
     _check_ready(job, APPROVAL)
     by = at + job.spec.approval_seconds * SECOND if job.spec.approval_seconds else 0
     return WAITING_APPROVAL, {"approve_by": by}, {"approve_by": by}
 
 
-def _begin(job: Job, command: Begin, at: int) -> Move:
+def _begin(job: Job, command: Begin, at: int) -> Transition:
     changes = {"worker_id": command.worker_id, "started_at": job.started_at or at, "claimed": job.attempts}
     return RUNNING, changes, {"worker_id": command.worker_id}
 
 
-def _reclaim(job: Job, command: Begin, _at: int) -> Move:
+def _reclaim(job: Job, command: Begin, _at: int) -> Transition:
     return RUNNING, {"worker_id": command.worker_id}, {"worker_id": command.worker_id, "is_reclaim": True}
 
 
-def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Move:
+def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Transition:
     if command.exit_code:
         raise Refused(
             "bad_request", f"job {job.id} cannot succeed with exit code {command.exit_code}; report a failure"
@@ -246,7 +246,7 @@ def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Move:
     return VALIDATING, {"worker_id": ""}, {"attempt_index": job.attempts}
 
 
-def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
+def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
     failure, spec = command.failure, job.spec
     told: dict[str, Any] = {
         "attempt_index": job.attempts,
@@ -269,27 +269,27 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Move:
     return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, told
 
 
-def _retry_due(job: Job, _command: RetryDue, at: int) -> Move:
+def _retry_due(job: Job, _command: RetryDue, at: int) -> Transition:
     if at < job.next_run_at:
         raise Refused("not_due", f"job {job.id} is retried in {(job.next_run_at - at) / SECOND:.3f} s; wait for it")
     return _next_attempt(job)
 
 
-def _validate(job: Job, command: Validate, at: int) -> Move:
+def _validate(job: Job, command: Validate, at: int) -> Transition:
     told = {"details": command.details} if command.details else {}
     if command.is_passed:
         return SUCCEEDED, {"completed_at": at}, told
-    error = failures.invalid(command.details)
+    error = failures.validation_failure(command.details)
     return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
 
 
-def _approve(job: Job, command: Approve, at: int) -> Move | None:
+def _approve(job: Job, command: Approve, at: int) -> Transition | None:
     approvals.check_decider(job, command, approves=True)
-    gate, person = job.spec.gate, approvals.person(command.actor)
+    gate, person = job.spec.gate, approvals.person_name(command.actor)
     if any(approval.person == person for approval in job.approvals):
         return None
     given = (*job.approvals, Approval(person, at, command.comment))
-    told = approvals.told(job, command, given)
+    told = approvals.decision_metadata(job, command, given)
     if len(given) < gate.approvers:
         told.update(approvals=len(given), needed=gate.approvers)
         return WAITING_APPROVAL, {"approvals": given}, told
@@ -299,58 +299,59 @@ def _approve(job: Job, command: Approve, at: int) -> Move | None:
 def _approve_again(job: Job, command: Approve, _at: int) -> None:
     if job.spec.kind != APPROVAL:
         raise Refused("wrong_state", f"job {job.id} is a {job.spec.kind}, not an approval; there is nothing to approve")
-    approvals.check_plan(job, command.plan_hash)
+    approvals.check_same_plan(job, command.plan_hash)
 
 
-def _reject(job: Job, command: Reject, at: int) -> Move:
+def _reject(job: Job, command: Reject, at: int) -> Transition:
     approvals.check_decider(job, command)
-    told = {"reason": REJECTED, **approvals.told(job, command, job.approvals)}
+    told = {"reason": REJECTED, **approvals.decision_metadata(job, command, job.approvals)}
     return FAILED, {"completed_at": at, "reason": REJECTED}, told
 
 
-def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Move:
+def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Transition:
     if not job.approve_by or at < job.approve_by:
         raise Refused("not_due", f"the approval of job {job.id} is still open; let people decide")
     return FAILED, {"completed_at": at, "reason": APPROVAL_EXPIRED}, {"reason": APPROVAL_EXPIRED}
 
 
-def _cancel(_job: Job, command: Cancel, at: int) -> Move:
+def _cancel(_job: Job, command: Cancel, at: int) -> Transition:
     return CANCELED, {"completed_at": at, "reason": command.reason, "worker_id": ""}, {"reason": command.reason}
 
 
 # fmt: off
 MACHINE: Final[Machine[Job]] = Machine(
     JOB,
-    Rule(BIRTH, Create, (To(PENDING, "created"),), _create, ORCHESTRATOR, "the plan has this job", ("STP-O1",)),
-    Rule(PENDING, Schedule, (To(QUEUED, "scheduler_assigned"),), _schedule, ORCHESTRATOR,
+    Rule(ABSENT, Create, (Target(PENDING, "created"),), _create, ORCHESTRATOR, "the plan has this job", ("STP-O1",)),
+    Rule(PENDING, Schedule, (Target(QUEUED, "scheduler_assigned"),), _schedule, ORCHESTRATOR,
          "every dependency is met", ("WST-T1", "WST-TG1")),
-    Rule(PENDING, OpenApproval, (To(WAITING_APPROVAL, "approval_opened"),), _open_approval, ORCHESTRATOR,
+    Rule(PENDING, OpenApproval, (Target(WAITING_APPROVAL, "approval_opened"),), _open_approval, ORCHESTRATOR,
          "an approval gate is reached", ("STP-S5",)),
-    Rule(QUEUED, Begin, (To(RUNNING, "worker_started"),), _begin, ORCHESTRATOR,
+    Rule(QUEUED, Begin, (Target(RUNNING, "worker_started"),), _begin, ORCHESTRATOR,
          "a worker claimed its attempt", ("WST-T2", "STP-S1")),
-    Rule(RUNNING, Begin, (To(RUNNING, "worker_started"),), _reclaim, ORCHESTRATOR,
+    Rule(RUNNING, Begin, (Target(RUNNING, "worker_started"),), _reclaim, ORCHESTRATOR,
          "its attempt was lost and claimed again", ("STP-S8", "MOD-5")),
-    Rule(RUNNING, AttemptSucceeded, (To(VALIDATING, "execution_completed"),), _attempt_succeeded, ORCHESTRATOR,
+    Rule(RUNNING, AttemptSucceeded, (Target(VALIDATING, "execution_completed"),), _attempt_succeeded, ORCHESTRATOR,
          "an attempt ended with exit code 0", ("WST-T3", "WST-TG3")),
-    Rule(RUNNING, AttemptFailed, (To(RETRYING, "execution_failed", WARNING), To(FAILED, "execution_failed", ERROR)),
+    Rule(RUNNING, AttemptFailed,
+         (Target(RETRYING, "execution_failed", WARNING), Target(FAILED, "execution_failed", ERROR)),
          _attempt_failed,
          ORCHESTRATOR, "retried while it is worth it, failed otherwise", ("WST-T4", "WST-T5", "STP-S3", "STP-S4")),
-    Rule(RETRYING, RetryDue, (To(QUEUED, "retry_delay_elapsed"),), _retry_due, ORCHESTRATOR,
+    Rule(RETRYING, RetryDue, (Target(QUEUED, "retry_delay_elapsed"),), _retry_due, ORCHESTRATOR,
          "the backoff is over", ("WST-T7", "ORC-A11")),
-    Rule(VALIDATING, Validate, (To(SUCCEEDED, "validation_passed"), To(FAILED, "validation_failed", ERROR)), _validate,
-         ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
-    Rule(WAITING_APPROVAL, Approve, (To(SUCCEEDED, "approved"), To(WAITING_APPROVAL, "approval_given")), _approve,
-         USER, "enough people approved, or one of those who must", ("STP-S6", "STP-P1", "MOD-G2")),
+    Rule(VALIDATING, Validate, (Target(SUCCEEDED, "validation_passed"), Target(FAILED, "validation_failed", ERROR)),
+         _validate, ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
+    Rule(WAITING_APPROVAL, Approve, (Target(SUCCEEDED, "approved"), Target(WAITING_APPROVAL, "approval_given")),
+         _approve, USER, "enough people approved, or one of those who must", ("STP-S6", "STP-P1", "MOD-G2")),
     Rule(SUCCEEDED, Approve, (), _approve_again,
          USER, "approved already; a repeat is no error", ("STP-P2",)),
-    Rule(WAITING_APPROVAL, Reject, (To(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),
-    Rule(WAITING_APPROVAL, ExpireApproval, (To(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
+    Rule(WAITING_APPROVAL, Reject, (Target(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),
+    Rule(WAITING_APPROVAL, ExpireApproval, (Target(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
          "nobody decided in time", ("MOD-8",)),
-    *(Rule(state, Cancel, (To(CANCELED, "user_cancelled"),), _cancel,
+    *(Rule(state, Cancel, (Target(CANCELED, "user_cancelled"),), _cancel,
            ORCHESTRATOR, "cancelled, blocked or not needed any more",
            ("WST-T6", "STP-S7", "ORC-J3", "MOD-6"))
       for state in (PENDING, QUEUED, RUNNING, VALIDATING, RETRYING, WAITING_APPROVAL)),
-    *(Rule(state, Cancel, (), nothing,
+    *(Rule(state, Cancel, (), no_change,
            ORCHESTRATOR, "over already; there is nothing to cancel", ("MOD-9",))
       for state in (SUCCEEDED, FAILED, CANCELED)),
     initial=PENDING,
@@ -368,18 +369,18 @@ def satisfies(job: Job) -> bool:
     return job.state == SUCCEEDED or (job.state == FAILED and not job.spec.is_required)
 
 
-def ends_family(job: Job) -> bool:
+def fails_family(job: Job) -> bool:
     """Whether this end of the job is the end of the rest of its family."""
     spec = job.spec
     return bool(spec.family) and spec.is_family_fail_fast and spec.is_required and job.state == FAILED
 
 
-def dooms(job: Job) -> bool:
+def dooms_run(job: Job) -> bool:
     """Whether this end of the job keeps its run from succeeding."""
     return job.spec.is_required and job.state in {FAILED, CANCELED}
 
 
-def addressed(
+def select_gates(
     jobs: Iterable[Job], order: type[Approve] | type[Reject], person: str, name: str | None = None
 ) -> list[Job]:
     """The gate that is named; or all that wait; or, for whoever approves again, those that this person approved."""

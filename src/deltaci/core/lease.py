@@ -15,7 +15,7 @@ from deltaci.core.events import LEASE as ENTITY
 from deltaci.core.events import ORCHESTRATOR, RUNNER
 from deltaci.core.ids import LeaseRef
 from deltaci.core.instants import SECOND
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Rule, Stateful, To, nothing
+from deltaci.core.machine import ABSENT, Command, Machine, Rule, Stateful, Target, Transition, no_change
 
 GRANTED: Final = "GRANTED"
 ACTIVE: Final = "ACTIVE"
@@ -85,7 +85,7 @@ class Revoke(Command, frozen=True, kw_only=True):
     """The orchestrator takes the right back."""
 
 
-def _grant(lease: Lease, _command: Grant, _at: int) -> Move:
+def _grant(lease: Lease, _command: Grant, _at: int) -> Transition:
     return GRANTED, {}, {}
 
 
@@ -95,23 +95,23 @@ def _renewed(lease: Lease, at: int) -> int:
     return anew if anew > lease.expires_at else lease.expires_at
 
 
-def _ack(lease: Lease, _command: Ack, at: int) -> Move:
+def _ack(lease: Lease, _command: Ack, at: int) -> Transition:
     return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
 
 
-def _renew(lease: Lease, _command: Renew, at: int) -> Move:
+def _renew(lease: Lease, _command: Renew, at: int) -> Transition:
     return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
 
 
-def _finish(_lease: Lease, _command: Finish, _at: int) -> Move:
+def _finish(_lease: Lease, _command: Finish, _at: int) -> Transition:
     return COMPLETED, {}, {}
 
 
-def _cancel(_lease: Lease, _command: Cancel, _at: int) -> Move:
+def _cancel(_lease: Lease, _command: Cancel, _at: int) -> Transition:
     return CANCELED, {}, {}
 
 
-def _expire(lease: Lease, _command: Expire, at: int) -> Move:
+def _expire(lease: Lease, _command: Expire, at: int) -> Transition:
     """Expire a lease nobody renewed. Safe to repeat: the second call is refused, not applied."""
     if at < lease.expires_at:
         raise Refused(
@@ -120,32 +120,40 @@ def _expire(lease: Lease, _command: Expire, at: int) -> Move:
     return EXPIRED, {}, {}
 
 
-def _revoke(_lease: Lease, _command: Revoke, _at: int) -> Move:
+def _revoke(_lease: Lease, _command: Revoke, _at: int) -> Transition:
     return REVOKED, {}, {}
 
 
 MACHINE: Final[Machine[Lease]] = Machine(
     ENTITY,
-    Rule(BIRTH, Grant, (To(GRANTED, "lease_granted"),), _grant, ORCHESTRATOR, "a worker asked for work", ("ORC-A2",)),
     Rule(
-        GRANTED, Ack, (To(ACTIVE, "lease_acknowledged"),), _ack, RUNNER, "the runner took the job", ("ORC-L1", "MOD-L4")
+        ABSENT, Grant, (Target(GRANTED, "lease_granted"),), _grant, ORCHESTRATOR, "a worker asked for work", ("ORC-A2",)
+    ),
+    Rule(
+        GRANTED,
+        Ack,
+        (Target(ACTIVE, "lease_acknowledged"),),
+        _ack,
+        RUNNER,
+        "the runner took the job",
+        ("ORC-L1", "MOD-L4"),
     ),
     Rule(
         ACTIVE,
         Ack,
         (),
-        nothing,
+        no_change,
         RUNNER,
         "our first answer was lost; a repeat is no error",
         ("ORC-I2",),
     ),
-    Rule(ACTIVE, Renew, (To(ACTIVE, "lease_renewed"),), _renew, RUNNER, "a heartbeat in time", ("PRO-Q5",)),
-    Rule(ACTIVE, Finish, (To(COMPLETED, "lease_completed"),), _finish, RUNNER, "an accepted Complete", ("ORC-L3",)),
-    Rule(ACTIVE, Cancel, (To(CANCELED, "lease_canceled"),), _cancel, RUNNER, "an accepted CancelAck", ("ORC-L4",)),
+    Rule(ACTIVE, Renew, (Target(ACTIVE, "lease_renewed"),), _renew, RUNNER, "a heartbeat in time", ("PRO-Q5",)),
+    Rule(ACTIVE, Finish, (Target(COMPLETED, "lease_completed"),), _finish, RUNNER, "an accepted Complete", ("ORC-L3",)),
+    Rule(ACTIVE, Cancel, (Target(CANCELED, "lease_canceled"),), _cancel, RUNNER, "an accepted CancelAck", ("ORC-L4",)),
     Rule(
         GRANTED,
         Expire,
-        (To(EXPIRED, "lease_expired"),),
+        (Target(EXPIRED, "lease_expired"),),
         _expire,
         ORCHESTRATOR,
         "no heartbeat within the TTL",
@@ -154,7 +162,7 @@ MACHINE: Final[Machine[Lease]] = Machine(
     Rule(
         ACTIVE,
         Expire,
-        (To(EXPIRED, "lease_expired"),),
+        (Target(EXPIRED, "lease_expired"),),
         _expire,
         ORCHESTRATOR,
         "no heartbeat within the TTL",
@@ -163,22 +171,22 @@ MACHINE: Final[Machine[Lease]] = Machine(
     Rule(
         GRANTED,
         Revoke,
-        (To(REVOKED, "lease_revoked"),),
+        (Target(REVOKED, "lease_revoked"),),
         _revoke,
         ORCHESTRATOR,
         "not acknowledged in time, or taken over",
         ("ORC-L5",),
     ),
-    Rule(ACTIVE, Revoke, (To(REVOKED, "lease_revoked"),), _revoke, ORCHESTRATOR, "taken over", ("ORC-L5",)),
+    Rule(ACTIVE, Revoke, (Target(REVOKED, "lease_revoked"),), _revoke, ORCHESTRATOR, "taken over", ("ORC-L5",)),
     initial=GRANTED,
 )
 
 
 # Where an order looks at nothing first: the state after it, and whether the lease runs anew. Out of the table above.
 _PLAIN: Final = {
-    (rule.source, rule.command): (rule.targets[0].state, rule.do in (_ack, _renew))
+    (rule.source, rule.command): (rule.targets[0].state, rule.handler in (_ack, _renew))
     for rule in MACHINE.rules
-    if rule.do in (_grant, _ack, _renew, _finish, _cancel, _revoke)
+    if rule.handler in (_grant, _ack, _renew, _finish, _cancel, _revoke)
 }
 
 
@@ -191,7 +199,7 @@ def change(lease: Lease, order: type[Command], at: int) -> Lease:
     rule = MACHINE.rule(lease.state, order)
     if rule is None:
         raise MACHINE.refusal(lease, order)
-    move = rule.do(lease, order, at)
+    move = rule.handler(lease, order, at)
     return lease if move is None else msgspec.structs.replace(lease, state=move[0], **move[1])
 
 

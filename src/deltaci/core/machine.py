@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import INFO, ORCHESTRATOR, Event, actor_kind
 
-BIRTH: Final = ""  # The state of a record that does not exist yet; events write it as null.
+ABSENT: Final = ""  # The state of a record that does not exist yet; events write it as null.
 REQUESTS_REMEMBERED: Final = 8
 
 
@@ -42,7 +42,7 @@ class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
     """Anything with an identity and a state."""
 
     id: str
-    state: str = BIRTH
+    state: str = ABSENT
 
 
 class Record(Stateful, frozen=True, kw_only=True):
@@ -62,11 +62,11 @@ S = TypeVar("S", bound=Stateful)
 R = TypeVar("R", bound=Record)
 
 # What a rule's function answers: the target, the fields that change, what the event tells. None: a repeat.
-Move = tuple[str, dict[str, Any], dict[str, Any]]
-Handler = Callable[[Any, Any, int], Move | None]
+Transition = tuple[str, dict[str, Any], dict[str, Any]]
+Handler = Callable[[Any, Any, int], Transition | None]
 
 
-class To(msgspec.Struct, frozen=True):
+class Target(msgspec.Struct, frozen=True):
     """One possible target of a rule, with the word and the severity that its event carries."""
 
     state: str
@@ -82,14 +82,14 @@ class Rule(msgspec.Struct, frozen=True):
 
     source: str
     command: type[Command]
-    targets: tuple[To, ...]
-    do: Handler
+    targets: tuple[Target, ...]
+    handler: Handler
     owner: str
     why: str
     cites: tuple[str, ...] = ()
 
 
-class Through(msgspec.Struct, frozen=True):
+class Implies(msgspec.Struct, frozen=True):
     """In `source`, `command` implies `first`: take that step, then try the command again where it led."""
 
     source: str
@@ -104,10 +104,10 @@ class _Row:
 
     __slots__ = ("do", "rule", "targets", "through")
 
-    def __init__(self, through: Through | None, rule: Rule | None) -> None:
+    def __init__(self, through: Implies | None, rule: Rule | None) -> None:
         self.through = through
         self.rule = rule
-        self.do = rule.do if rule is not None else nothing
+        self.do = rule.handler if rule is not None else no_change
         self.targets = {to.state: (to.trigger, to.severity) for to in rule.targets} if rule is not None else {}
 
 
@@ -120,10 +120,10 @@ def check_actor(command: Command) -> None:
 
 def is_repeat(record: Record, command: Command) -> bool:
     """Whether this very request was applied to the record before."""
-    return bool(command.request_id) and _request(command) in record.requests
+    return bool(command.request_id) and _request_fingerprint(command) in record.requests
 
 
-def check_unused(record: Record, command: Command) -> None:
+def check_request_id_unused(record: Record, command: Command) -> None:
     """Refuse a request id that this record knows from something else."""
     if any(known.rpartition(" ")[0] == command.request_id for known in record.requests):
         raise Refused(
@@ -133,7 +133,7 @@ def check_unused(record: Record, command: Command) -> None:
         )
 
 
-def remembering(record: R, command: Command) -> R:
+def remember_request(record: R, command: Command) -> R:
     """The record, knowing that this request was applied to it.
 
     The first one is never forgotten: it may be the one that the record was made by, and follow from its id.
@@ -141,23 +141,23 @@ def remembering(record: R, command: Command) -> R:
     known = record.requests
     if len(known) >= REQUESTS_REMEMBERED:
         known = (known[0], *known[2:])
-    return replace(record, requests=(*known, _request(command)))
+    return replace(record, requests=(*known, _request_fingerprint(command)))
 
 
-def nothing(_record: Any, _command: Any, _at: int) -> None:
+def no_change(_record: Any, _command: Any, _at: int) -> None:
     """A repeat: the record already shows what was asked for."""
 
 
 class Machine(Generic[S]):
     """The rules of one kind of record. Refuses, when built, any table that is ambiguous or leads nowhere."""
 
-    def __init__(self, name: str, *rows: Rule | Through, initial: str) -> None:
+    def __init__(self, name: str, *rows: Rule | Implies, initial: str) -> None:
         self.name = name
         self.initial = initial
         self.rules = tuple(row for row in rows if isinstance(row, Rule))
-        self.throughs = tuple(row for row in rows if isinstance(row, Through))
+        self.implied_steps = tuple(row for row in rows if isinstance(row, Implies))
         self._rule = _unique(name, self.rules)
-        self._through = _unique(name, self.throughs)
+        self._through = _unique(name, self.implied_steps)
         # All that one step needs, found at once: the hot path of the whole system.
         self._row = {
             pair: _Row(self._through.get(pair), self._rule.get(pair)) for pair in (*self._rule, *self._through)
@@ -168,7 +168,7 @@ class Machine(Generic[S]):
         leaves = {rule.source for rule in self.rules for to in rule.targets if to.state != rule.source}
         self.terminal = frozenset(state for state in self.states if state not in leaves)
         self.commands = _ordered(row.command for row in rows)
-        for through in self.throughs:
+        for through in self.implied_steps:
             implied = (through.source, through.first)
             if implied not in self._rule and implied not in self._through:
                 raise InvariantBroken(
@@ -188,11 +188,11 @@ class Machine(Generic[S]):
         rule = self._rule.get((state, command))
         return rule is not None and bool(rule.targets)
 
-    def through(self, state: str, command: type[Command]) -> Through | None:
+    def implied_step(self, state: str, command: type[Command]) -> Implies | None:
         """The implied first step for this pair, if there is one."""
         return self._through.get((state, command))
 
-    def edges(self) -> list[tuple[Rule, To]]:
+    def edges(self) -> list[tuple[Rule, Target]]:
         """Every transition that leaves its state, in table order."""
         return [(rule, to) for rule in self.rules for to in rule.targets if to.state != rule.source]
 
@@ -200,10 +200,10 @@ class Machine(Generic[S]):
         """Apply one order from outside: checked against earlier requests and `expected_rev`, then stepped."""
         request = ""
         if command.request_id:
-            request = _request(command)
+            request = _request_fingerprint(command)
             if request in record.requests:
                 return record
-            check_unused(record, command)
+            check_request_id_unused(record, command)
         if command.expected_rev is not None and command.expected_rev != record.rev:
             raise Refused(
                 "stale_rev",
@@ -211,7 +211,7 @@ class Machine(Generic[S]):
                 "read it again and decide anew",
             )
         changed = self.step(record, command, at, events)
-        return remembering(changed, command) if request and changed is not record else changed
+        return remember_request(changed, command) if request and changed is not record else changed
 
     def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
         """Follow the table once, after the steps that the command implies, and append an event for each."""
@@ -275,7 +275,7 @@ class Machine(Generic[S]):
 
     def refusal(self, record: Stateful, order: type[Command]) -> Refused:
         """Say what was found, what was expected and what to do."""
-        rows: tuple[Rule | Through, ...] = (*self.rules, *self.throughs)
+        rows: tuple[Rule | Implies, ...] = (*self.rules, *self.implied_steps)
         sources = [row.source for row in rows if row.command is order]
         expected = ", ".join(_ordered(source or "no record" for source in sources))
         found = record.state or "no record"
@@ -310,7 +310,7 @@ def stored_name(command: type[Command]) -> str:
     return name
 
 
-def _request(command: Command) -> str:
+def _request_fingerprint(command: Command) -> str:
     """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
     plain = replace(command, expected_rev=None)
     text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)

@@ -17,14 +17,14 @@ MAX_GROUP_CHARS: Final = 200
 _UNPLANNED: Final = ("PLAN_FAILED", "PLAN_TIMEOUT")
 
 
-def ordered(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tuple[str, ...], ...]:
+def resolve_needs(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tuple[str, ...], ...]:
     """What each of these named steps needs, at its position.
 
     When none says what it needs, each waits for the one before. As soon as one does, even that it needs nothing, they
     are a graph as written, and who says nothing needs nothing.
     """
     if all(needs is None for _, needs in steps):
-        chain = graph.in_sequence([name for name, _ in steps])
+        chain = graph.chain([name for name, _ in steps])
         return tuple(chain[name] for name, _ in steps)
     return tuple(tuple(needs or ()) for _, needs in steps)
 
@@ -46,7 +46,7 @@ def plan_hash(
     return sha256(msgspec.json.encode(whole, order="sorted")).hexdigest()
 
 
-def waits_for(spec: JobSpec) -> tuple[str, ...]:
+def prerequisites(spec: JobSpec) -> tuple[str, ...]:
     """Every job that must be over before this one: those that it needs, and those that it only comes after."""
     return (*spec.needs, *(name for name in spec.after if name not in spec.needs)) if spec.after else spec.needs
 
@@ -55,7 +55,7 @@ def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     """For every job that others only come after, who does: its end is enough for them, however it ended."""
     found: dict[str, list[str]] = {}
     for spec in jobs:
-        for name in waits_for(spec)[len(spec.needs) :]:
+        for name in prerequisites(spec)[len(spec.needs) :]:
             found.setdefault(name, []).append(spec.name)
     return {name: tuple(waiting) for name, waiting in found.items()}
 
@@ -68,7 +68,7 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     if len(needs) != len(jobs):
         raise Refused("bad_request", "two jobs of the plan have the same name; name each once")
     for spec in jobs:
-        _check(spec)
+        _check_spec(spec)
         # Attempts are named after their jobs: `build.1` is the first one of `build`.
         head, _, number = spec.name.rpartition(".")
         if head in needs and number.isdecimal():
@@ -79,11 +79,11 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     after = {spec.name: spec.after for spec in jobs if spec.after}
     if after:
         graph.dependents({name: after.get(name, ()) for name in needs}, "is after")
-    graph.check_acyclic({spec.name: waits_for(spec) for spec in jobs} if after else needs)
+    graph.check_acyclic({spec.name: prerequisites(spec) for spec in jobs} if after else needs)
     return waiting
 
 
-def _check(spec: JobSpec) -> None:
+def _check_spec(spec: JobSpec) -> None:
     if not spec.name:
         raise Refused("bad_request", "a job of the plan has no name; name each")
     if spec.kind not in (TASK, APPROVAL):
@@ -110,7 +110,7 @@ def _check(spec: JobSpec) -> None:
     approvals.check_gate(spec.name, spec.gate)
 
 
-def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
+def rerun_jobs(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
     """What the new run has to do, in the order of the old plan; `jobs` are all of the old run's.
 
     Of what did not succeed, each job still waits for whatever of it is repeated, also where jobs between them are not.
@@ -118,36 +118,36 @@ def rerun(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, 
     """
     if not run.is_over(of):
         raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
-    if not can_repeat(of.state, of.reason):
+    if not can_rerun(of.state, of.reason):
         raise Refused("wrong_state", f"run {of.id} never had a plan ({of.reason}); start a new run")
     known = {each.spec.name: each for each in sorted(jobs, key=lambda each: each.position)}
     specs = [each.spec for each in known.values()]
     if not failed_only:
         return tuple(specs)
-    again = repeated(known)
+    again = job_names_to_rerun(known)
     if not again:
         raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
-    return narrowed(specs, again)
+    return without_jobs(specs, again)
 
 
-def can_repeat(state: str, reason: str) -> bool:
+def can_rerun(state: str, reason: str) -> bool:
     """Whether a run that is like this is over, and had a plan."""
-    return run.is_outcome(state) and reason not in _UNPLANNED
+    return run.is_over_state(state) and reason not in _UNPLANNED
 
 
-def repeated(known: Mapping[str, Job]) -> set[str]:
+def job_names_to_rerun(known: Mapping[str, Job]) -> set[str]:
     """The names of what has to be done again: what did not succeed, who came after that, and approvals on the way."""
-    all_ = {name: [need for need in waits_for(each.spec) if need in known] for name, each in known.items()}
+    all_ = {name: [need for need in prerequisites(each.spec) if need in known] for name, each in known.items()}
     lost = [name for name, each in known.items() if not job.satisfies(each)]
-    again = {*lost, *_before(lost, graph.dependents(all_))}
-    return again | {name for name in _before(again, all_) if known[name].spec.kind == job.APPROVAL}
+    again = {*lost, *_reachable(lost, graph.dependents(all_))}
+    return again | {name for name in _reachable(again, all_) if known[name].spec.kind == job.APPROVAL}
 
 
-def narrowed(specs: Sequence[JobSpec], kept: Collection[str]) -> tuple[JobSpec, ...]:
+def without_jobs(specs: Sequence[JobSpec], kept: Collection[str]) -> tuple[JobSpec, ...]:
     """A plan without those that are not kept, as if they were done: in their place stands what they waited for."""
     needs = {spec.name: spec.needs for spec in specs}
-    all_ = {spec.name: waits_for(spec) for spec in specs}
-    needed, waits = _contracted(needs, kept), _contracted(all_, kept)
+    all_ = {spec.name: prerequisites(spec) for spec in specs}
+    needed, waits = _contract(needs, kept), _contract(all_, kept)
     return tuple(
         msgspec.structs.replace(
             spec,
@@ -160,7 +160,7 @@ def narrowed(specs: Sequence[JobSpec], kept: Collection[str]) -> tuple[JobSpec, 
     )
 
 
-def _before(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:
+def _reachable(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:
     """Everything that can be reached from these, directly or not."""
     found, stack = set[str](), list(names)
     while stack:
@@ -170,7 +170,7 @@ def _before(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str
     return found
 
 
-def _contracted(needs: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _contract(needs: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
     """What each job needs of those that are kept; in place of one that is not stands what that one needs."""
     waits: dict[str, tuple[str, ...]] = {}
     stack = [*needs]

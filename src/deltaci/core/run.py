@@ -14,7 +14,7 @@ from deltaci.core import job
 from deltaci.core.errors import Refused
 from deltaci.core.events import CRITICAL, ORCHESTRATOR, REPORTER, RUN, USER
 from deltaci.core.instants import SECOND
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, Through, To, nothing
+from deltaci.core.machine import ABSENT, Command, Implies, Machine, Record, Rule, Target, Transition, no_change
 
 CREATED: Final = "CREATED"
 PLANNING: Final = "PLANNING"
@@ -95,7 +95,9 @@ class Run(Record, frozen=True, kw_only=True):
     rerun_of: str = ""
     started_by: str = ""
     origin: Origin = Origin()
-    asked: str = ""  # A fingerprint of the request that it was made by, where a repeat of it is answered with this run.
+    request_fingerprint: str = (
+        ""  # A fingerprint of the request that it was made by, where a repeat of it is answered with this run.
+    )
 
     @property
     def times_out_at(self) -> int:
@@ -182,10 +184,10 @@ class Report(Command, frozen=True, kw_only=True):
 
     by: ClassVar[frozenset[str]] = frozenset({REPORTER})
 
-    told: str = ""
+    reported_to: str = msgspec.field(default="", name="told")
 
 
-def _create(run: Run, _command: Create, at: int) -> Move:
+def _create(run: Run, _command: Create, at: int) -> Transition:
     told = {
         "is_fail_fast": run.is_fail_fast,
         "has_validation": run.has_validation,
@@ -194,12 +196,12 @@ def _create(run: Run, _command: Create, at: int) -> Move:
     return CREATED, {"created_at": at}, told
 
 
-def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Move:
+def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Transition:
     by = at + run.planning_seconds * SECOND
     return PLANNING, {"plan_by": by}, {"plan_by": by}
 
 
-def _plan_ready(run: Run, command: PlanReady, at: int) -> Move:
+def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
     if at >= run.plan_by:
         raise Refused(
             "not_eligible",
@@ -214,11 +216,11 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Move:
     return QUEUED, known, {"jobs": command.jobs, **known}
 
 
-def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Move:
+def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Transition:
     return PLAN_FAILED, {"reason": "PLAN_FAILED"}, {"error": command.error}
 
 
-def _time_out_planning(run: Run, _command: TimeOutPlanning, at: int) -> Move:
+def _time_out_planning(run: Run, _command: TimeOutPlanning, at: int) -> Transition:
     if at < run.plan_by:
         raise Refused(
             "not_due", f"the planner of run {run.id} has another {(run.plan_by - at) / SECOND:.3f} s; wait for it"
@@ -226,25 +228,25 @@ def _time_out_planning(run: Run, _command: TimeOutPlanning, at: int) -> Move:
     return PLAN_FAILED, {"reason": "PLAN_TIMEOUT"}, {"error": f"no plan within {run.planning_seconds} s"}
 
 
-def _finalize_plan(run: Run, _command: Fail, _at: int) -> Move:
+def _finalize_plan(run: Run, _command: Fail, _at: int) -> Transition:
     return FAILED, {"conclusion": FAILED}, {"reason": run.reason}
 
 
-def _first_active(run: Run, command: Command, at: int) -> Move:
+def _first_active(run: Run, command: Command, at: int) -> Transition:
     job_id = command.job_id if isinstance(command, FirstActive) else ""  # Else it is implied by another command.
     cause = "job_started" if job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
     return RUNNING, {"started_at": at}, {"cause": cause, "job_id": job_id}
 
 
-def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Move:
+def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Transition:
     return WAITING_APPROVAL, {}, {}
 
 
-def _resume(_run: Run, _command: Resume, _at: int) -> Move:
+def _resume(_run: Run, _command: Resume, _at: int) -> Transition:
     return RUNNING, {}, {}
 
 
-def _all_done(run: Run, _command: AllDone, _at: int) -> Move:
+def _all_done(run: Run, _command: AllDone, _at: int) -> Transition:
     tally = run.tally
     if tally.open or tally.doomed:
         raise Refused(
@@ -253,14 +255,14 @@ def _all_done(run: Run, _command: AllDone, _at: int) -> Move:
     return VALIDATING, {}, {}
 
 
-def _validate(_run: Run, command: Validate, _at: int) -> Move:
+def _validate(_run: Run, command: Validate, _at: int) -> Transition:
     told = {"details": command.details} if command.details else {}
     if command.is_passed:
         return SUCCESS, {"conclusion": SUCCESS}, told
     return FAILED, {"conclusion": FAILED, "reason": "VALIDATION_FAILED"}, told
 
 
-def _fail(run: Run, _command: Fail, _at: int) -> Move:
+def _fail(run: Run, _command: Fail, _at: int) -> Transition:
     if not run.tally.doomed:
         raise Refused("not_eligible", f"run {run.id} can still succeed; no required job was lost")
     return (
@@ -270,19 +272,19 @@ def _fail(run: Run, _command: Fail, _at: int) -> Move:
     )
 
 
-def _time_out(run: Run, _command: TimeOut, at: int) -> Move:
+def _time_out(run: Run, _command: TimeOut, at: int) -> Transition:
     if at < run.times_out_at:
         raise Refused("not_due", f"run {run.id} has another {(run.times_out_at - at) / SECOND:.3f} s; wait for it")
     return TIMEOUT, {"conclusion": TIMEOUT, "reason": "RUN_TIMEOUT"}, {"reason": "RUN_TIMEOUT"}
 
 
-def _remember_cancel(run: Run, command: Cancel, _at: int) -> Move | None:
+def _remember_cancel(run: Run, command: Cancel, _at: int) -> Transition | None:
     if run.cancel_reason:
         return None
     return run.state, {"cancel_reason": command.reason}, {"reason": command.reason, "is_remembered": True}
 
 
-def _cancel(_run: Run, command: Cancel, _at: int) -> Move:
+def _cancel(_run: Run, command: Cancel, _at: int) -> Transition:
     return CANCEL_REQUESTED, {"cancel_reason": command.reason}, {"reason": command.reason}
 
 
@@ -291,68 +293,69 @@ def _cancel_again(run: Run, command: Cancel, _at: int) -> None:
         raise MACHINE.refusal(run, type(command))
 
 
-def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Move:
+def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Transition:
     if run.tally.open:
         raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that are not over; they end first")
     return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
 
 
-def _report(run: Run, command: Report, _at: int) -> Move:
-    told = {"told": command.told} if command.told else {}
+def _report(run: Run, command: Report, _at: int) -> Transition:
+    told = {"told": command.reported_to} if command.reported_to else {}
     return REPORTED, {}, {"conclusion": run.conclusion, **told}
 
 
 # fmt: off
 MACHINE: Final[Machine[Run]] = Machine(
     RUN,
-    Rule(BIRTH, Create, (To(CREATED, "created"),), _create,
+    Rule(ABSENT, Create, (Target(CREATED, "created"),), _create,
          ORCHESTRATOR, "a webhook, a person or a program asked for it", ("ORC-R1",)),
-    Rule(CREATED, BeginPlanning, (To(PLANNING, "run_created"),), _begin_planning,
+    Rule(CREATED, BeginPlanning, (Target(PLANNING, "run_created"),), _begin_planning,
          ORCHESTRATOR, "the planner starts", ("ORC-R1",)),
-    Rule(PLANNING, PlanReady, (To(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
+    Rule(PLANNING, PlanReady, (Target(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
          "the planner returned a plan and the jobs exist", ("ORC-R2", "WST-W1", "WST-WG1")),
-    Rule(PLANNING, PlanFailed, (To(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,
+    Rule(PLANNING, PlanFailed, (Target(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,
          "the planner failed", ("ORC-R3",)),
-    Rule(PLANNING, TimeOutPlanning, (To(PLAN_FAILED, "plan_failed", CRITICAL),), _time_out_planning, ORCHESTRATOR,
+    Rule(PLANNING, TimeOutPlanning, (Target(PLAN_FAILED, "plan_failed", CRITICAL),), _time_out_planning, ORCHESTRATOR,
          "the planner did not answer in time", ("ORC-R3",)),
-    Rule(PLAN_FAILED, Fail, (To(FAILED, "run_finalized", CRITICAL),), _finalize_plan,
+    Rule(PLAN_FAILED, Fail, (Target(FAILED, "run_finalized", CRITICAL),), _finalize_plan,
          ORCHESTRATOR, "a run without a plan fails", ("ORC-R4",)),
-    Rule(QUEUED, FirstActive, (To(RUNNING, "first_attempt_active"),), _first_active, ORCHESTRATOR,
+    Rule(QUEUED, FirstActive, (Target(RUNNING, "first_attempt_active"),), _first_active, ORCHESTRATOR,
          "the first attempt is active, or the first approval is open", ("ORC-R5", "STP-R1", "WST-W2")),
-    *(Rule(state, FirstActive, (), nothing,
+    *(Rule(state, FirstActive, (), no_change,
            ORCHESTRATOR, "it was not the first", ("ORC-R5",))
       for state in (*LIVE, CANCEL_REQUESTED)),
-    Rule(RUNNING, AwaitApproval, (To(WAITING_APPROVAL, "approval_gate_reached"),), _await_approval, ORCHESTRATOR,
+    Rule(RUNNING, AwaitApproval, (Target(WAITING_APPROVAL, "approval_gate_reached"),), _await_approval, ORCHESTRATOR,
          "a job waits for approval and no other can progress", ("STP-R2", "MOD-8")),
-    Through(QUEUED, AwaitApproval, FirstActive, "an open approval is progress"),
-    Rule(WAITING_APPROVAL, Resume, (To(RUNNING, "approval_resolved"),), _resume, ORCHESTRATOR,
+    Implies(QUEUED, AwaitApproval, FirstActive, "an open approval is progress"),
+    Rule(WAITING_APPROVAL, Resume, (Target(RUNNING, "approval_resolved"),), _resume, ORCHESTRATOR,
          "a job can progress again, or all are over", ("STP-R3", "MOD-8")),
-    Rule(RUNNING, AllDone, (To(VALIDATING, "all_jobs_done"),), _all_done, ORCHESTRATOR,
+    Rule(RUNNING, AllDone, (Target(VALIDATING, "all_jobs_done"),), _all_done, ORCHESTRATOR,
          "every required job succeeded", ("ORC-R6", "WST-W3", "WST-WG3")),
-    Through(QUEUED, AllDone, FirstActive, "a plan without jobs is done at once"),
-    Through(WAITING_APPROVAL, AllDone, Resume, "the last approval was given"),
-    Rule(VALIDATING, Validate, (To(SUCCESS, "all_required_succeeded"), To(FAILED, "validation_failed", CRITICAL)),
+    Implies(QUEUED, AllDone, FirstActive, "a plan without jobs is done at once"),
+    Implies(WAITING_APPROVAL, AllDone, Resume, "the last approval was given"),
+    Rule(VALIDATING, Validate,
+         (Target(SUCCESS, "all_required_succeeded"), Target(FAILED, "validation_failed", CRITICAL)),
          _validate, ORCHESTRATOR, "the final validation was made", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
-    *(Rule(state, Fail, (To(FAILED, "required_job_failed", CRITICAL),), _fail, ORCHESTRATOR,
+    *(Rule(state, Fail, (Target(FAILED, "required_job_failed", CRITICAL),), _fail, ORCHESTRATOR,
            "a required job failed and no retry is left", ("ORC-R7", "STP-R6", "STP-R7", "WST-W4"))
       for state in (RUNNING, WAITING_APPROVAL)),
-    Through(QUEUED, Fail, FirstActive, "a job that failed was under way"),
-    *(Rule(state, TimeOut, (To(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
+    Implies(QUEUED, Fail, FirstActive, "a job that failed was under way"),
+    *(Rule(state, TimeOut, (Target(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
            ORCHESTRATOR, "the run's time is over", ("ORC-R10", "ORC-T3"))
       for state in LIVE),
-    *(Rule(state, Cancel, (To(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
+    *(Rule(state, Cancel, (Target(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
            "remembered, and applied once the run is queued", ("MOD-3",))
       for state in (CREATED, PLANNING)),
-    *(Rule(state, Cancel, (To(CANCEL_REQUESTED, "cancel_requested"),), _cancel, ORCHESTRATOR,
+    *(Rule(state, Cancel, (Target(CANCEL_REQUESTED, "cancel_requested"),), _cancel, ORCHESTRATOR,
            "a person or a newer run wants it to stop", ("ORC-R8", "STP-R8", "WST-W8", "WST-W9"))
       for state in (QUEUED, *LIVE)),
-    Rule(CANCEL_REQUESTED, Cancel, (), nothing,
+    Rule(CANCEL_REQUESTED, Cancel, (), no_change,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
     *(Rule(state, Cancel, (), _cancel_again,
            ORCHESTRATOR, "cancelled already; a repeat is no error", ("ORC-I2",)) for state in (CANCELED, REPORTED)),
-    Rule(CANCEL_REQUESTED, FinishCancel, (To(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
+    Rule(CANCEL_REQUESTED, FinishCancel, (Target(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
          "every job is over", ("ORC-R9", "ORC-RF3")),
-    *(Rule(state, Report, (To(REPORTED, "statuses_published"),), _report,
+    *(Rule(state, Report, (Target(REPORTED, "statuses_published"),), _report,
            REPORTER, "the outcome is published", ("ORC-R11",)) for state in OVER),
     initial=CREATED,
 )
@@ -363,15 +366,15 @@ TERMINAL: Final = MACHINE.terminal
 
 def is_over(run: Run) -> bool:
     """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
-    return is_outcome(run.state)
+    return is_over_state(run.state)
 
 
-def is_let_go(run: Run) -> bool:
+def may_discard_workspace(run: Run) -> bool:
     """Whether nobody will look at where it worked: it succeeded, or was canceled. Of what failed everything is kept."""
     return is_over(run) and run.conclusion in (SUCCESS, CANCELED)
 
 
-def is_outcome(state: str) -> bool:
+def is_over_state(state: str) -> bool:
     """Whether a run in this state is over."""
     return state in OVER or state == REPORTED
 
@@ -381,20 +384,20 @@ def is_unplanned(run: Run) -> bool:
     return run.state in UNPLANNED
 
 
-def may_begin(run: Run) -> bool:
+def may_start_jobs(run: Run) -> bool:
     """Whether its jobs may still be set going."""
     return run.state in (QUEUED, RUNNING, WAITING_APPROVAL)
 
 
-def counted(tally: Tally, before: str, after: job.Job) -> Tally:
+def updated_tally(tally: Tally, before: str, after: job.Job) -> Tally:
     """The tally after one of the run's jobs went from state `before` to what it is now."""
     state = after.state
     return Tally(
-        tally.open + (before == BIRTH) - (state in job.TERMINAL),
+        tally.open + (before == ABSENT) - (state in job.TERMINAL),
         tally.active + (state in job.ACTIVE) - (before in job.ACTIVE),
         tally.waiting + (state == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL),
-        tally.doomed + job.dooms(after),
-        tally.first_doomed or (after.id if job.dooms(after) else ""),
+        tally.doomed + job.dooms_run(after),
+        tally.first_doomed or (after.id if job.dooms_run(after) else ""),
     )
 
 
@@ -403,7 +406,7 @@ def next_command(run: Run) -> Command | None:
     tally, state, id = run.tally, run.state, run.id
     if state == CANCEL_REQUESTED:
         return None if tally.open else FinishCancel(id=id)
-    if not may_begin(run):
+    if not may_start_jobs(run):
         return None
     if tally.doomed and (run.is_fail_fast or not tally.open):
         return Fail(id=id)
@@ -417,6 +420,6 @@ def next_command(run: Run) -> Command | None:
     return None
 
 
-def reason_for_jobs(run: Run) -> str:
+def job_cancel_reason(run: Run) -> str:
     """Why the rest of the jobs is cancelled, seen from the run's end."""
     return {CANCEL_REQUESTED: job.RUN_CANCELED, TIMEOUT: job.RUN_TIMEOUT}.get(run.state, job.NOT_NEEDED)

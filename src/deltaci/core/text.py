@@ -21,7 +21,7 @@ MAX_CHARS: Final = 40  # A longer word is nobody's slip of the pen.
 MAX_WORDS: Final = 100
 
 
-def plain(text: str, most: int) -> str:
+def plain_line(text: str, most: int) -> str:
     """One line that a terminal or a page shows as it is: no escapes, nothing that cannot be printed, not too long."""
     text = text[: 4 * most]  # What is escaped does not count, but has an end too.
     text = ESCAPES.sub("", text).replace("\t", " ").strip("\r\n")
@@ -31,7 +31,7 @@ def plain(text: str, most: int) -> str:
     return text[:most]
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes as people say them: `512 B`, `1.5 KiB`, `3.2 MiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -43,20 +43,20 @@ def size(count: int) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The known word that is near this one, or nothing. Of equally near ones the first in the alphabet."""
-    written = _folded(word)
+    written = _normalized(word)
     if not written or len(written) > MAX_CHARS:
         return ""
     allowed = max(1, len(written) // 3)
     similar = sorted(each for each in set(words) if abs(len(each) - len(written)) <= allowed)[:MAX_WORDS]
-    best = min(((distance(written, _folded(each)), each) for each in similar), default=(allowed + 1, ""))
+    best = min(((edit_distance(written, _normalized(each)), each) for each in similar), default=(allowed + 1, ""))
     return best[1] if best[0] <= allowed else ""
 
 
-def _folded(word: str) -> str:
+def _normalized(word: str) -> str:
     return word.strip().lower().replace("_", "-")
 
 
-def distance(one: str, other: str) -> int:
+def edit_distance(one: str, other: str) -> int:
     """How many letters must be added, removed, changed or swapped with their neighbour."""
     rows = [list(range(len(other) + 1))]
     for i, left in enumerate(one, 1):

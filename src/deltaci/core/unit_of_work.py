@@ -16,16 +16,16 @@ from deltaci.core.worker import Worker
 T = TypeVar("T", bound=Record)
 
 
-class World:
+class UnitOfWork:
     """Everything loaded so far. What is missing raises `NotLoaded`, unless the world is complete by itself."""
 
     def __init__(self, records: Mapping[str, Record] | None = None, *, is_complete: bool = False) -> None:
         self.records: dict[str, Record | None] = dict(records or {})
-        self.jobs: dict[str, tuple[str, ...]] = {}
+        self.job_ids: dict[str, tuple[str, ...]] = {}
         self.is_complete = is_complete
-        self.latest = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
+        self.latest_at = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
         self.draft: dict[str, Record] = {}
-        self.draft_jobs: dict[str, list[str]] = {}
+        self.draft_job_ids: dict[str, list[str]] = {}
         self.absent: set[str] = set()
         self.events: list[Event] = []
 
@@ -69,7 +69,7 @@ class World:
         record = self.find(id)
         return record if isinstance(record, Worker) else None
 
-    def need(self, ids: Iterable[str]) -> None:
+    def require(self, ids: Iterable[str]) -> None:
         """Ask for many records at once, so that a store can load them in one go."""
         if not self.is_complete:
             missing = tuple(
@@ -78,7 +78,7 @@ class World:
             if missing:
                 raise NotLoaded(ids=missing)
 
-    def expect_none(self, ids: Iterable[str]) -> None:
+    def assume_absent(self, ids: Iterable[str]) -> None:
         """There can be no such records, for the decision under way: nobody needs to look for them.
 
         Should there be one all the same, its birth conflicts with it when it is written.
@@ -87,38 +87,38 @@ class World:
 
     def live_jobs(self, run_id: str) -> list[Job]:
         """The jobs of the run that are not over."""
-        ids: Sequence[str] | None = self.draft_jobs.get(run_id) or self.jobs.get(run_id)
+        ids: Sequence[str] | None = self.draft_job_ids.get(run_id) or self.job_ids.get(run_id)
         if ids is None:
             if not self.is_complete:
                 raise NotLoaded(jobs_of=run_id)
             ids = ()
-        self.need(ids)
+        self.require(ids)
         return [found for found in map(self.job, ids) if found.state not in TERMINAL]
 
     def put(self, record: Record) -> None:
         """Change a record in the draft."""
         self.draft[record.id] = record
 
-    def bear(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         """Add a record that did not exist."""
         if self.find(record.id) is not None:
             raise InvariantBroken(f"{record.id} is born twice")
         self.put(record)
         if isinstance(record, Job):
-            if record.run_id not in self.draft_jobs:
-                self.draft_jobs[record.run_id] = list(self.jobs.get(record.run_id, ()))
-            self.draft_jobs[record.run_id].append(record.id)
+            if record.run_id not in self.draft_job_ids:
+                self.draft_job_ids[record.run_id] = list(self.job_ids.get(record.run_id, ()))
+            self.draft_job_ids[record.run_id].append(record.id)
 
-    def keep(self) -> tuple[dict[str, Record], list[Event]]:
+    def commit(self) -> tuple[dict[str, Record], list[Event]]:
         """The decision stands: make the draft the truth, and hand it out."""
         draft, events = self.draft, self.events
         self.records.update(draft)
         if events:
-            self.latest = max(self.latest, events[-1].at)
-        self.jobs.update((run_id, tuple(ids)) for run_id, ids in self.draft_jobs.items())
-        self.drop()
+            self.latest_at = max(self.latest_at, events[-1].at)
+        self.job_ids.update((run_id, tuple(ids)) for run_id, ids in self.draft_job_ids.items())
+        self.roll_back()
         return draft, events
 
-    def drop(self) -> None:
+    def roll_back(self) -> None:
         """The decision does not stand: forget the draft."""
-        self.draft, self.draft_jobs, self.absent, self.events = {}, {}, set(), []
+        self.draft, self.draft_job_ids, self.absent, self.events = {}, {}, set(), []

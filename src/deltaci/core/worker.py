@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, ORCHESTRATOR, RUNNER, USER, WARNING, WORKER
-from deltaci.core.machine import BIRTH, Command, Machine, Move, Record, Rule, To, nothing
+from deltaci.core.machine import ABSENT, Command, Machine, Record, Rule, Target, Transition, no_change
 
 INITIALIZING: Final = "INITIALIZING"
 IDLE: Final = "IDLE"
@@ -19,9 +21,11 @@ SHUTDOWN: Final = "SHUTDOWN"
 DRAINED: Final = "DRAINED"
 QUARANTINED: Final = "QUARANTINED"
 
-MAX_TROUBLES: Final = 3  # So many in a row, and it is no longer trusted.
+MAX_INFRA_FAILURES: Final = 3  # So many in a row, and it is no longer trusted.
 MAX_REASON: Final = 500  # Characters of a reason that is made from another.
-REPEATED_TROUBLES: Final = "REPEATED_TROUBLES"  # The reason of the quarantine that follows from that, and of no other.
+REPEATED_INFRA_FAILURES: Final = (
+    "REPEATED_TROUBLES"  # The reason of the quarantine that follows from that, and of no other.
+)
 
 
 class Worker(Record, frozen=True, kw_only=True):
@@ -39,7 +43,7 @@ class Worker(Record, frozen=True, kw_only=True):
     hold: str = ""  # DRAINED or QUARANTINED: it finishes what it has and takes nothing new.
     hold_reason: str = ""
     held_at: int = 0
-    troubles: int = 0
+    infra_failures: int = 0
     excused: tuple[str, ...] = ()
 
 
@@ -55,17 +59,18 @@ class CompleteRegistration(Command, frozen=True, kw_only=True):
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
-class Offer(Command, frozen=True, kw_only=True):
+class UpdateCapabilities(Command, frozen=True, kw_only=True):
     """Its runner says anew what it can and how much of it at once; None: as before.
 
     `token_at` is when the registration token was made with which it comes in again; 0: it was never away.
     """
 
+    stored_name: ClassVar[str] = "Offer"
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
     tenant: str
     labels: tuple[str, ...] | None = None
-    places: int | None = None
+    slots: int | None = msgspec.field(default=None, name="places")
     token_at: int = 0
 
 
@@ -80,7 +85,7 @@ class Release(Command, frozen=True, kw_only=True):
     """One of its leases ended. `trouble`: by its infrastructure; False: it did its part; None: that says nothing."""
 
     attempt_id: str
-    trouble: bool | None = None
+    is_infra_failure: bool | None = msgspec.field(default=None, name="trouble")
 
 
 class MissHealthChecks(Command, frozen=True, kw_only=True):
@@ -93,8 +98,10 @@ class Recover(Command, frozen=True, kw_only=True):
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
-class TakeUp(Command, frozen=True, kw_only=True):
+class ResumeTasks(Command, frozen=True, kw_only=True):
     """It came back with leases that it still holds."""
+
+    stored_name: ClassVar[str] = "TakeUp"
 
 
 class GiveUp(Command, frozen=True, kw_only=True):
@@ -139,26 +146,26 @@ def required_labels(key: str) -> set[str]:
     return set(key.split(",")) if key else set()
 
 
-def _register(worker: Worker, _command: Register, at: int) -> Move:
+def _register(worker: Worker, _command: Register, at: int) -> Transition:
     return INITIALIZING, {"created_at": at}, {}
 
 
-def _check_places(worker: Worker, places: int) -> None:
+def _check_slots(worker: Worker, places: int) -> None:
     if places < 1:
         raise Refused("bad_request", f"worker {worker.id} offers {places} places; it needs at least one")
 
 
-def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: int) -> Move:
-    _check_places(worker, worker.max_concurrent_tasks)
+def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: int) -> Transition:
+    _check_slots(worker, worker.max_concurrent_tasks)
     return IDLE, {}, {"labels": list(worker.labels), "max_concurrent_tasks": worker.max_concurrent_tasks}
 
 
-def _offer(worker: Worker, command: Offer, _at: int) -> Move | None:
+def _update_capabilities(worker: Worker, command: UpdateCapabilities, _at: int) -> Transition | None:
     if command.tenant != worker.tenant:
         raise Refused("not_found", f"there is no worker {worker.id!r}; check the id")
     labels = worker.labels if command.labels is None else command.labels
-    offered = worker.max_concurrent_tasks if command.places is None else command.places
-    _check_places(worker, offered)
+    offered = worker.max_concurrent_tasks if command.slots is None else command.slots
+    _check_slots(worker, offered)
     # Leases of before are still its own: until they end it has as many places as it needs for them.
     places = max(offered, len(worker.tasks))
     changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": places}
@@ -178,13 +185,13 @@ def _offer(worker: Worker, command: Offer, _at: int) -> Move | None:
     return worker.state, changes, told
 
 
-def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
+def _assign(worker: Worker, command: Assign, _at: int) -> Transition | None:
     if command.attempt_id in worker.tasks:
         return None
     if worker.shutdown_reason:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
     if worker.hold:
-        raise Refused("not_eligible", f"worker {worker.id} {_why_held(worker)}")
+        raise Refused("not_eligible", f"worker {worker.id} {_hold_description(worker)}")
     missing = required_labels(command.queue_key) - set(worker.labels)
     if missing:
         raise Refused(
@@ -199,16 +206,16 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Move | None:
     return BUSY, {"tasks": tasks}, {"attempt_id": command.attempt_id, "tasks": len(tasks)}
 
 
-def _release(worker: Worker, command: Release, _at: int) -> Move | None:
+def _release(worker: Worker, command: Release, _at: int) -> Transition | None:
     if command.attempt_id not in worker.tasks:
         return None
     tasks = tuple(task for task in worker.tasks if task != command.attempt_id)
     changes: dict[str, Any] = {"tasks": tasks}
     told: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
-    troubles = _troubles_after(worker, command)
-    if troubles != worker.troubles:
-        changes["troubles"] = told["troubles"] = troubles
-    if troubles > worker.troubles:
+    troubles = _infra_failures_after(worker, command)
+    if troubles != worker.infra_failures:
+        changes["infra_failures"] = told["troubles"] = troubles
+    if troubles > worker.infra_failures:
         changes["excused"] = tasks
     elif worker.excused:
         changes["excused"] = tuple(task for task in worker.excused if task != command.attempt_id)
@@ -219,33 +226,33 @@ def _release(worker: Worker, command: Release, _at: int) -> Move | None:
     return IDLE, changes, told
 
 
-def _troubles_after(worker: Worker, release: Release) -> int:
-    if release.trouble is None:
-        return worker.troubles
-    if not release.trouble:
+def _infra_failures_after(worker: Worker, release: Release) -> int:
+    if release.is_infra_failure is None:
+        return worker.infra_failures
+    if not release.is_infra_failure:
         return 0
-    return worker.troubles + (release.attempt_id not in worker.excused)
+    return worker.infra_failures + (release.attempt_id not in worker.excused)
 
 
-def loses_trust(worker: Worker, release: Release) -> bool:
+def should_quarantine(worker: Worker, release: Release) -> bool:
     """Whether this release is one trouble too many. One that takes nothing new anyway is left as it is."""
     return (
         not worker.hold
         and not worker.shutdown_reason
         and release.attempt_id in worker.tasks
-        and worker.troubles < _troubles_after(worker, release) >= MAX_TROUBLES
+        and worker.infra_failures < _infra_failures_after(worker, release) >= MAX_INFRA_FAILURES
     )
 
 
-def _miss(worker: Worker, _command: MissHealthChecks, _at: int) -> Move:
+def _miss_health_checks(worker: Worker, _command: MissHealthChecks, _at: int) -> Transition:
     return UNRESPONSIVE, {}, {"attempts": list(worker.tasks)}
 
 
-def _recover(_worker: Worker, _command: Recover, _at: int) -> Move:
+def _recover(_worker: Worker, _command: Recover, _at: int) -> Transition:
     return IDLE, {}, {}
 
 
-def _take_up(worker: Worker, _command: TakeUp, _at: int) -> Move:
+def _resume_tasks(worker: Worker, _command: ResumeTasks, _at: int) -> Transition:
     if not worker.tasks:
         raise Refused(
             "not_eligible", f"worker {worker.id} holds nothing that it could take up again; assign it something"
@@ -253,7 +260,7 @@ def _take_up(worker: Worker, _command: TakeUp, _at: int) -> Move:
     return BUSY, {}, {"attempt_id": worker.tasks[0], "tasks": len(worker.tasks)}
 
 
-def _give_up(worker: Worker, _command: GiveUp, _at: int) -> Move:
+def _give_up(worker: Worker, _command: GiveUp, _at: int) -> Transition:
     if worker.tasks:
         raise Refused(
             "not_eligible", f"worker {worker.id} still holds {', '.join(worker.tasks)}; let those leases end first"
@@ -261,26 +268,26 @@ def _give_up(worker: Worker, _command: GiveUp, _at: int) -> Move:
     return SHUTDOWN, {}, {"reason": "MAX_TIMEOUT_EXCEEDED"}
 
 
-def _shut_down(_worker: Worker, command: Shutdown, _at: int) -> Move:
+def _shut_down(_worker: Worker, command: Shutdown, _at: int) -> Transition:
     return SHUTDOWN, {"shutdown_reason": command.reason}, {"reason": command.reason}
 
 
-def _shut_down_later(worker: Worker, command: Shutdown, _at: int) -> Move | None:
+def _shut_down_later(worker: Worker, command: Shutdown, _at: int) -> Transition | None:
     if worker.shutdown_reason:
         return None
     return BUSY, {"shutdown_reason": command.reason}, {"reason": command.reason, "tasks": len(worker.tasks)}
 
 
-_RESUMED: Final[dict[str, Any]] = {"hold": "", "hold_reason": "", "held_at": 0, "troubles": 0, "excused": ()}
+_RESUMED: Final[dict[str, Any]] = {"hold": "", "hold_reason": "", "held_at": 0, "infra_failures": 0, "excused": ()}
 
 
-def _why_held(worker: Worker) -> str:
+def _hold_description(worker: Worker) -> str:
     word = "is drained" if worker.hold == DRAINED else "is quarantined"
     reason = f" ({worker.hold_reason})" if worker.hold_reason else ""
     return f"{word}{reason} and takes no new work; resume it, or give it to another one"
 
 
-def _drain(worker: Worker, command: Drain, at: int) -> Move | None:
+def _drain(worker: Worker, command: Drain, at: int) -> Transition | None:
     # The first word stands; but it also stands above a quarantine, which the next registration would end.
     if worker.hold == DRAINED:
         return None
@@ -288,19 +295,20 @@ def _drain(worker: Worker, command: Drain, at: int) -> Move | None:
     return worker.state, changes, {"hold": DRAINED, "reason": command.reason}
 
 
-def _quarantine(worker: Worker, command: Quarantine, at: int) -> Move | None:
+def _quarantine(worker: Worker, command: Quarantine, at: int) -> Transition | None:
     if worker.hold:
         return None
-    if command.reason == REPEATED_TROUBLES and worker.troubles < MAX_TROUBLES:
+    if command.reason == REPEATED_INFRA_FAILURES and worker.infra_failures < MAX_INFRA_FAILURES:
         raise Refused(
             "bad_request",
-            f"worker {worker.id} had {worker.troubles} of {MAX_TROUBLES} troubles in a row; give another reason",
+            f"worker {worker.id} had {worker.infra_failures} of {MAX_INFRA_FAILURES} infrastructure failures in a row; "
+            "give another reason",
         )
     changes = {"hold": QUARANTINED, "hold_reason": command.reason, "held_at": at}
-    return worker.state, changes, {"hold": QUARANTINED, "reason": command.reason, "troubles": worker.troubles}
+    return worker.state, changes, {"hold": QUARANTINED, "reason": command.reason, "troubles": worker.infra_failures}
 
 
-def _resume(worker: Worker, _command: Resume, _at: int) -> Move | None:
+def _resume(worker: Worker, _command: Resume, _at: int) -> Transition | None:
     if not worker.hold:
         return None
     return worker.state, _RESUMED, {"hold": "", "was": worker.hold}
@@ -309,44 +317,46 @@ def _resume(worker: Worker, _command: Resume, _at: int) -> Move | None:
 # fmt: off
 MACHINE: Final[Machine[Worker]] = Machine(
     WORKER,
-    Rule(BIRTH, Register, (To(INITIALIZING, "registered"),), _register, ORCHESTRATOR, "a runner came up", ("WST-KA1",)),
-    Rule(INITIALIZING, CompleteRegistration, (To(IDLE, "registration_complete"),), _complete_registration, ORCHESTRATOR,
-         "its capabilities are known", ("WST-K1", "WST-KG1")),
-    *(Rule(state, Offer, (To(state, "capabilities_registered"),), _offer, ORCHESTRATOR,
+    Rule(ABSENT, Register, (Target(INITIALIZING, "registered"),), _register,
+         ORCHESTRATOR, "a runner came up", ("WST-KA1",)),
+    Rule(INITIALIZING, CompleteRegistration, (Target(IDLE, "registration_complete"),), _complete_registration,
+         ORCHESTRATOR, "its capabilities are known", ("WST-K1", "WST-KG1")),
+    *(Rule(state, UpdateCapabilities, (Target(state, "capabilities_registered"),), _update_capabilities, ORCHESTRATOR,
            "its runner came in again, or offers something else than before", ("WST-KG1", "WST-KI1"))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
-    *(Rule(state, Drain, (To(state, "drained"),), _drain, ORCHESTRATOR,
+    *(Rule(state, Drain, (Target(state, "drained"),), _drain, ORCHESTRATOR,
            "it finishes what it has and takes nothing new", ("WST-KH1",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
-    *(Rule(state, Quarantine, (To(state, "quarantined", WARNING),), _quarantine, ORCHESTRATOR,
+    *(Rule(state, Quarantine, (Target(state, "quarantined", WARNING),), _quarantine, ORCHESTRATOR,
            "it is no longer trusted with work", ("WST-KH3",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
-    *(Rule(state, Resume, (To(state, "resumed"),), _resume, ORCHESTRATOR,
+    *(Rule(state, Resume, (Target(state, "resumed"),), _resume, ORCHESTRATOR,
            "it takes work again", ("WST-KH2",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
-    Rule(IDLE, Assign, (To(BUSY, "task_assigned"),), _assign,
+    Rule(IDLE, Assign, (Target(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
-    Rule(BUSY, Assign, (To(BUSY, "task_assigned"),), _assign,
+    Rule(BUSY, Assign, (Target(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "one lease more, within its places", ("WST-KI1",)),
-    Rule(BUSY, Release, (To(IDLE, "task_completed"), To(BUSY, "task_completed"), To(SHUTDOWN, "shutdown_requested")),
+    Rule(BUSY, Release,
+         (Target(IDLE, "task_completed"), Target(BUSY, "task_completed"), Target(SHUTDOWN, "shutdown_requested")),
          _release, ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
          ("WST-K3", "WST-K8", "WST-KI3")),
-    *(Rule(state, Release, (), nothing,
+    *(Rule(state, Release, (), no_change,
            ORCHESTRATOR, "it holds no lease any more", ("WST-KI4",))
       for state in (IDLE, SHUTDOWN)),
-    Rule(UNRESPONSIVE, Release, (To(UNRESPONSIVE, "task_completed"),), _release, ORCHESTRATOR,
+    Rule(UNRESPONSIVE, Release, (Target(UNRESPONSIVE, "task_completed"),), _release, ORCHESTRATOR,
          "a silent worker loses its leases one by one", ("WST-KI4",)),
-    Rule(IDLE, TakeUp, (To(BUSY, "task_assigned"),), _take_up, ORCHESTRATOR,
+    Rule(IDLE, ResumeTasks, (Target(BUSY, "task_assigned"),), _resume_tasks, ORCHESTRATOR,
          "it came back while it still has to stop something", ("WST-KI1",)),
-    Rule(BUSY, MissHealthChecks, (To(UNRESPONSIVE, "health_check_timeout", ERROR),), _miss, ORCHESTRATOR,
-         "it missed too many health checks", ("WST-K4", "WST-KG4")),
-    Rule(UNRESPONSIVE, Recover, (To(IDLE, "health_check_recovered"),), _recover,
+    Rule(BUSY, MissHealthChecks, (Target(UNRESPONSIVE, "health_check_timeout", ERROR),), _miss_health_checks,
+         ORCHESTRATOR, "it missed too many health checks", ("WST-K4", "WST-KG4")),
+    Rule(UNRESPONSIVE, Recover, (Target(IDLE, "health_check_recovered"),), _recover,
          ORCHESTRATOR, "it answers again", ("WST-K5", "WST-KG5")),
-    Rule(UNRESPONSIVE, GiveUp, (To(SHUTDOWN, "max_timeout_exceeded"),), _give_up, ORCHESTRATOR,
+    Rule(UNRESPONSIVE, GiveUp, (Target(SHUTDOWN, "max_timeout_exceeded"),), _give_up, ORCHESTRATOR,
          "it did not come back", ("WST-K6",)),
-    Rule(IDLE, Shutdown, (To(SHUTDOWN, "shutdown_requested"),), _shut_down,
+    Rule(IDLE, Shutdown, (Target(SHUTDOWN, "shutdown_requested"),), _shut_down,
          ORCHESTRATOR, "asked to go, or presumed gone", ("WST-K7",)),
-    Rule(BUSY, Shutdown, (To(BUSY, "shutdown_requested"),), _shut_down_later, ORCHESTRATOR,
+    Rule(BUSY, Shutdown, (Target(BUSY, "shutdown_requested"),), _shut_down_later, ORCHESTRATOR,
          "asked to go; it finishes its tasks first", ("WST-K8", "WST-KI3")),
     initial=INITIALIZING,
 )
@@ -359,7 +369,7 @@ TERMINAL: Final = MACHINE.terminal
 LEFT: Final = "LEFT"
 PRESUMED_GONE: Final = "PRESUMED_GONE"
 REMOVED: Final = "REMOVED"
-_BY_ITSELF: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Who was given up has no reason of its own.
+_MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Who was given up has no reason of its own.
 
 
 def is_over(record: Worker) -> bool:
@@ -367,27 +377,27 @@ def is_over(record: Worker) -> bool:
     return record.state in TERMINAL
 
 
-def went_by_itself(record: Worker) -> bool:
+def may_return(record: Worker) -> bool:
     """Whether this life is over, and nobody wanted that."""
-    return is_over(record) and record.shutdown_reason in _BY_ITSELF
+    return is_over(record) and record.shutdown_reason in _MAY_RETURN
 
 
-def is_silent(record: Worker) -> bool:
+def is_unresponsive(record: Worker) -> bool:
     """Whether it was found silent, and recovers by speaking."""
     return MACHINE.changes(record.state, Recover)
 
 
-def takes_work(record: Worker) -> bool:
+def accepts_work(record: Worker) -> bool:
     """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
     return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason
 
 
-def is_distrusted(record: Worker) -> bool:
+def is_quarantined(record: Worker) -> bool:
     """Whether it is held back because of what happened, and not because somebody wants it so."""
     return record.hold == QUARANTINED
 
 
-def held_again(record: Worker, id: str) -> Command | None:
+def carry_over_hold(record: Worker, id: str) -> Command | None:
     """The order by which the next life of a worker, which was just born, is held back as the last one was; or none."""
     reason, born = record.hold_reason, 2  # The revision that a worker is born with.
     if record.hold == DRAINED:
@@ -410,7 +420,7 @@ def condition(record: Worker, *, is_missed: bool) -> str:
     """One of `CONDITIONS`. `is_missed`: it is not heard any more, whatever its record says."""
     if is_over(record):
         return GONE
-    if is_missed or is_silent(record):
+    if is_missed or is_unresponsive(record):
         return SILENT
     if record.state == INITIALIZING:
         return STARTING
@@ -419,7 +429,7 @@ def condition(record: Worker, *, is_missed: bool) -> str:
     return (record.hold or (BUSY if record.tasks else READY)).lower()
 
 
-def sensible(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:
+def available_commands(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:
     """What people can want of a worker as it is: to drain it, to resume it, to have it removed."""
     found: set[type[Command]] = set()
     if hold and MACHINE.changes(state, Resume):

@@ -8,8 +8,8 @@ from typing import Final
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import RUN, WORKER, Event
 from deltaci.core.job import Job
-from deltaci.core.listing import moved
-from deltaci.core.machine import BIRTH, Record
+from deltaci.core.listing import list_changes
+from deltaci.core.machine import ABSENT, Record
 from deltaci.storage.port import Entry, Held
 
 NOBODY: Final[frozenset[str]] = frozenset()
@@ -23,11 +23,11 @@ def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entr
     before: dict[str, str] = {}
     for event in events:
         if event.entity in (RUN, WORKER):
-            before.setdefault(event.entity_id, event.from_ or BIRTH)
+            before.setdefault(event.entity_id, event.from_ or ABSENT)
     found: list[Entry] = []
     for record in listed:
         if record.id in before:
-            joined, left = moved(record, before[record.id])
+            joined, left = list_changes(record, before[record.id])
             if joined or left:
                 found.append(Entry(record.id, record.created_at, joined, left))
     return found

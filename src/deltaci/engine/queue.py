@@ -19,7 +19,7 @@ import msgspec
 from deltaci.audit.projections.job_events import job_events
 from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import BearAll, Birth
+from deltaci.core.cascade import CreateRecords, NewRecord
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event, worker_actor
@@ -226,8 +226,8 @@ class AsyncQueue:
             return await self._bear_all(births)
         return [QueueJob(each) for each in await self._all(births)]
 
-    async def _bear_all(self, births: Sequence[Birth]) -> list[QueueJob]:
-        decision = await self._engine.do(BearAll(id=births[0].id, births=tuple(births)))
+    async def _bear_all(self, births: Sequence[NewRecord]) -> list[QueueJob]:
+        decision = await self._engine.do(CreateRecords(id=births[0].id, records=tuple(births)))
         found: list[QueueJob] = []
         for birth in births:
             record = decision.changed.get(birth.id)
@@ -235,7 +235,7 @@ class AsyncQueue:
             found.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(birth.id))
         return found
 
-    def _birth(self, new: NewJob) -> Birth:
+    def _birth(self, new: NewJob) -> NewRecord:
         _check_new(new)
         if new.dedupe_key:
             # The id follows from the key: whoever enqueues it again, anywhere, means the same record.
@@ -254,12 +254,12 @@ class AsyncQueue:
             max_lost_leases=new.max_lost_leases,
             spec=as_json("payload", new.payload),
         )
-        return Birth(
+        return NewRecord(
             id=id,
             record=record,
             request_id=new.request_id,
             or_existing=bool(new.dedupe_key),
-            is_drawn=not new.dedupe_key and not new.request_id,
+            has_random_id=not new.dedupe_key and not new.request_id,
         )
 
     # -- taking work out
@@ -336,7 +336,9 @@ class AsyncQueue:
                 found.append(refused)
         return await self._say_all(found)
 
-    def _message(self, kind: type[attempt.Leased], lease_id: str, worker: str, **fields: Any) -> Command | Refused:
+    def _message(
+        self, kind: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
+    ) -> Command | Refused:
         try:
             ref = known_lease(lease_id)
         except Refused as refused:
@@ -399,7 +401,7 @@ class AsyncQueue:
         return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and known_id(id))
 
     async def _say(
-        self, message: type[attempt.Leased], lease_id: str, options: dict[str, Any], **fields: Any
+        self, message: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
         ref = known_lease(lease_id)
         known = await self._owner(ref.attempt_id, options)

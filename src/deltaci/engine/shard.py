@@ -18,14 +18,14 @@ from typing import Final
 
 from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
-from deltaci.core.unit_of_work import World
+from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.batch_effects import entries, freed, passed_keys
 from deltaci.engine.clock import ForwardClock
 from deltaci.engine.concurrency_groups import Groups
@@ -84,7 +84,7 @@ class Shard:
         self._mint = mint
         self._clock = clock
         self._reports = reports
-        self._world = World()
+        self._world = UnitOfWork()
         self._stored: dict[str, tuple[int, int | None]] = {}
         self._absent: list[str] = []
         self._fresh: set[str] = set()
@@ -190,9 +190,9 @@ class Shard:
         raise Conflict(tuple(item.id for item in items if isinstance(item, Command)))
 
     def _forget(self) -> None:
-        latest = self._world.latest
-        self._world, self._stored, self._absent = World(), {}, []
-        self._world.latest = latest
+        latest = self._world.latest_at
+        self._world, self._stored, self._absent = UnitOfWork(), {}, []
+        self._world.latest_at = latest
 
     def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
         if len(self._stored) > MAX_CACHED:
@@ -204,7 +204,7 @@ class Shard:
         drawn: set[str] = set()
         claims: list[Claim] = []
         for item in items:
-            if isinstance(item, Birth | StartRun) and item.is_drawn:
+            if isinstance(item, NewRecord | StartRun) and item.has_random_id:
                 drawn.add(item.id)
             elif isinstance(item, Command):
                 wanted.update(related(item))
@@ -239,7 +239,7 @@ class Shard:
             for put in puts:
                 self._written(put)
         self._tidy()
-        self._clock.saw(self._world.latest)
+        self._clock.saw(self._world.latest_at)
         return answers
 
     def _take(self, held: list[Held], wanted: Iterable[str] = ()) -> list[Held]:
@@ -266,7 +266,7 @@ class Shard:
                 self._world.records.pop(id, None)
                 self._stored.pop(id, None)
         self._absent.clear()
-        self._world.jobs.clear()
+        self._world.job_ids.clear()
 
     def _decide_at_once(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
@@ -331,7 +331,7 @@ class Shard:
         if jobs_of := whole_run or missing.jobs_of:
             held = yield LoadJobs(jobs_of)
             self._take(held)
-            self._world.jobs[jobs_of] = tuple(each.record.id for each in held)
+            self._world.job_ids[jobs_of] = tuple(each.record.id for each in held)
         else:
             held = yield Load(missing.ids)
             self._take(held, missing.ids)
@@ -402,7 +402,7 @@ class Shard:
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or not self._is_ready(each):
                 continue
-            if current.avoid and attempt.is_avoided(current, claim.worker_id, claim.rivals, claim.rival_ids):
+            if current.avoid and attempt.should_yield(current, claim.worker_id, claim.rivals, claim.rival_ids):
                 self._asked[claim.name] += 1  # A rival's turn with this one: look behind it as well.
                 refused.append(each)
                 is_behind = True

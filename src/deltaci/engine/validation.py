@@ -13,7 +13,7 @@ import msgspec
 
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.core.instants import instant
+from deltaci.core.instants import from_datetime
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 100
@@ -101,7 +101,7 @@ def known_instant(name: str, moment: object) -> int:
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise bad_request(f"{name} is {shown(moment)}; {expected}")
     try:
-        return instant(moment.astimezone(UTC))
+        return from_datetime(moment.astimezone(UTC))
     except OverflowError:
         raise bad_request(f"{name} is {shown(moment)}; {expected}") from None
 

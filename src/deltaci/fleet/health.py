@@ -55,11 +55,11 @@ def order(record: Worker, heard_at: int, since: int, now: int, limits: Limits) -
     quiet = silence(record, heard_at, since, now)
     is_served = now - record.held_at >= round(limits.probation_seconds * SECOND)
     named: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
-    if worker.is_silent(record) and heard_at > record.updated_at and quiet < limits.silent:
+    if worker.is_unresponsive(record) and heard_at > record.updated_at and quiet < limits.silent:
         return worker.Recover(**named)
     if quiet >= limits.silent and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
         return worker.MissHealthChecks(**named)
-    if quiet < limits.silent and worker.is_distrusted(record) and is_served:
+    if quiet < limits.silent and worker.is_quarantined(record) and is_served:
         return worker.Resume(**named)
     if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.GiveUp):
         return worker.GiveUp(**named)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.fleet.health import Limits
 from deltaci.storage.port import Conflict, Document, Store
 
@@ -97,22 +97,22 @@ class Hearing:
             await self._put(body)
         except Conflict:
             # Our own last word was written, and its answer was lost.
-            known = await self._store.find_document(KIND, self._name, EVERYBODY)
+            known = await self._store.find_document(KIND, self._name, ALL_TENANTS)
             self._version = known.version if known is not None else 0
             await self._put(body)
 
     async def _put(self, body: bytes) -> None:
-        await self._store.put_documents([Document(KIND, EVERYBODY, self._name, self._version, 0, body)])
+        await self._store.put_documents([Document(KIND, ALL_TENANTS, self._name, self._version, 0, body)])
         self._version += 1
 
     async def listen(self, now: int) -> None:
         """Learn whom the others heard. What a server left behind that is long gone is dropped."""
         read: dict[str, int] = {}
-        for each in await self._store.documents(KIND, EVERYBODY, limit=MAX_SERVERS):
+        for each in await self._store.documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
             if each.name == self._name:
                 continue
             if each.at <= now - 2 * self._limits.gone:
-                await self._store.drop_document(KIND, EVERYBODY, each.name, each.version)
+                await self._store.drop_document(KIND, ALL_TENANTS, each.name, each.version)
                 continue
             read[each.name] = each.version
             if self._read.get(each.name) != each.version:

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.ids import life_id
-from deltaci.core.worker import Worker, is_over, went_by_itself
+from deltaci.core.ids import incarnation_id
+from deltaci.core.worker import Worker, is_over, may_return
 from deltaci.engine.unreadable_records import refusal
 from deltaci.storage.documents import Documents
 from deltaci.storage.port import Store
@@ -39,12 +39,12 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """Of its record."""
-        return life_id(self.name, self.number)
+        return incarnation_id(self.name, self.number)
 
     @property
     def next_id(self) -> str:
         """Of the life after it."""
-        return life_id(self.name, self.number + 1)
+        return incarnation_id(self.name, self.number + 1)
 
     @property
     def is_over(self) -> bool:
@@ -54,7 +54,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def may_return(self) -> bool:
         """Whether its machine may come back without a new token."""
-        return self.worker is not None and went_by_itself(self.worker) and not self.removed_at
+        return self.worker is not None and may_return(self.worker) and not self.removed_at
 
     def is_newer(self, made_at: int, *, again: bool) -> bool:
         """Whether a token that was made then lets it come back: made after it was gone, or at least after it came in.
@@ -77,11 +77,11 @@ class Lives:
     async def latest(self, tenant: str, name: str) -> Life:
         """The latest life of this tenant's worker. Another tenant's of the same name is none."""
         kept = await self._counts.find(tenant, name) or Count()
-        number, found = kept.number, await self._find(tenant, life_id(name, kept.number))
+        number, found = kept.number, await self._find(tenant, incarnation_id(name, kept.number))
         for _ in range(MAX_BEHIND):
             if found is None or not is_over(found):
                 break
-            behind = await self._find(tenant, life_id(name, number + 1))
+            behind = await self._find(tenant, incarnation_id(name, number + 1))
             if behind is None:
                 break
             number, found = number + 1, behind

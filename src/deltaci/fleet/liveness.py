@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import WORKER, Event, worker_actor
 from deltaci.core.ids import worker_name
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY, THERE
+from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Engine
@@ -90,7 +90,9 @@ class Fleet:
         self._since = self._checked_at = await self._store.now()
         before: Place | None = None
         while True:
-            page = await self._store.page(Search(tenant=EVERYBODY, lists=[THERE], before=before, limit=PAGE))
+            page = await self._store.page(
+                Search(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE)
+            )
             for record in page.records:
                 if isinstance(record, Worker):
                     self._learn(record)
@@ -194,7 +196,7 @@ class Fleet:
     def _count_in(self, key: Key, record: Worker) -> None:
         """Or out: whether it is one of those who could take a job."""
         fit = self._fit.setdefault(record.tenant, {})
-        is_fit = key not in self._missing and worker.takes_work(record)
+        is_fit = key not in self._missing and worker.accepts_work(record)
         if is_fit and fit.get(record.id) != record.labels:
             fit[record.id] = record.labels
         elif is_fit or fit.pop(record.id, None) is None:
@@ -208,10 +210,10 @@ class Fleet:
         while True:
             with self._changing(id) as change:
                 record = await self.find(tenant, id)
-                if record is not None and worker.is_silent(record):
+                if record is not None and worker.is_unresponsive(record):
                     await self.greet(tenant, [id])
                     record = await self.find(tenant, id)
-                if record is None or worker.takes_work(record):
+                if record is None or worker.accepts_work(record):
                     return True
                 if worker.is_over(record):
                     raise shut_down(record)
@@ -222,7 +224,7 @@ class Fleet:
     def is_held(self, tenant: str, id: str) -> bool:
         """Whether this worker may not be given work now, as far as is known without a look."""
         record = self._seen(tenant, id)
-        return record is not None and not worker.takes_work(record)
+        return record is not None and not worker.accepts_work(record)
 
     async def until_held(self, tenant: str, id: str, gone: Gone | None = None) -> None:
         """Wait until this worker may not be given work any more, or is gone."""
@@ -260,7 +262,7 @@ class Fleet:
         """Somebody speaks: whoever of them was found silent has recovered, before what it says is decided."""
         for id in ids:
             record = self._seen(tenant, id)
-            if record is not None and worker.is_silent(record):
+            if record is not None and worker.is_unresponsive(record):
                 await self._order([worker.Recover(id=id, actor=worker_actor(id))])
 
     async def check(self) -> None:

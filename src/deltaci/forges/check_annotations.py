@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.forges.status_state import Note
 
 MAX_NOTES: Final = 50
@@ -33,7 +33,7 @@ _ESCAPES: Final = (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%
 def from_log(text: str) -> Iterator[Note]:
     """What is said in a log about lines of files."""
     for line in text.splitlines():
-        found = _note(plain(line, MAX_LINE)) if ":" in line else None
+        found = _note(plain_line(line, MAX_LINE)) if ":" in line else None
         if found is not None:
             yield found
 
@@ -46,7 +46,9 @@ def from_tests(failures: Iterable[Any]) -> Iterator[Note]:
         name, message = str(each.get("name", "")), str(each.get("message", ""))
         found = _PLACE.search(message) or _PLACE.search(name)
         if found is not None and (path := _path(found[1])) and (line := _number(found[2])):
-            yield Note(path=path, line=line, message=plain(message or name, MAX_MESSAGE), title=plain(name, 200))
+            yield Note(
+                path=path, line=line, message=plain_line(message or name, MAX_MESSAGE), title=plain_line(name, 200)
+            )
 
 
 def few(notes: Iterable[Note], most: int = MAX_NOTES) -> tuple[Note, ...]:
@@ -69,7 +71,7 @@ def _note(line: str) -> Note | None:
     path, number = _path(found[1]), _number(found[2])
     if not path or not number:
         return None
-    message = plain(found[5] or line, MAX_MESSAGE)
+    message = plain_line(found[5] or line, MAX_MESSAGE)
     return Note(path=path, line=number, column=_number(found[3] or ""), message=message, level=_LEVELS[found[4]])
 
 
@@ -85,8 +87,8 @@ def _command(line: str) -> Note | None:
         path=path,
         line=_number(said.get("line", "1")) or 1,
         column=_number(said.get("col", "")),
-        message=plain(_unescaped(found[3]), MAX_MESSAGE) or "no message",
-        title=plain(_unescaped(said.get("title", "")), 200),
+        message=plain_line(_unescaped(found[3]), MAX_MESSAGE) or "no message",
+        title=plain_line(_unescaped(said.get("title", "")), 200),
         level=_LEVELS[found[1]],
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.storage.port import Document, Store
 
 HEARD: Final = "delivery"  # The kind of documents that remember what was heard.
@@ -21,12 +21,12 @@ PAGE: Final = 200
 
 def kept(kind: str, tenant: str, name: str, body: bytes, version: int = 0) -> Document:
     """A document to write."""
-    return Document(kind=kind, tenant=EVERYBODY, name=_named(tenant, name), version=version, at=0, body=body)
+    return Document(kind=kind, tenant=ALL_TENANTS, name=_named(tenant, name), version=version, at=0, body=body)
 
 
 async def found(store: Store, kind: str, tenant: str, name: str) -> Document | None:
     """The document, if there is one."""
-    return await store.find_document(kind, _named(tenant, name), EVERYBODY)
+    return await store.find_document(kind, _named(tenant, name), ALL_TENANTS)
 
 
 async def sweep(store: Store) -> int:
@@ -34,11 +34,11 @@ async def sweep(store: Store) -> int:
     dropped, now = 0, await store.now()
     for kind, age in KEPT.items():
         after = ""
-        while page := await store.documents(kind, EVERYBODY, after=after, limit=PAGE):
+        while page := await store.documents(kind, ALL_TENANTS, after=after, limit=PAGE):
             after = page[-1].name
             for each in page:
                 if each.at < now - age:
-                    dropped += await store.drop_document(kind, EVERYBODY, each.name, each.version)
+                    dropped += await store.drop_document(kind, ALL_TENANTS, each.name, each.version)
     return dropped
 
 

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from deltaci import __version__
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.forges.status_state import Answer, Call
 
 SECONDS: Final = 10.0  # For all of one request.
@@ -73,7 +73,7 @@ class Outlet:
         except TimeoutError:
             raise Unreachable(f"no answer within {self._seconds:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise Unreachable(plain(f"{type(error).__name__}: {error}", MAX_SHOWN)) from None
+            raise Unreachable(plain_line(f"{type(error).__name__}: {error}", MAX_SHOWN)) from None
 
     async def _ask(self, call: Call) -> tuple[Answer, bytes]:
         if not all(value.isascii() and value.isprintable() for value in call.headers.values()):
@@ -103,7 +103,7 @@ class Outlet:
         """Where the name leads, if that is allowed."""
         host = url.raw_host.decode("ascii").lower()
         if url.scheme not in ("https", "http") or not host or url.userinfo:
-            raise NotAllowed(f"{plain(str(url.copy_with(userinfo=b'')), MAX_SHOWN)!r} is no address of a forge")
+            raise NotAllowed(f"{plain_line(str(url.copy_with(userinfo=b'')), MAX_SHOWN)!r} is no address of a forge")
         port = url.port or (443 if url.scheme == "https" else 80)
         is_allowed = host in self._allowed or f"{host}:{port}" in self._allowed
         if url.scheme != "https" and not is_allowed:
@@ -112,7 +112,7 @@ class Outlet:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise Unreachable(
-                f"{plain(host, MAX_SHOWN)} has no address: {getattr(error, 'strerror', '') or error}"
+                f"{plain_line(host, MAX_SHOWN)} has no address: {getattr(error, 'strerror', '') or error}"
             ) from None
         addresses = [str(each[4][0]) for each in found]
         if not addresses:
@@ -171,7 +171,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _shown(text: bytes) -> str:
-    return plain(text[: 4 * MAX_SHOWN].decode("utf-8", "replace"), MAX_SHOWN)
+    return plain_line(text[: 4 * MAX_SHOWN].decode("utf-8", "replace"), MAX_SHOWN)
 
 
 def _id(text: bytes) -> str:

@@ -9,7 +9,7 @@ from deltaci.core import job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.status import steps
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.forges import check_annotations
 from deltaci.forges.projects import ForgeProject, Subject
 from deltaci.forges.status_state import MAX_DESCRIPTION, Note, Report, State
@@ -49,7 +49,7 @@ _NO_PLAN: Final = frozenset({"PLAN_FAILED", "PLAN_TIMEOUT"})
 
 def context_of(subject: Subject) -> str:
     """Under which name the forge shows it."""
-    return plain(f"{CONTEXT}/{subject.pipeline}" if subject.pipeline else CONTEXT, MAX_CONTEXT)
+    return plain_line(f"{CONTEXT}/{subject.pipeline}" if subject.pipeline else CONTEXT, MAX_CONTEXT)
 
 
 class Reports:
@@ -65,7 +65,7 @@ class Reports:
         status = steps.run_status(record)
         is_check = project.reports == "checks" and run.is_over(record)
         jobs = await self._store.look(lambda: jobs_of(record.id)) if is_check else []
-        lost = [each for each in jobs if job.dooms(each)]
+        lost = [each for each in jobs if job.dooms_run(each)]
         return Report(
             run_id=record.id,
             commit=subject.commit,
@@ -84,7 +84,7 @@ class Reports:
             first = await self._store.find(record.tally.first_doomed) if record.tally.first_doomed else None
             word = "a job failed"
             if isinstance(first, job.Job):
-                word = f"{plain(first.spec.name, 60)!r} {_ENDS.get(steps.step_status(first), 'failed')}"
+                word = f"{plain_line(first.spec.name, 60)!r} {_ENDS.get(steps.step_status(first), 'failed')}"
             if record.tally.doomed > 1:
                 word = f"{word}; {record.tally.doomed} jobs did not succeed"
         return word[:MAX_DESCRIPTION]
@@ -118,7 +118,7 @@ def _summary(jobs: list[job.Job]) -> str:
     """A table of jobs; the ones that failed come first."""
     if not jobs:
         return ""
-    rows = sorted(jobs, key=lambda each: not job.dooms(each))
+    rows = sorted(jobs, key=lambda each: not job.dooms_run(each))
     lines = ["| job | status | why |", "|---|---|---|"]
     for each in rows[:MAX_JOBS_SHOWN]:
         error = each.last_error.code if each.last_error is not None else ""
@@ -131,7 +131,7 @@ def _summary(jobs: list[job.Job]) -> str:
 
 def _cell(text: str) -> str:
     """As it is written: a job's name is no markup."""
-    shown = plain(text, 100)
+    shown = plain_line(text, 100)
     for mark in "\\`*_{}[]<>()#+!|~@":
         shown = shown.replace(mark, f"\\{mark}")
     return shown

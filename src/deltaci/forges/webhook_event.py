@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.git.mirrors import OWN_BRANCHES
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.model import PullRequestType
@@ -100,7 +100,7 @@ def is_zero(sha: str) -> bool:
 
 def title_of(message: str) -> str:
     """The first line for people."""
-    return plain(message.strip().partition("\n")[0], MAX_TITLE)
+    return plain_line(message.strip().partition("\n")[0], MAX_TITLE)
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
@@ -126,11 +126,11 @@ def push(said: Pushed) -> Change | Nothing:
     branch = said.ref.removeprefix(BRANCHES) if said.ref.startswith(BRANCHES) else ""
     tag = said.ref.removeprefix(TAGS) if said.ref.startswith(TAGS) else ""
     if not branch and not tag:
-        return Nothing(f"{plain(said.ref, MAX_TITLE)!r} is neither a branch nor a tag")
+        return Nothing(f"{plain_line(said.ref, MAX_TITLE)!r} is neither a branch nor a tag")
     if branch.startswith(OWN_BRANCHES):
-        return Nothing(f"{plain(branch, MAX_TITLE)!r} is a branch of the merge queue")
+        return Nothing(f"{plain_line(branch, MAX_TITLE)!r} is a branch of the merge queue")
     if is_zero(said.after) or is_zero(said.commit):
-        return Nothing(f"the {'branch' if branch else 'tag'} {plain(branch or tag, MAX_TITLE)!r} was deleted")
+        return Nothing(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
     if said.before == said.after:
         return Nothing("nothing was moved: before and after are the same commit")
     before = "" if is_zero(said.before) else said.before
@@ -192,9 +192,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def pull_request(said: Asked) -> Change | Nothing:
     """A change, if a pipeline can ask for what happened."""
     if said.action not in ACTIONS:
-        return Nothing(f"no pipeline asks for the action {plain(said.action, MAX_TITLE)!r} of a pull request")
+        return Nothing(f"no pipeline asks for the action {plain_line(said.action, MAX_TITLE)!r} of a pull request")
     if said.head.startswith(OWN_BRANCHES) and not said.is_fork:
-        return Nothing(f"{plain(said.head, MAX_TITLE)!r} is a branch of the merge queue")
+        return Nothing(f"{plain_line(said.head, MAX_TITLE)!r} is a branch of the merge queue")
     owner, _, name = said.repository.rpartition("/")
     payload: dict[str, Any] = {
         "action": said.action,

@@ -16,7 +16,7 @@ from msgspec import structs
 from deltaci.core import job
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
-from deltaci.core.plan import repeated
+from deltaci.core.plan import job_names_to_rerun
 from deltaci.core.run import Origin, Run
 from deltaci.core.status.steps import run_status, step_status
 from deltaci.core.worker import required_labels
@@ -136,7 +136,7 @@ class Session:
             done: dict[str, tuple[str, str]] = {}
             if run_id := before.get(file, ""):
                 known = await self._earlier(run_id, {kept.spec.name for kept in plan.kept})
-                again = repeated(known)
+                again = job_names_to_rerun(known)
                 done = {name: ("succeeded_before", f"it succeeded in {each.run_id}") for name, each in known.items()}
                 done = {name: why for name, why in done.items() if name not in again}
             narrowed.append((file, without(plan, done, are_done=True)))

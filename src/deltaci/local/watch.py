@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.job import Approve, Job, Reject
 from deltaci.core.run import Run
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
 from deltaci.runner.sections import log_nonce, parse_marker
@@ -169,6 +169,6 @@ class Log:
                     self._screen.step(self._name, mark.name)
                 continue
             self._copy.write(whole)
-            text = plain(line.decode("utf-8", "replace"), MAX_LINE)
+            text = plain_line(line.decode("utf-8", "replace"), MAX_LINE)
             self.tail.append(text)
             self._screen.said(self._name, text)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Final
 
-from deltaci.core.ids import first_life
+from deltaci.core.ids import first_incarnation_id
 from deltaci.core.worker import queue_key
 
 MAX_TOKEN_CHARS: Final = 100
@@ -74,12 +74,12 @@ def control(tenant: str, runner_id: str) -> str:
 
     All incarnations of a runner share it, so that one NATS permission is enough.
     """
-    return f"deltaci.control.{token(tenant)}.{token(first_life(runner_id))}"
+    return f"deltaci.control.{token(tenant)}.{token(first_incarnation_id(runner_id))}"
 
 
 def inbox(tenant: str, runner_id: str) -> str:
     """Return the subject prefix of replies to a runner."""
-    return f"deltaci.inbox.{token(tenant)}.{token(first_life(runner_id))}"
+    return f"deltaci.inbox.{token(tenant)}.{token(first_incarnation_id(runner_id))}"
 
 
 def queue_keys(labels: Iterable[str]) -> list[str]:

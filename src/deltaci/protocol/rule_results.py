@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol.job_spec import RuleResult
 
 MAX_TEXT_CHARS: Final = 500  # Of each text of a result.
@@ -14,10 +14,10 @@ MAX_DETAILS_CHARS: Final = 2000
 
 def describe_result(result: RuleResult) -> str:
     """Return one result as one line."""
-    name = plain(result.rule, MAX_TEXT_CHARS)
+    name = plain_line(result.rule, MAX_TEXT_CHARS)
     if result.is_passed:
         return f"rule {name}: holds"
-    actual, expected = plain(result.actual, MAX_TEXT_CHARS), plain(result.expected, MAX_TEXT_CHARS)
+    actual, expected = plain_line(result.actual, MAX_TEXT_CHARS), plain_line(result.expected, MAX_TEXT_CHARS)
     return f"rule {name}: found {actual or 'nothing'}, wanted {expected or 'it to hold'}"
 
 

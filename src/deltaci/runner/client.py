@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from deltaci.core.errors import CODES, Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
 from deltaci.protocol.responses import (
@@ -290,7 +290,7 @@ class Client:
             problem = _decode_problem(body)
         except msgspec.DecodeError:
             problem = Problem("unavailable", f"the server answered {status}")
-        said = plain(problem.message, MAX_MESSAGE)
+        said = plain_line(problem.message, MAX_MESSAGE)
         if status >= 500:
             raise Unreachable(said)
         # Whoever answers may be a proxy, or a server that has other codes than ours.

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
     AckLease,
@@ -295,7 +295,7 @@ class Job:
             timings=Timings(started_at=self._began_at or self._started_at, finished_at=self._ended_at or self._now()),
             artifacts=kept,
             summary=ended.summary[:2000],
-            log_tail=[] if is_success else [plain(line, 2000) for line in log.tail()],
+            log_tail=[] if is_success else [plain_line(line, 2000) for line in log.tail()],
             steps=ended.steps,
             tests=brought.tests,
             output=brought.output,
@@ -313,7 +313,7 @@ class Job:
             runner_id=self._runner_id,
             status="FAILED",
             error_code="BAD_RESULT",
-            summary=plain(f"the server refused the result: {refused.message}", 2000),
+            summary=plain_line(f"the server refused the result: {refused.message}", 2000),
         )
 
     async def _insist(self, message: RunnerMessage) -> ServerMessage | Refused | None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.masking import Mask
 from deltaci.runner.sections import Writer
@@ -76,7 +76,7 @@ class JobLog:
 
     def said(self, text: str, most: int = MAX_LINE) -> str:
         """A text as one line for people: without secrets, and with nothing that a terminal obeys."""
-        return plain(self.masked(text), most)
+        return plain_line(self.masked(text), most)
 
     def masked_json(self, value: Any) -> Any:
         """JSON without secrets in its texts; refused if one is in it nevertheless, in a number or across texts."""

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.engine.requests import Overloaded
 from deltaci.forges import LISTENERS, delivery_dedupe
 from deltaci.forges.projects import ForgeProject, Intake, Projects
@@ -96,7 +96,7 @@ class Hooks:
             status, said = 503, _refused("unavailable", f"{error}; deliver it again")
             more = [(b"retry-after", b"1")]
         except Exception:
-            LOGGER.exception("a delivery to %s: an error of ours", plain(request.path, MAX_SHOWN))
+            LOGGER.exception("a delivery to %s: an error of ours", plain_line(request.path, MAX_SHOWN))
             status, said = 500, _refused("internal", "an error of ours; the server's log has it")
         await _send(send, status, said, more)
 
@@ -136,7 +136,7 @@ class Hooks:
         try:
             return await self._projects.forge_of(tenant, name)
         except Refused as refused:  # Nobody who is not known is told what is wrong with a project.
-            LOGGER.warning("project %s cannot be looked up: %s", plain(name, MAX_SHOWN), refused.message)
+            LOGGER.warning("project %s cannot be looked up: %s", plain_line(name, MAX_SHOWN), refused.message)
             return None
 
     def _is_believed(self, project: ForgeProject | None, delivery: Delivery) -> bool:
@@ -156,17 +156,18 @@ class Hooks:
         change = heard.change
         if not _is_about(project, change):
             return 202, _ignored(
-                f"it is about {plain(change.repository, MAX_SHOWN)!r}, and the project about {project.repository!r}"
+                f"it is about {plain_line(change.repository, MAX_SHOWN)!r}, "
+                f"and the project about {project.repository!r}"
             )
         if not change.repository:
             change = msgspec.structs.replace(change, repository=project.repository)
-        id = plain(listener.delivery_id(delivery), MAX_DELIVERY)
+        id = plain_line(listener.delivery_id(delivery), MAX_DELIVERY)
         content = _content(project, heard)
         names = [f"{project.name}/{content}"]
         if id:
             names.append(f"{project.name}/id-{fingerprint(project.forge, id)}")
         known = await self._known(project.tenant, names)
-        about = {"event": change.event, "ref": plain(change.ref, MAX_SHOWN), "commit": change.commit}
+        about = {"event": change.event, "ref": plain_line(change.ref, MAX_SHOWN), "commit": change.commit}
         if known is not None:
             return 200, Said(result="duplicate", change=known.change, why="it was heard before", **about)
         accepted = await self._intake.accept(project.tenant, project.name, change, content)

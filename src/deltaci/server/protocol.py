@@ -24,7 +24,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.engine import Claim, Claimed, Engine
@@ -290,7 +290,7 @@ class Protocol:
         record = decision.record
         assert isinstance(record, Attempt)
         if isinstance(message, Complete):
-            is_accepted, reason = attempt.completion(record)
+            is_accepted, reason = attempt.complete_answer(record)
             return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=reason)
         if isinstance(message, CancelAck):
             return CancelAcked(lease_id=message.lease_id, accepted=True)
@@ -367,8 +367,8 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                     exit_code=message.exit_code,
                     signal=message.signal,
                     error_code=message.error_code or "",
-                    message=plain(message.summary, MAX_REPORTED_TEXT),
-                    log_tail=tuple(plain(line, MAX_REPORTED_TEXT) for line in message.log_tail),
+                    message=plain_line(message.summary, MAX_REPORTED_TEXT),
+                    log_tail=tuple(plain_line(line, MAX_REPORTED_TEXT) for line in message.log_tail),
                     failed_tests=failed_tests(report)[0],
                 ),
             )
@@ -406,7 +406,7 @@ def _plain(value: Any) -> Any:
     """Names, messages and summaries come from the job: they may not say more than a text says."""
     match value:
         case str():
-            return plain(value, MAX_REPORTED_TEXT)
+            return plain_line(value, MAX_REPORTED_TEXT)
         case list():
             return [_plain(each) for each in value]
         case dict():

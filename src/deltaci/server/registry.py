@@ -9,11 +9,11 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final, Protocol
 
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.core.worker import Offer, Worker, held_again, is_distrusted
+from deltaci.core.worker import UpdateCapabilities, Worker, carry_over_hold, is_quarantined
 from deltaci.engine.engine import Engine
 from deltaci.fleet.incarnations import Life, Lives
 from deltaci.protocol.messages import Registered, Registration, Renewal
@@ -185,9 +185,9 @@ class Registry:
             max_concurrent_tasks=offered.slots,
             token_at=token_at,
         )
-        birth = Birth(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
+        birth = NewRecord(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
         orders: list[Command] = [birth]
-        if before is not None and (held := held_again(before, id)) is not None:
+        if before is not None and (held := carry_over_hold(before, id)) is not None:
             orders.append(held)
         born = (await self._engine.do_all(orders))[0]  # One batch, and so one transaction.
         if isinstance(born, Refused):
@@ -199,11 +199,11 @@ class Registry:
     ) -> None:
         """Let its record know what it offers. This is also how the core says that it may not come in any more."""
         labels = asked.capabilities if asked is not None else None
-        offer = Offer(
+        offer = UpdateCapabilities(
             id=id,
             tenant=who.tenant,
             labels=tuple(labels) if labels is not None else None,
-            places=asked.slots if asked is not None else None,
+            slots=asked.slots if asked is not None else None,
             token_at=token_at,
             request_id=request_id,
         )
@@ -226,7 +226,7 @@ class Registry:
 
 def _forgiven(before: Worker | None) -> Worker | None:
     """Who comes with a new token was set up anew, and is trusted anew. What somebody decided stays decided."""
-    return before if before is not None and not is_distrusted(before) else None
+    return before if before is not None and not is_quarantined(before) else None
 
 
 def _offered(asked: Registration | Renewal | None, before: Worker | None) -> Registration:

@@ -15,7 +15,7 @@ import msgspec
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol.junit import (
     MAX_MESSAGE_CHARACTERS,
     MAX_NAME_CHARACTERS,
@@ -79,9 +79,11 @@ def read_reports(blobs: Blobs, attempt: Attempt, lease_number: int) -> Reported:
 
 def _safe(case: TestCase) -> TestCase:
     """Nothing in it that a terminal would obey, or that turns a line around; names as runners report them."""
-    output = "\n".join(plain(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
-    message = plain(case.message, MAX_MESSAGE_CHARACTERS)
-    return msgspec.structs.replace(case, name=plain(case.name, MAX_NAME_CHARACTERS), message=message, output=output)
+    output = "\n".join(plain_line(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
+    message = plain_line(case.message, MAX_MESSAGE_CHARACTERS)
+    return msgspec.structs.replace(
+        case, name=plain_line(case.name, MAX_NAME_CHARACTERS), message=message, output=output
+    )
 
 
 def _files(blobs: Blobs, attempt: Attempt, lease_number: int, troubles: list[str]) -> Iterator[tuple[str, bytes]]:

@@ -16,7 +16,7 @@ from deltaci.core.decide import job_id
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from deltaci.core.status.needs import SKIPPED, outputs_of, result_of
+from deltaci.core.status.needs import SKIPPED, job_outputs, job_result
 from deltaci.core.timers import is_over
 from deltaci.protocol.responses import CacheMatch, NeededJob, SharedArtifact, SourceCredential
 from deltaci.protocol.routes import MAX_CACHE_KEY
@@ -168,8 +168,8 @@ class Shared:
 
 
 def _need(needed: Job, last: Attempt | None) -> NeededJob:
-    result = result_of(needed, last)
-    return NeededJob(result=result, outputs=outputs_of(last), family=needed.spec.family)  # type: ignore[arg-type]
+    result = job_result(needed, last)
+    return NeededJob(result=result, outputs=job_outputs(last), family=needed.spec.family)  # type: ignore[arg-type]
 
 
 def number_of(lease_id: str) -> int:

@@ -21,7 +21,7 @@ from deltaci.controllers.workstreams import commits
 from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
-from deltaci.core.run import Run, is_let_go
+from deltaci.core.run import Run, may_discard_workspace
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.protocol.job_spec import Worktree
@@ -96,7 +96,11 @@ class Trees:
     async def over(self, who: Runner, ids: list[str]) -> EndedStreams:
         """Those of these streams that are over and need no tree. What this tenant does not have is left as it is."""
         records = await self._protocol.looked(list(dict.fromkeys(ids)))
-        gone = {each.id for each in records if isinstance(each, Run) and each.tenant == who.tenant and is_let_go(each)}
+        gone = {
+            each.id
+            for each in records
+            if isinstance(each, Run) and each.tenant == who.tenant and may_discard_workspace(each)
+        }
         return EndedStreams([id for id in dict.fromkeys(ids) if id in gone])
 
     # -- where it begins

@@ -17,7 +17,7 @@ import msgspec
 from deltaci.core import job, run, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.attempt import Attempt, Requeue, Stall
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan, StartRun
 from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, JobSpec
@@ -82,7 +82,7 @@ class People:
         if is_at_once:
             await self._start(record, own)
         else:
-            birth = Birth(id=id, record=record, actor="user:u", request_id=f"{id} create")
+            birth = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
             await orders.do("birth", birth, random)
         if older and orders.does("superseded", random):
             newer = run.Cancel(id=older, reason="SUPERSEDED", request_id=f"{older} superseded")
@@ -310,7 +310,7 @@ class People:
     async def _set_up(self, id: str, rev: int, random: Random) -> None:
         """Somebody sets its runner up again, with a new token."""
         named: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
-        await self._orders.do("offer", worker.Offer(**named, token_at=self._orders.wall()), random)
+        await self._orders.do("offer", worker.UpdateCapabilities(**named, token_at=self._orders.wall()), random)
 
     def _hold(self, event: Event) -> None:
         """Somebody wants it to take nothing new for a while, or does not trust it."""
@@ -333,7 +333,9 @@ class People:
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
             self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
         elif event.to == "BUSY" and id in self._checker.pollers and self._orders.does("grow", random):
-            more = worker.Offer(id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} grow {event.rev}")
+            more = worker.UpdateCapabilities(
+                id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} grow {event.rev}"
+            )
             self._orders.later(10 * random.random(), partial(self._orders.do, "offer", more, random))
         elif event.to == "BUSY" and self._orders.does("leave", random):
             self._orders.later(30 * random.random(), partial(self._leave, id, event.rev, random))
@@ -341,7 +343,7 @@ class People:
             wait = random.choice((100, 1000)) * random.random()
             self._orders.later(wait, partial(self._after_silence, id, event.rev, random))
             if id in self._checker.pollers:  # Its runner says meanwhile that it has something new.
-                offer = worker.Offer(
+                offer = worker.UpdateCapabilities(
                     id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
                 )
                 self._orders.later(wait / 2, partial(self._orders.do, "offer", offer, random))
@@ -391,5 +393,5 @@ class People:
             max_lost_leases=random.choice((0, 1, 3)),
             spec={"steps": [f"{200 * random.random():.1f} {code}"]},
         )
-        birth = Birth(id=id, record=record, actor="user:u", request_id=f"{id} create")
+        birth = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
         await self._orders.do("birth", birth, random)

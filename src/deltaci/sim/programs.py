@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, Final
 
 from deltaci.core import attempt, ids
-from deltaci.core.attempt import Attempt, Leased
-from deltaci.core.cascade import Birth
+from deltaci.core.attempt import Attempt, LeasedCommand
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Decision
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
@@ -101,7 +101,7 @@ class Programs:
         name = self._names[place]
         if it is None:
             record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
-            await self._orders.do("birth", Birth(id=name, record=record, request_id=f"{name} come"), random)
+            await self._orders.do("birth", NewRecord(id=name, record=record, request_id=f"{name} come"), random)
         return name
 
     def _revs(self, it: AttemptFacts, name: str) -> tuple[int, int]:
@@ -218,7 +218,7 @@ class _Work:
         self.rules: list[dict[str, str]] = (claimed.attempt.spec or {}).get("rules", [])
         self.is_canceled = self.is_deaf = False
 
-    async def say(self, message: type[Leased], **fields: Any) -> bool:
+    async def say(self, message: type[LeasedCommand], **fields: Any) -> bool:
         """Whether it was heard and stands. A renewed lease runs anew from when it was said."""
         said = message(id=self.ref.attempt_id, actor=worker_actor(self.who), lease=self.ref, tenant=TENANT, **fields)
         said_at = self._loop.now

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from deltaci.core.listing import Listed, lists
+from deltaci.core.listing import ListKey, lists_of
 from deltaci.core.machine import Record
 from deltaci.storage.port import Entry, Page, Place, Search, Unreadable, storable
 
@@ -52,7 +52,7 @@ def left(entries: Iterable[Entry]) -> list[Row]:
 def dropped(records: Iterable[Record]) -> list[Entry]:
     """What records that are dropped leave. Where one that cannot be read is listed nobody knows; pages pass over it."""
     readable = (record for record in records if not isinstance(record, Unreadable))
-    return [Entry(record.id, record.created_at, frozenset(), lists(record)) for record in readable]
+    return [Entry(record.id, record.created_at, frozenset(), lists_of(record)) for record in readable]
 
 
 def start(before: Place | None, until: int) -> Place:
@@ -132,7 +132,7 @@ class MemoryLists:
     """Every list as a sorted one."""
 
     def __init__(self, load: Callable[[Sequence[str]], Awaitable[list[Record]]]) -> None:
-        self._lists: dict[Listed, list[tuple[int, str]]] = {}
+        self._lists: dict[ListKey, list[tuple[int, str]]] = {}
         self._pages = Pages(self._walked, load)
         self.page = self._pages.page
 
@@ -150,7 +150,7 @@ class MemoryLists:
                 del self._lists[name]
         return Entry(entry.id, entry.at, left, joined)
 
-    def _holds(self, name: Listed, place: tuple[int, str]) -> bool:
+    def _holds(self, name: ListKey, place: tuple[int, str]) -> bool:
         entries = self._lists.get(name, [])
         index = bisect_left(entries, place)
         return index < len(entries) and entries[index] == place

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event, numbered
+from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
 from deltaci.storage.commit_hints import Arrived, Wakers
@@ -216,7 +216,7 @@ class MemoryStore:
             self._set(row.id, None if put.is_over else row, row if put.is_over else None)
         self._unlist += [self._lists.apply(entry) for entry in write.entries]
         for event in write.events:
-            self._events.append(numbered(event, self._pruned + len(self._events) + 1))
+            self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
 
     def _version(self, id: str) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.job import Job
-from deltaci.core.listing import Listed
+from deltaci.core.listing import ListKey
 from deltaci.core.machine import Record
 from deltaci.core.worker import required_labels
 from deltaci.storage import commit_hints
@@ -171,8 +171,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     id: str
     at: int
-    joined: frozenset[Listed]
-    left: frozenset[Listed] = frozenset()
+    joined: frozenset[ListKey]
+    left: frozenset[ListKey] = frozenset()
 
 
 class Write(msgspec.Struct, frozen=True):

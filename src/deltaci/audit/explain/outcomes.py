@@ -180,7 +180,7 @@ def _family_failure(story: ExplainContext, of: Job, reason: str) -> str:
     """Which failure ended the job's family before its own end, if that is why it was not needed."""
     if reason != job.NOT_NEEDED or not of.spec.family or (story.run is not None and story.run.is_fail_fast):
         return ""
-    kin = (each for each in story.jobs.values() if each.spec.family == of.spec.family and job.ends_family(each))
+    kin = (each for each in story.jobs.values() if each.spec.family == of.spec.family and job.fails_family(each))
     earlier = [each for each in kin if not of.completed_at or each.completed_at <= of.completed_at]
     first = min(earlier, key=lambda each: each.completed_at, default=None)
     if first is None:
@@ -307,7 +307,7 @@ def _run_failed(story: ExplainContext, of: Run, event: Event | None) -> Clause:
         return Clause("failed", "failed, because a job that it requires did not succeed", of.id, event)
     end = job_end(story, first)
     text = f"failed, because {shown(first.spec.name)}, which it requires, {end.text}"
-    others = sum(1 for each in story.jobs.values() if job.dooms(each) and each.id != first.id)
+    others = sum(1 for each in story.jobs.values() if job.dooms_run(each) and each.id != first.id)
     # What the rules say of it is told with that job; here it would only be said twice.
     advice = f"{count(others, 'other required job')} did not succeed either." if others else ""
     return Clause("failed", text, first.id, event, advice)

@@ -9,7 +9,7 @@ from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.formatting import MAX_LISTED, listed, moment, saying, shown
 from deltaci.audit.explain.reasons import Clause
 from deltaci.core import worker
-from deltaci.core.attempt import Attempt, has_lost
+from deltaci.core.attempt import Attempt, avoids
 from deltaci.core.worker import Worker, required_labels
 
 NO_WORKER: Final = "no_worker"
@@ -75,9 +75,9 @@ def _has_room(of: Worker) -> bool:
 def _left(story: ExplainContext, of: Attempt) -> Clause | None:
     """Somebody is free, but lost it before, and leaves it to one that did not: who may be busy."""
     required = required_labels(of.queue_key)
-    taking = [each for each, labels in story.workers if required <= labels and worker.takes_work(each)]
-    losers = [each.id for each in taking if has_lost(of, each.id) and _has_room(each)]
-    others = [each for each in taking if not has_lost(of, each.id)]
+    taking = [each for each, labels in story.workers if required <= labels and worker.accepts_work(each)]
+    losers = [each.id for each in taking if avoids(of, each.id) and _has_room(each)]
+    others = [each for each in taking if not avoids(of, each.id)]
     if not losers or not others:
         return None
     lost = f"{listed(losers)} lost it before and {'leaves' if len(losers) == 1 else 'leave'} it to others"
@@ -106,8 +106,8 @@ def why_held(of: Worker) -> str:
     since = f"since {moment(of.held_at)}"
     if of.hold == worker.DRAINED:
         return f"is drained {since}{saying(of.hold_reason)}"
-    if of.hold_reason == worker.REPEATED_TROUBLES:
-        times = worker.MAX_TROUBLES
+    if of.hold_reason == worker.REPEATED_INFRA_FAILURES:
+        times = worker.MAX_INFRA_FAILURES
         return f"is quarantined {since}: {times} times in a row it lost a job, or failed it by its own infrastructure"
     return f"is quarantined {since}{saying(of.hold_reason)}"
 

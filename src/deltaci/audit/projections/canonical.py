@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from deltaci.core import lease
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event, to_json_line
 from deltaci.core.ids import lease_name
 from deltaci.core.instants import rfc3339
 
@@ -25,7 +25,7 @@ LEASE_WORDS: Final = {
 
 def canonical_lines(events: Iterable[Event]) -> Iterator[bytes]:
     """The log as lines of text, without line ends."""
-    return map(to_line, with_lease_events(events))
+    return map(to_json_line, with_lease_events(events))
 
 
 def with_lease_events(events: Iterable[Event]) -> Iterator[Event]:

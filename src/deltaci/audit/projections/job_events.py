@@ -41,9 +41,9 @@ class JobEventsExporter:
         steps, job.shown = JOB_VIEW.project_change(job.shown, Change(event.from_, event.to, event.trigger, event.actor))
         for step in steps:
             job.rev += 1
-            job.attempt += step.word == "claimed"
+            job.attempt += step.trigger == "claimed"
             told: dict[str, Any] = {
-                "type": step.word,
+                "type": step.trigger,
                 "job_id": event.entity_id,
                 "from_status": step.source,
                 "to_status": step.target,

@@ -130,5 +130,5 @@ def _projected(view: View, event: Event, shown: dict[str, str | None]) -> Iterat
 def _word(view: View, step: Step) -> str:
     """Document 003 has words of its own for what happens to a workstream."""
     if view is not workstreams.WORKSTREAM_VIEW or step.source is None:
-        return step.word
+        return step.trigger
     return workstreams.WORKSTREAM_TRIGGERS[step.source, step.target]

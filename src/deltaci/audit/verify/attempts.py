@@ -209,7 +209,7 @@ def check_lease(
             )
             attempt.lease_state = (
                 None
-                if event.to != core_attempt.CANCEL_REQUESTED and event.to not in core_attempt.HELD
+                if event.to != core_attempt.CANCEL_REQUESTED and event.to not in core_attempt.ACTIVE_STATES
                 else attempt.lease_state
             )
         return
@@ -371,7 +371,7 @@ def _release_worker(
 def _is_infra_failure(event: EventLine, metadata: AttemptMetadata) -> bool | None:
     """Return whether the worker's infrastructure caused this end of its lease, or None if that is unknown."""
     if event.to == core_attempt.STALE:
-        return True if metadata.reason in core_attempt.FOUND_LOST else None
+        return True if metadata.reason in core_attempt.DETECTED_LOST else None
     if event.to == core_attempt.SUCCEEDED:
         return False
     if event.to != core_attempt.FAILED or metadata.error is None:
@@ -412,7 +412,7 @@ def check_stale(
 ) -> None:
     """A lost lease is counted and has the reason that fits the lease's new state."""
     allowed_counts = {attempt.lost_leases + 1} | (
-        {attempt.lost_leases} if metadata.reason not in core_attempt.FOUND_LOST else set()
+        {attempt.lost_leases} if metadata.reason not in core_attempt.DETECTED_LOST else set()
     )
     if metadata.lost_leases not in allowed_counts:
         verifier.flag(
@@ -562,7 +562,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 # Attempt state -> allowed states of its job at the end of the transaction.
 _JOB_STATES: Final = {
     core_attempt.QUEUED: ("QUEUED", "RUNNING"),
-    **dict.fromkeys((*core_attempt.HELD, core_attempt.STALE, core_attempt.CANCEL_REQUESTED), ("RUNNING",)),
+    **dict.fromkeys((*core_attempt.ACTIVE_STATES, core_attempt.STALE, core_attempt.CANCEL_REQUESTED), ("RUNNING",)),
     core_attempt.SUCCEEDED: ("VALIDATING", "SUCCEEDED", "FAILED", "CANCELED"),
     core_attempt.FAILED: ("RETRYING", "FAILED", "CANCELED"),
     core_attempt.TIMED_OUT: ("RETRYING", "FAILED", "CANCELED"),
@@ -572,7 +572,7 @@ _JOB_STATES: Final = {
 
 def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> None:
     """At the end of a transaction: a lost attempt is requeued or failed, and the job's state fits the attempt's."""
-    if attempt.state == core_attempt.STALE and attempt.stale_reason in core_attempt.REQUEUED_AT_ONCE:
+    if attempt.state == core_attempt.STALE and attempt.stale_reason in core_attempt.REQUEUED_IMMEDIATELY:
         verifier.flag(
             "ORC-A7",
             f"attempt {attempt.id} stays STALE after {attempt.stale_reason}",

@@ -267,7 +267,7 @@ class CanonicalVerifier:
                 if view.allows(step) is None:
                     edges: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
                     allowed = [edge.target for edge in edges if edge.source == step.source]
-                    found = f"document {view.document} sees {step.source} → {step.target} by {step.word}"
+                    found = f"document {view.document} sees {step.source} → {step.target} by {step.trigger}"
                     problems.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
         return tuple(new_states), problems
 

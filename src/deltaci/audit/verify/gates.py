@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deltaci.audit.verify.log_lines import EventLine, JobMetadata
 from deltaci.audit.verify.tracked import TrackedJob
 from deltaci.core import job as core_job
-from deltaci.core.approvals import MAX_APPROVERS, person
+from deltaci.core.approvals import MAX_APPROVERS, person_name
 from deltaci.core.events import USER, actor_kind
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check_decision(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
 
 
 def _check_approval(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    approver = person(event.actor)
+    approver = person_name(event.actor)
     if not job.is_plain_gate and not approver:
         verifier.flag("MOD-G1", f"gate {job.id} is approved by {event.actor}", "a person with a name")
     if job.excluded_approver is not None and approver == job.excluded_approver:

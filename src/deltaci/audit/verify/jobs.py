@@ -290,7 +290,12 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 # Job state -> allowed states of its latest attempt at the end of the transaction.
 _ATTEMPT_STATES: Final = {
     core_job.QUEUED: (core_attempt.QUEUED,),
-    core_job.RUNNING: (core_attempt.QUEUED, *core_attempt.HELD, core_attempt.STALE, core_attempt.CANCEL_REQUESTED),
+    core_job.RUNNING: (
+        core_attempt.QUEUED,
+        *core_attempt.ACTIVE_STATES,
+        core_attempt.STALE,
+        core_attempt.CANCEL_REQUESTED,
+    ),
     core_job.VALIDATING: (core_attempt.SUCCEEDED,),
     core_job.RETRYING: (core_attempt.FAILED, core_attempt.TIMED_OUT),
     core_job.SUCCEEDED: (core_attempt.SUCCEEDED,),

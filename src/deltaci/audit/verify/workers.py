@@ -94,7 +94,7 @@ def _check_failure_count(
     if is_infra_failure and id not in worker.excused_attempts:
         worker.infra_failures, worker.excused_attempts = before + 1, {*worker.attempt_ids, *worker.ended_attempts}
         worker.is_quarantine_due = (
-            worker.infra_failures >= core_worker.MAX_TROUBLES and not worker.hold and not worker.is_leaving
+            worker.infra_failures >= core_worker.MAX_INFRA_FAILURES and not worker.hold and not worker.is_leaving
         )
     elif is_infra_failure is False:
         worker.infra_failures = 0
@@ -135,7 +135,7 @@ def _is_hold_allowed(worker: TrackedWorker, metadata: WorkerMetadata) -> bool:
         return False
     if metadata.hold == core_worker.DRAINED:
         return worker.hold != core_worker.DRAINED
-    is_automatic = metadata.reason == core_worker.REPEATED_TROUBLES
+    is_automatic = metadata.reason == core_worker.REPEATED_INFRA_FAILURES
     return (
         not worker.hold
         and metadata.infra_failures == worker.infra_failures

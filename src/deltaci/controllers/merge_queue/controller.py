@@ -30,7 +30,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
@@ -111,30 +111,30 @@ class MergeQueue:
             entry = replace(entry, at=await self._store.now())
         empty = Line(tenant=entry.tenant, project=entry.project, base=entry.base)
         name = _name_of(entry.tenant, entry.project, entry.base)
-        await self._lines.edit(EVERYBODY, name, lambda line: lines.entered(line or empty, entry))
+        await self._lines.edit(ALL_TENANTS, name, lambda line: lines.entered(line or empty, entry))
         self.hands.give(name)
 
     async def leave(self, tenant: str, project: str, base: str, id: str) -> bool:
         """Not to be merged any more. Whether that holds; False: it is too late, and the outcome will be told."""
         name = _name_of(tenant, project, base)
-        line = await self._lines.edit(EVERYBODY, name, lambda line: line and lines.without(line, [id]))
+        line = await self._lines.edit(ALL_TENANTS, name, lambda line: line and lines.without(line, [id]))
         self.hands.give(name)
         return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
         for event in events:
-            if event.entity == RUN and event.entity_id.startswith(RUN_PREFIX) and run.is_outcome(event.to):
+            if event.entity == RUN and event.entity_id.startswith(RUN_PREFIX) and run.is_over_state(event.to):
                 self.hands.give(of(event.tenant, event.entity_id.split("-")[1]))
 
     async def queues(self, tenant: str) -> list[QueueView]:
         """The tenant's lines in which somebody waits."""
-        found = [each async for _, each in self._lines.each(EVERYBODY, of(tenant, ""))]
+        found = [each async for _, each in self._lines.each(ALL_TENANTS, of(tenant, ""))]
         return [shown(each) for each in found if each.places]
 
     async def bring(self, tenant: str, stream: str, commit: str) -> bool:
         """Have a commit that is tested now in this server's mirror, for the runner that asks; False: it is not."""
-        line = await self._lines.find(EVERYBODY, of(tenant, stream.removeprefix(candidate_runs.STREAM)))
+        line = await self._lines.find(ALL_TENANTS, of(tenant, stream.removeprefix(candidate_runs.STREAM)))
         if line is None or (project := await self._projects.find(tenant, line.project)) is None:
             return False
         workshop = Workshop(self._mirrors.of(project))
@@ -151,7 +151,7 @@ class MergeQueue:
 
     async def sweep(self) -> None:
         """Take up every line in which there is something to do."""
-        async for name, line in self._lines.each(EVERYBODY):
+        async for name, line in self._lines.each(ALL_TENANTS):
             if not line.is_idle:
                 self.hands.give(name)
 
@@ -163,8 +163,8 @@ class MergeQueue:
         loop, taken = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         try:
             while True:
-                line = await self._lines.find(EVERYBODY, name)
-                if line is None or (line.is_idle and await self._lines.drop_if(EVERYBODY, name, _is_idle)):
+                line = await self._lines.find(ALL_TENANTS, name)
+                if line is None or (line.is_idle and await self._lines.drop_if(ALL_TENANTS, name, _is_idle)):
                     return
                 if not await self._is_changed(name, line):
                     break
@@ -337,7 +337,7 @@ class MergeQueue:
 
     async def _edit(self, name: str, seen: Line, change: Callable[[Line], Line]) -> bool:
         """Change it as it is now; whether it is not what was seen before. Somebody else's change is as good."""
-        after = await self._lines.edit(EVERYBODY, name, lambda line: line and change(line))
+        after = await self._lines.edit(ALL_TENANTS, name, lambda line: line and change(line))
         return after != seen
 
     async def _trouble(self, name: str, line: Line, problem: str) -> None:

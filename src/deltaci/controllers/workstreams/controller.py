@@ -27,11 +27,11 @@ from deltaci.controllers.workstreams.metrics import Meters
 from deltaci.controllers.workstreams.planning import Planning
 from deltaci.controllers.workstreams.records import Open, Workstream
 from deltaci.core import job, run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.events import JOB, RUN, USER, Event
 from deltaci.core.instants import SECOND
-from deltaci.core.listing import EVERYBODY
+from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
@@ -96,9 +96,9 @@ class Streams:
         )
         # Before the run: whoever sees the run finds what it is about.
         await self.desk.records.kept.add(tenant, id, kept)
-        await self.desk.records.opened.add(EVERYBODY, of(tenant, id), Open(tenant, id))
+        await self.desk.records.opened.add(ALL_TENANTS, of(tenant, id), Open(tenant, id))
         record = _born(kept, stream, project, asked)
-        await self.desk.engine.do(Birth(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
+        await self.desk.engine.do(NewRecord(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
         self._give(tenant, id)
         return kept
 
@@ -148,7 +148,7 @@ class Streams:
 
     async def sweep(self) -> None:
         """Take up everything that is not archived."""
-        async for _, each in self.desk.records.opened.each(EVERYBODY):
+        async for _, each in self.desk.records.opened.each(ALL_TENANTS):
             self._give(each.tenant, each.id)
 
     def _give(self, tenant: str, id: str) -> None:
@@ -304,7 +304,7 @@ class Streams:
         await self._drop(stream)
 
     async def _drop(self, stream: Workstream) -> None:
-        await self.desk.records.opened.drop(EVERYBODY, of(stream.tenant, stream.id))
+        await self.desk.records.opened.drop(ALL_TENANTS, of(stream.tenant, stream.id))
         self._forget(stream.id)
 
     def _forget(self, id: str) -> None:
@@ -331,7 +331,7 @@ def _born(kept: Workstream, stream: model.Workstream, project: Project, asked: s
             title=stream.title or stream.workstream,
             workstream=stream.workstream,
         ),
-        asked=asked,
+        request_fingerprint=asked,
     )
 
 

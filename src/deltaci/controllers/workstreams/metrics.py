@@ -59,7 +59,7 @@ class Gauge(msgspec.Struct):
                 continue
             self.seq, self.now = event.seq, max(self.now, event.at)
             view = {JOB: TASK_VIEW, RUN: WORKSTREAM_VIEW}.get(event.entity)
-            if view is not None and event.from_ != event.to and (shown := view.shows[event.to]) in view.states:
+            if view is not None and event.from_ != event.to and (shown := view.state_map[event.to]) in view.states:
                 of = self.stream if event.entity == RUN else self.tasks.setdefault(event.entity_id, Spent())
                 of.enter(shown, self.now)
                 of.worker = event.metadata.get("worker_id") or of.worker

@@ -16,7 +16,7 @@ SKIPPED: Final = "skipped"
 _NEVER_BEGUN: Final = frozenset({job.BLOCKED, job.NOT_NEEDED})
 
 
-def result_of(needed: Job, last: Attempt | None) -> str:
+def job_result(needed: Job, last: Attempt | None) -> str:
     """The result. A job that may fail counts as one that did not; one that is not over counts as left out."""
     match needed.state:
         case job.SUCCEEDED:
@@ -34,7 +34,7 @@ def is_skipped(last: Attempt | None) -> bool:
     return isinstance(report, dict) and report.get("is_skipped") is True
 
 
-def outputs_of(last: Attempt | None) -> dict[str, Any]:
+def job_outputs(last: Attempt | None) -> dict[str, Any]:
     """What others can read of its output: the keys of an object, nothing of anything else."""
     result = last.result if last is not None else None
     return dict(result) if isinstance(result, dict) else {}

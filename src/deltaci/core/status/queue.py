@@ -22,9 +22,9 @@ FAILED: Final = "failed"
 STALLED: Final = "stalled"
 
 # Claimed by the orchestrator itself: the queue says "claimed", we must remember by whom.
-_TAKEN: Final = "claimed by the orchestrator"
+_CLAIMED_BY_ORCHESTRATOR: Final = "claimed by the orchestrator"
 
-_SHOWS: Final = {
+_STATES: Final = {
     attempt.QUEUED: QUEUED,
     attempt.LEASED: CLAIMED,
     attempt.STARTING: CLAIMED,
@@ -39,14 +39,14 @@ _SHOWS: Final = {
 
 
 def _project(_view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-    before, actor, target = CLAIMED if shown == _TAKEN else shown, change.actor, change.target
+    before, actor, target = CLAIMED if shown == _CLAIMED_BY_ORCHESTRATOR else shown, change.actor, change.target
     if target == attempt.CANCEL_REQUESTED:
         if change.source == attempt.CANCEL_REQUESTED:
             return (Step(before, before or CLAIMED, "heartbeat", actor),), shown or CLAIMED
         if before in (QUEUED, STALLED):
-            return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _TAKEN
+            return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _CLAIMED_BY_ORCHESTRATOR
         return (), shown or ""
-    after = _SHOWS[target]
+    after = _STATES[target]
     if after == FAILED and actor_kind(actor) != BY_RUNNER:
         return _taken_over(shown), FAILED
     if target == attempt.CANCELED and before == CLAIMED:
@@ -56,7 +56,7 @@ def _project(_view: View, shown: str | None, change: Change) -> tuple[tuple[Step
 
 def _taken_over(shown: str | None) -> tuple[Step, ...]:
     end = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
-    if shown == _TAKEN:
+    if shown == _CLAIMED_BY_ORCHESTRATOR:
         return end
     claim = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
     if shown == STALLED:
@@ -68,7 +68,7 @@ JOB_VIEW: Final = View(
     "004 job",
     "004",
     ATTEMPT,
-    _SHOWS,
+    _STATES,
     (
         Edge(None, QUEUED, "QUE-T1", ("enqueued",)),
         Edge(QUEUED, CLAIMED, "QUE-T2", ("claimed",)),
@@ -90,10 +90,10 @@ def job_status(record: attempt.Attempt) -> str:
     """Document 004's status of an attempt: a pure function of the record."""
     if record.state == attempt.CANCEL_REQUESTED:
         return RUNNING if record.started_at else CLAIMED
-    return _SHOWS.get(record.state, QUEUED)
+    return _STATES.get(record.state, QUEUED)
 
 
-def check_shape(record: attempt.Attempt) -> None:
+def check_invariants(record: attempt.Attempt) -> None:
     """Document 004's invariants for each status: who may be owner, and when there is a result or an error."""
     status = job_status(record)
     is_owned = status in (CLAIMED, RUNNING)

@@ -80,12 +80,12 @@ STEP_VIEW: Final = View(
 
 def run_status(record: run.Run) -> str:
     """Document 002's status of a run: a pure function of the record."""
-    return RUN_VIEW.shows[record.conclusion if record.state == run.REPORTED else record.state]
+    return RUN_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def step_status(record: job.Job) -> str:
     """Document 002's status of a job."""
-    return STEP_VIEW.shows[record.state]
+    return STEP_VIEW.state_map[record.state]
 
 
 def step_attempts(record: job.Job) -> int:

@@ -39,7 +39,7 @@ class Step(msgspec.Struct, frozen=True):
 
     source: str | None
     target: str
-    word: str
+    trigger: str
     actor: str
 
 
@@ -55,9 +55,9 @@ class Change(msgspec.Struct, frozen=True):
 Projection = Callable[["View", str | None, Change], tuple[tuple[Step, ...], str]]
 
 
-def plainly(view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+def project_by_table(view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
     """Show every state as the view's table says; a change that is not visible is no step."""
-    target = view.shows[change.target]
+    target = view.state_map[change.target]
     if LEFT_OUT in (shown, target):
         return (), LEFT_OUT
     if target == SAME:
@@ -73,10 +73,10 @@ class View(msgspec.Struct, frozen=True):
     name: str
     document: str
     entity: str
-    shows: Mapping[str, str]
+    state_map: Mapping[str, str]
     edges: tuple[Edge, ...]
     extensions: tuple[Extension, ...] = ()
-    project: Projection = plainly
+    project: Projection = project_by_table
 
     def project_change(self, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
         """The steps that the document sees, and what the entity is shown as afterwards."""
@@ -85,7 +85,7 @@ class View(msgspec.Struct, frozen=True):
     def allows(self, step: Step) -> Edge | Extension | None:
         """The edge or the extension that makes the step legal, if there is one."""
         edge = self.edge(step.source, step.target)
-        if edge is not None and (not edge.triggers or step.word in edge.triggers):
+        if edge is not None and (not edge.triggers or step.trigger in edge.triggers):
             return edge
         return next((e for e in self.extensions if (e.source, e.target) == (step.source, step.target)), None)
 

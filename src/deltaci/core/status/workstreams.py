@@ -131,15 +131,15 @@ def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
 
 def task_state(record: job.Job) -> str:
     """Document 003's state of a job; empty for an approval, which is no task."""
-    shown = TASK_VIEW.shows[record.state]
+    shown = TASK_VIEW.state_map[record.state]
     return "" if record.spec.kind == job.APPROVAL or shown == LEFT_OUT else shown
 
 
 def workstream_state(record: run.Run) -> str:
     """Document 003's state of a run."""
-    return WORKSTREAM_VIEW.shows[record.conclusion if record.state == run.REPORTED else record.state]
+    return WORKSTREAM_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def worker_state(record: worker.Worker) -> str:
     """Document 003's state of a worker."""
-    return WORKER_VIEW.shows[record.state]
+    return WORKER_VIEW.state_map[record.state]

@@ -93,7 +93,7 @@ async def started(call: Call, asked: RunInput, record: Run) -> Run:
         files=(FileOutcome(asked.file, record.id, "somebody started it"),),
     )
     kept = await call.parts.repositories.changes.keep_handled(kept)
-    made = run_of(record.id, kept, project, asked.file, asked=record.asked, labels=asked.labels)
+    made = run_of(record.id, kept, project, asked.file, asked=record.request_fingerprint, labels=asked.labels)
     origin = msgspec.structs.replace(
         made.origin,
         title=asked.title or made.origin.title,

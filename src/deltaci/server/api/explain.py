@@ -87,9 +87,9 @@ async def fleet_of(call: Call) -> list[Worker]:
 async def _flaky(call: Call, run: Run, tries: list[Attempt]) -> dict[str, frozenset[str]]:
     """Of jobs with failed tests: those of their tests that are known to be flaky."""
     names = dict.fromkeys(flaky.job_name(each) for each in tries if flaky.failed_tests(each.report)[0])
-    project, now = flaky.place(run)[0], await call.parts.store.now()
+    project, now = flaky.history_key(run)[0], await call.parts.store.now()
     return {
-        name: frozenset(flaky.known_tests(await call.parts.flaky.of_job(run.tenant, project, name), now))
+        name: frozenset(flaky.flaky_tests(await call.parts.flaky.of_job(run.tenant, project, name), now))
         for name in list(names)[:MAX_FLAKY_JOBS]
     }
 

@@ -72,8 +72,8 @@ async def list_flaky(call: Call) -> api_failures.FlakyPage:
 
 
 def _job(history: History, now: int) -> api_failures.FlakyJob:
-    known, flake = flaky.known_tests(history, now), history.flake
-    is_flaky = flaky.is_known(flake, now)
+    known, flake = flaky.flaky_tests(history, now), history.flake
+    is_flaky = flaky.is_current(flake, now)
     return api_failures.FlakyJob(
         project=history.project,
         job=history.job,

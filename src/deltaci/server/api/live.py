@@ -18,7 +18,7 @@ import msgspec
 from deltaci.api.routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
 from deltaci.api.schemas.inputs import EventQuery
 from deltaci.core.errors import Refused
-from deltaci.core.events import Event, to_line
+from deltaci.core.events import Event, to_json_line
 from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.api import tails
@@ -76,7 +76,7 @@ async def read_events(call: Call) -> Made | EventStream:
 
 def _page(events: list[Event], last: int) -> Made:
     """Each event in its canonical form, as a stream has it."""
-    return Made(value={"events": [msgspec.Raw(to_line(event)) for event in events], "last": last})
+    return Made(value={"events": [msgspec.Raw(to_json_line(event)) for event in events], "last": last})
 
 
 def wants_stream(accept: str) -> bool:

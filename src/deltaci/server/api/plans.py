@@ -12,7 +12,7 @@ from deltaci.core import job
 from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
-from deltaci.core.plan import dependents, ordered
+from deltaci.core.plan import dependents, resolve_needs
 from deltaci.core.worker import queue_key
 from deltaci.engine.validation import as_json
 
@@ -27,7 +27,7 @@ def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpe
 def needs_of(plan: PlanInput) -> tuple[tuple[str, ...], ...]:
     """What must succeed before each job, also where nobody says so."""
     # Who says what it comes after has said what it waits for.
-    return ordered([(each.name, () if each.needs is None and each.after else each.needs) for each in plan.jobs])
+    return resolve_needs([(each.name, () if each.needs is None and each.after else each.needs) for each in plan.jobs])
 
 
 def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:

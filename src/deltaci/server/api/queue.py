@@ -19,7 +19,7 @@ from deltaci.audit.explain.reasons import Reason
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
-from deltaci.core.listing import status_is
+from deltaci.core.listing import runs_with_status
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.status import steps
@@ -88,7 +88,7 @@ async def _look(call: Call) -> Seen:
     workers = await fleet_of(call)
     open: list[Run] = []
     for status in _OPEN if is_asked else ():
-        page = await store.page(Search(tenant=tenant, lists=[status_is(status)], limit=MAX_RUNS))
+        page = await store.page(Search(tenant=tenant, lists=[runs_with_status(status)], limit=MAX_RUNS))
         open += [each for each in page.records if isinstance(each, Run)]
         is_whole = is_whole and page.next is None
     jobs, is_read = await store.look(lambda: _jobs([each.id for each in open]))

@@ -37,7 +37,14 @@ class Repeat:
     def run(self, **fields: Any) -> Run:
         """The run that this request makes, if it is the first."""
         who = self._call.who
-        return Run(id=self.id, run_id=self.id, tenant=who.tenant, started_by=who.person, asked=self.asked, **fields)
+        return Run(
+            id=self.id,
+            run_id=self.id,
+            tenant=who.tenant,
+            started_by=who.person,
+            request_fingerprint=self.asked,
+            **fields,
+        )
 
     async def known(self) -> Run | None:
         """What an earlier request made; None when this is the first. The same key for something else is refused."""
@@ -46,7 +53,7 @@ class Repeat:
         record = await self._call.parts.store.find(self.id)
         if not isinstance(record, Run):
             return None
-        if record.asked != self.asked:
+        if record.request_fingerprint != self.asked:
             raise Refused(
                 "request_id_reused",
                 f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which made run {record.id}",

@@ -11,13 +11,13 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
 from deltaci.controllers.planner import Reasons, reasons_of
 from deltaci.core import job, listing, run
-from deltaci.core.cascade import Birth
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
-from deltaci.core.instants import instant
-from deltaci.core.job import Job, JobSpec, addressed
+from deltaci.core.instants import from_datetime
+from deltaci.core.job import Job, JobSpec, select_gates
 from deltaci.core.machine import Command
-from deltaci.core.plan import plan_hash, rerun
+from deltaci.core.plan import plan_hash, rerun_jobs
 from deltaci.core.run import Origin, Run
 from deltaci.server.api import changes, plans, shown
 from deltaci.server.api.calls import Call, Handler, Made
@@ -82,7 +82,7 @@ async def rerun_run(call: Call) -> Made:
         raise Refused(
             "wrong_state", f"{of.id} is a workstream, with a branch of its own; create it once more from its file"
         )
-    specs = rerun(of, await jobs_of(call, of), failed_only=asked.failed_only)
+    specs = rerun_jobs(of, await jobs_of(call, of), failed_only=asked.failed_only)
     record = repeat.run(
         is_fail_fast=of.is_fail_fast, timeout_seconds=of.timeout_seconds, origin=of.origin, rerun_of=of.id
     )
@@ -93,14 +93,16 @@ async def _start(call: Call, repeat: Repeat, record: Run, specs: tuple[JobSpec, 
     await call.parts.tenants.check_queue(record.tenant)
     hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
     order = StartRun(
-        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, is_drawn=not repeat.key
+        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, has_random_id=not repeat.key
     )
     return await _made_by(call, repeat, order)
 
 
 async def _born(call: Call, repeat: Repeat, record: Run) -> Made:
     """A run without a plan: the planner makes one."""
-    return await _made_by(call, repeat, Birth(id=record.id, actor=call.actor, record=record, is_drawn=not repeat.key))
+    return await _made_by(
+        call, repeat, NewRecord(id=record.id, actor=call.actor, record=record, has_random_id=not repeat.key)
+    )
 
 
 async def _made_by(call: Call, repeat: Repeat, order: Command) -> Made:
@@ -133,8 +135,8 @@ async def list_runs(call: Call) -> api.RunPage:
         tenant=call.who.tenant,
         lists=_lists(query),
         before=place(query.cursor),
-        since=instant(query.since) if query.since is not None else 0,
-        until=instant(query.until) if query.until is not None else 0,
+        since=from_datetime(query.since) if query.since is not None else 0,
+        until=from_datetime(query.until) if query.until is not None else 0,
         limit=query.limit,
     )
     page = await call.parts.store.page(search)
@@ -145,14 +147,14 @@ async def list_runs(call: Call) -> api.RunPage:
 def _lists(query: RunQuery) -> list[str]:
     """The lists that hold what is asked for; those that are likely to be the shortest first."""
     asked = (
-        (listing.branch_is, query.branch),
-        (listing.person_is, query.person),
-        (listing.project_is, query.project),
-        (listing.template_is, query.template),
-        (listing.state_is, query.state),
-        (listing.status_is, query.status),
+        (listing.runs_of_branch, query.branch),
+        (listing.runs_started_by, query.person),
+        (listing.runs_of_project, query.project),
+        (listing.runs_of_template, query.template),
+        (listing.runs_in_state, query.state),
+        (listing.runs_with_status, query.status),
     )
-    names = [listing.label_is(label) for label in query.label]
+    names = [listing.runs_with_label(label) for label in query.label]
     names += [name(str(value)) for name, value in asked if value]
     return names or [listing.RUNS]
 
@@ -239,7 +241,7 @@ async def reject_run(call: Call) -> api.DecisionResult:
 async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
     asked: DecisionInput = call.body
     record = await run_of(call)
-    chosen = addressed(await jobs_of(call, record), order, call.who.person, asked.job)
+    chosen = select_gates(await jobs_of(call, record), order, call.who.person, asked.job)
     orders: list[Command] = [
         order(
             id=each.id,

@@ -220,7 +220,7 @@ def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
         hold=record.hold,
         hold_reason=record.hold_reason,
         held_at=maybe(record.held_at),
-        troubles=record.troubles,
+        troubles=record.infra_failures,
         shutdown_reason=record.shutdown_reason,
         seen_at=moment(seen_at),
         created_at=moment(record.created_at),

@@ -17,7 +17,7 @@ from typing import Final
 
 from deltaci.core import run
 from deltaci.core.errors import Refused
-from deltaci.core.events import RUN, Event, to_line
+from deltaci.core.events import RUN, Event, to_json_line
 from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Store
 
@@ -39,7 +39,7 @@ class Frame:
 
     def __init__(self, event: Event) -> None:
         self.seq = event.seq
-        self.text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.entity.encode(), to_line(event))
+        self.text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.entity.encode(), to_json_line(event))
         self.entity_id = event.entity_id
         self.is_change = event.from_ != event.to
         # After it the run does not change any more.

@@ -17,7 +17,7 @@ import msgspec
 from deltaci.api.schemas.inputs import Quotas
 from deltaci.api.schemas.records import Usage
 from deltaci.core.errors import Refused
-from deltaci.core.listing import status_is
+from deltaci.core.listing import runs_with_status
 from deltaci.core.status.steps import PENDING
 from deltaci.engine.requests import Overloaded
 from deltaci.server.api.remembered import Remembered
@@ -162,7 +162,7 @@ class Tenants:
     async def check_queue(self, tenant: str) -> None:
         """Refuse one more run when as many as may wait do so already."""
         limit = (await self.quotas(tenant)).queued_runs
-        if limit and await self._store.count(tenant, status_is(PENDING), limit) >= limit:
+        if limit and await self._store.count(tenant, runs_with_status(PENDING), limit) >= limit:
             raise Refused("over_quota", f"{limit} runs of this tenant have not begun; it may have {limit}")
 
     async def room(self, tenant: str) -> int | None:
@@ -187,7 +187,7 @@ class Tenants:
     async def usage(self, tenant: str) -> Usage:
         """What it uses now."""
         held = await self.running(tenant)
-        queued = await self._store.count(tenant, status_is(PENDING), MAX_COUNTED)
+        queued = await self._store.count(tenant, runs_with_status(PENDING), MAX_COUNTED)
         return Usage(running_jobs=held, queued_runs=queued, storage_bytes=await self.stored(tenant))
 
 

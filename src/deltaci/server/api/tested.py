@@ -127,7 +127,7 @@ def _told(attempt: Attempt) -> dict[str, Any]:
 
 async def _all(call: Call, run: Run, told: Sequence[tuple[Job, Attempt]]) -> tuple[list[ReportedTests], list[Found]]:
     now = await call.parts.store.now()
-    project = flaky.place(run)[0]
+    project = flaky.history_key(run)[0]
     totals: list[ReportedTests] = []
     every: list[Found] = []
     for at, (job, attempt) in enumerate(told):
@@ -138,7 +138,7 @@ async def _all(call: Call, run: Run, told: Sequence[tuple[Job, Attempt]]) -> tup
         elif lease is not None:
             reported = await call.parts.reports.of(attempt, lease.number, call.parts.blobs, call.parts.disk)
             history = await call.parts.flaky.of_job(call.who.tenant, project, name)
-            known = flaky.known_tests(history, now)
+            known = flaky.flaky_tests(history, now)
         totals.append(_totals(name, attempt, reported))
         cases = reported.cases or _told_failures(attempt)
         every += [Found(name, attempt.index, each, known.get(each.name), bool(reported.cases)) for each in cases]
@@ -199,10 +199,10 @@ async def _earlier(call: Call, run: Run) -> list[Run]:
     """The newest runs before this one that are of the same kind, as far as one can tell."""
     origin = run.origin
     if origin.project:
-        lists = [listing.branch_is(origin.branch)] if origin.branch else []
-        lists.append(listing.project_is(origin.project))
+        lists = [listing.runs_of_branch(origin.branch)] if origin.branch else []
+        lists.append(listing.runs_of_project(origin.project))
     elif origin.template:
-        lists = [listing.template_is(origin.template)]
+        lists = [listing.runs_of_template(origin.template)]
     else:
         return []
     search = Search(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)

@@ -24,7 +24,7 @@ from deltaci.core import listing, run
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.run import Run, is_let_go, is_over
+from deltaci.core.run import Run, is_over, may_discard_workspace
 from deltaci.core.status.steps import run_status, step_attempts
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstream import model, parse
@@ -118,9 +118,9 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     """The newest first."""
     query: wire.WorkstreamQuery = call.query
     asked = (
-        (listing.person_is, query.person),
-        (listing.project_is, query.project),
-        (listing.workstream_is, query.state),
+        (listing.runs_started_by, query.person),
+        (listing.runs_of_project, query.project),
+        (listing.workstreams_in_state, query.state),
     )
     names = [name(value) for name, value in asked if value]
     if not query.state:  # The lists by state have nothing but workstreams.
@@ -216,7 +216,9 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place="" if is_let_go(family.run) else record.place or next((each.place for each in tasks if each.place), ""),
+        place=""
+        if may_discard_workspace(family.run)
+        else record.place or next((each.place for each in tasks if each.place), ""),
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
@@ -262,7 +264,7 @@ def _task(
         seconds=_seconds(found.started_at, found.completed_at, now),
         last_error=failure(found.last_error),
         failed_rules=rules([*verdicts(last), *stream.verdicts.get(task.name, ())]),
-        place="" if is_let_go(family.run) else str(report(last).get("place", "")),
+        place="" if may_discard_workspace(family.run) else str(report(last).get("place", "")),
     )
 
 

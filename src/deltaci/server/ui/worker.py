@@ -142,7 +142,7 @@ def _facts(worker: Worker) -> Markup:
 
 def words_of(reason: str) -> str:
     """A reason of ours as people say it; what somebody wrote stays as it is."""
-    return words(reason) if reason == core.REPEATED_TROUBLES else reason
+    return words(reason) if reason == core.REPEATED_INFRA_FAILURES else reason
 
 
 # -- what people can want of one
@@ -185,7 +185,9 @@ WISHES: Final = (
 
 def actions(visit: Visit, worker: Worker, *, back: str, is_whole: bool = False) -> list[Markup]:
     """What makes sense for this one now."""
-    able = core.sensible(worker.state, worker.hold, is_leaving=bool(worker.shutdown_reason), tasks=len(worker.tasks))
+    able = core.available_commands(
+        worker.state, worker.hold, is_leaving=bool(worker.shutdown_reason), tasks=len(worker.tasks)
+    )
     found = [
         action(
             visit,

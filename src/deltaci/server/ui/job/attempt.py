@@ -14,7 +14,7 @@ from deltaci.api.routes import ROOT
 from deltaci.api.schemas.records import Attempt, Job
 from deltaci.core import attempt as attempt_core
 from deltaci.core.ids import worker_name
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.protocol.log_sections import looks_like_marker
 from deltaci.protocol.messages import Timings
 from deltaci.server.api.tails import LogFile
@@ -153,7 +153,7 @@ async def _last_lines(visit: Visit, job: Job, attempt: Attempt, number: int, add
         "readLog", LogFile, query={"lease": number}, run=job.run_id, job=job.name, index=attempt.index
     )
     lines = [
-        plain(line, MAX_LINE)
+        plain_line(line, MAX_LINE)
         for line in (await log.last(TAIL_BYTES)).decode(errors="replace").split("\n")
         if not looks_like_marker(line)
     ]

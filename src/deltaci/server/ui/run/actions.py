@@ -8,7 +8,7 @@ from deltaci.api.schemas.records import ApprovalGate, DecisionResult, Job, Run, 
 from deltaci.core import approvals as approvals_core
 from deltaci.core import job as job_core
 from deltaci.core import run as run_core
-from deltaci.core.plan import can_repeat
+from deltaci.core.plan import can_rerun
 from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, div, h3, join, li, p, span, strong, ul
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.parts import action, card, path, when
@@ -36,7 +36,7 @@ def actions(visit: Visit, run: Run) -> Markup:
         found.append(a("Approve or reject", href=f"{to}#approvals", class_="button primary"))
     if run_core.MACHINE.changes(run.state, run_core.Cancel):
         found.append(_cancel(visit, to))
-    if can_repeat(run.state, run.reason) and not run.workstream:
+    if can_rerun(run.state, run.reason) and not run.workstream:
         found += _again(visit, run, to)
     return join(found)
 
@@ -149,7 +149,7 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
             )
         )
 
-    why_not = approvals_core.why_not(asked, who.person, who.roles, starter, approves=True)
+    why_not = approvals_core.refusal_reason(asked, who.person, who.roles, starter, approves=True)
     if any(each.person == who.person for each in gate.approvals):
         found.append(span("You approved it.", class_="quiet"))
     elif why_not:
@@ -157,7 +157,7 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
     else:
         asks = ("Let the run go on after ", strong(job.name), ", with the plan that it has now?")
         decides("approve", "Approve", "approveRun", *asks, is_primary=True, key="a" if is_first else "")
-    if not approvals_core.why_not(asked, who.person, who.roles, starter, approves=False):
+    if not approvals_core.refusal_reason(asked, who.person, who.roles, starter, approves=False):
         asks = ("Say no to ", strong(job.name), "? What needs it will not run.")
         decides("reject", "Reject", "rejectRun", *asks, is_dangerous=True)
     return found

@@ -17,7 +17,7 @@ from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Vocabulary
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
-from deltaci.core.instants import instant
+from deltaci.core.instants import from_datetime
 from deltaci.server.api.sending import disposition, sending
 from deltaci.server.http import Send
 from deltaci.server.ui.filters import MAX_OFFERED, box, choice, filters
@@ -274,7 +274,7 @@ async def _pages(visit: Visit, run_id: str) -> AsyncIterator[list[Event]]:
 def _event(raw: msgspec.Raw) -> Event:
     told = msgspec.json.decode(raw, type=api.Event)
     fields = {name: getattr(told, name) for name in told.__struct_fields__}
-    return Event(**{**fields, "at": instant(datetime.fromisoformat(told.at))})
+    return Event(**{**fields, "at": from_datetime(datetime.fromisoformat(told.at))})
 
 
 PAGES: Final[tuple[PageRoute, ...]] = (

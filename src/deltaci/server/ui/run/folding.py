@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from deltaci.api.schemas.inputs import JobName
-from deltaci.core.text import plain
+from deltaci.core.text import plain_line
 from deltaci.server.ui.markup import Child, Markup, code, dd, details, dl, dt, pre, span, summary
 from deltaci.server.ui.visit import Visit
 
@@ -45,7 +45,7 @@ def job_asked(visit: Visit) -> str | None:
 
 def text_asked(visit: Visit, name: str = "q") -> str:
     """What somebody searches for, as one line that the API takes."""
-    return plain(visit.query.get(name, ""), MAX_ASKED_CHARS).strip()
+    return plain_line(visit.query.get(name, ""), MAX_ASKED_CHARS).strip()
 
 
 def facts(known: Iterable[tuple[str, Child]]) -> Markup:

@@ -11,7 +11,7 @@ import msgspec
 from deltaci.api.routes import ROOT
 from deltaci.api.schemas import records as api
 from deltaci.core.errors import Refused
-from deltaci.core.text import size
+from deltaci.core.text import format_size
 from deltaci.server.ui.markup import EMPTY, Child, Markup, a, code, p, span, strong
 from deltaci.server.ui.pages import PageRoute
 from deltaci.server.ui.paging import pages, start_of
@@ -77,7 +77,7 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
             a(_name(each), href=address(run_id, each), download=True, class_="name"),
             _job(run_id, each.job, each.attempt),
             each.attempt,
-            span(size(each.bytes), class_="number"),
+            span(format_size(each.bytes), class_="number"),
         ]
         for each in some
     ]
@@ -85,7 +85,7 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
     return card(
         "Artifacts",
         p(
-            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {size(whole)} together. ",
+            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {format_size(whole)} together. ",
             "To get all of them: ",
             code(f"deltaci artifacts get {run_id}"),
             class_="quiet",
@@ -197,7 +197,7 @@ def _amount(name: str, value: Any) -> Child:
     if name.endswith("_seconds"):
         return span(seconds_text(value), class_="number")
     if name.endswith("_bytes"):
-        return span(size(int(value)), class_="number")
+        return span(format_size(int(value)), class_="number")
     return span(f"{value:,}", class_="number")
 
 
