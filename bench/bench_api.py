@@ -283,7 +283,7 @@ def pages(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
     return _compared(kind, medians)
 
 
-async def _past(place: Place, count: int) -> port.Place:
+async def _past(place: Place, count: int) -> port.ListPosition:
     store = place.store()
     await store.open()
     try:

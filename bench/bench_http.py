@@ -24,7 +24,7 @@ from bench.places import POSTGRES, SQLITE, Place, Yard, say
 from bench.processes import Process, address, started
 from bench.serving import births
 from deltaci.engine.engine import Engine
-from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
 from deltaci.server.credentials import server_key
 from deltaci.server.service import KEY_FILE
 from tests.servers import PostgresServer, ServerFailed
@@ -176,4 +176,4 @@ async def _works(queue: AsyncQueue, name: str, shape: Shape) -> None:
         for some in chunks(claimed, shape.slots):
             held = [job.lease_id for job in some]
             all_heard(await queue.start_all(held, name))
-            all_heard(await queue.finish_all([End(lease_id=lease_id) for lease_id in held], name))
+            all_heard(await queue.finish_all([JobOutcome(lease_id=lease_id) for lease_id in held], name))

@@ -33,7 +33,7 @@ from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Claim, Engine
-from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
 from deltaci.engine.worker import Worker
 from tests.servers import PostgresServer
 
@@ -202,7 +202,7 @@ async def lives(queue: AsyncQueue, batch: int, jobs: int) -> None:
         held = [job.lease_id for job in claimed]
         all_heard(await queue.start_all(held, WORKER))
         all_heard(await queue.heartbeat_all(held, WORKER))
-        all_heard(await queue.finish_all([End(lease_id=lease_id) for lease_id in held], WORKER))
+        all_heard(await queue.finish_all([JobOutcome(lease_id=lease_id) for lease_id in held], WORKER))
 
 
 def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:

@@ -17,7 +17,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import ListKey, lists_of
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
-from deltaci.storage.port import Entry, Open, Place, Put, Store, Transaction, Write
+from deltaci.storage.port import Begin, ListChange, ListPosition, Put, Store, Transaction, Write
 
 TENANT: Final = "default"
 BATCH: Final = 20_000
@@ -57,7 +57,7 @@ def one(id: str, age: int) -> Run:
     )
 
 
-async def live(store: Store, count: int) -> Place:
+async def live(store: Store, count: int) -> ListPosition:
     """Let so many runs have been; the place of the one in the middle."""
     gc.disable()  # Nothing here is garbage before the end, and there is a lot to look through.
     try:
@@ -66,13 +66,13 @@ async def live(store: Store, count: int) -> Place:
         gc.enable()
 
 
-async def _live(store: Store, count: int) -> Place:
+async def _live(store: Store, count: int) -> ListPosition:
     draw = random.Random(count)
     order = list(range(count))
     draw.shuffle(order)
     ids = sorted(f"r{draw.getrandbits(80):020x}" for _ in order)
     found: dict[ListKey, list[tuple[int, str]]] = {}
-    middle = Place(0, "")
+    middle = ListPosition(0, "")
     for start in range(0, count, BATCH):
         puts: list[Put] = []
         for id, age in zip(ids[start : start + BATCH], order[start : start + BATCH], strict=True):
@@ -82,7 +82,7 @@ async def _live(store: Store, count: int) -> Place:
             for name in lists_of(record):
                 found.setdefault(name, []).append(place)
             if age == count // 2:
-                middle = Place(*place)
+                middle = ListPosition(*place)
         await store.transact(lambda puts=puts: _written(puts, []))  # type: ignore[misc]
         _say_how_far("records", start, count)
     total, done = sum(map(len, found.values())), 0
@@ -93,20 +93,20 @@ async def _live(store: Store, count: int) -> Place:
     return middle
 
 
-def _batches(found: dict[ListKey, list[tuple[int, str]]]) -> Iterator[list[Entry]]:
-    batch: list[Entry] = []
+def _batches(found: dict[ListKey, list[tuple[int, str]]]) -> Iterator[list[ListChange]]:
+    batch: list[ListChange] = []
     for name in sorted(found):
         joined = frozenset({name})
         for at, id in sorted(found.pop(name)):
-            batch.append(Entry(id, at, joined, _NOTHING))
+            batch.append(ListChange(id, at, joined, _NOTHING))
             if len(batch) == BATCH:
                 yield batch
                 batch = []
     yield batch
 
 
-def _written(puts: list[Put], entries: list[Entry]) -> Transaction[None]:
-    yield Open(())
+def _written(puts: list[Put], entries: list[ListChange]) -> Transaction[None]:
+    yield Begin(())
     yield Write(puts, [], True, entries)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from chaos.deployment import Deployment
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
-from deltaci.storage.blobs.logs import MAX_LOG_BYTES, Logs
+from deltaci.storage.blobs.logs import MAX_LOG_BYTES, LogStore
 
 MOUNT = 'mount -t tmpfs -o size=SIZE none "$0" && exec "$@"'
 MEGABYTE = 1024 * 1024
@@ -30,7 +30,7 @@ async def over(place: Deployment, id: str, seconds: float = 60.0) -> Attempt:
 def log_of(place: Deployment, record: Attempt, limit: int = MAX_LOG_BYTES) -> bytes:
     """What the server has of the log of its last lease."""
     held = record.lease or record.ended_lease
-    return Logs(place.data / "logs").read(record.id, held.number, 0, limit) if held is not None else b""
+    return LogStore(place.data / "logs").read(record.id, held.number, 0, limit) if held is not None else b""
 
 
 def peak_bytes(pid: int) -> int:

@@ -16,7 +16,7 @@ from chaos.stage import Stage, until
 from deltaci.core.attempt import SUCCEEDED
 from deltaci.engine.queue import NewJob
 from deltaci.runner.logstream import CHUNK_BYTES
-from deltaci.storage.blobs.disk_reserve import RESERVE_SHARE, free_bytes
+from deltaci.storage.blobs.disk_reserve import RESERVE_DIVISOR, free_bytes
 
 FAULT: Final = "disk full"
 DISK_MEGABYTES: Final = 64
@@ -108,7 +108,7 @@ async def by_others(stage: Stage, place: Deployment, disk: Filesystem) -> AsyncI
 def is_refused(place: Deployment) -> bool:
     """Whether the disk came down to its reserve, and the log is not complete."""
     disk = os.statvfs(place.data)
-    reserve = disk.f_blocks * disk.f_frsize // RESERVE_SHARE
+    reserve = disk.f_blocks * disk.f_frsize // RESERVE_DIVISOR
     return free(place.data) < reserve + CHUNK_BYTES and used(place.data / "logs") < LOUD_MEGABYTES * 2**20
 
 

@@ -15,7 +15,7 @@ from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.core.attempt import Attempt
 from deltaci.protocol.routes import ROOT
-from deltaci.storage.blobs.logs import MAX_LOG_BYTES, Logs
+from deltaci.storage.blobs.logs import MAX_LOG_BYTES, LogStore
 
 FAULT: Final = "10 GB log, 1 GB line, NULs"
 READERS: Final = "slow reader"
@@ -60,7 +60,7 @@ async def _flood(stage: Stage, place: Deployment, probe: Probe, name: str, step:
         await asyncio.wait({done}, timeout=0.1)
     record: Attempt = await done
     seconds = time.monotonic() - began
-    size = Logs(place.data / "logs").size(id, record.claims)
+    size = LogStore(place.data / "logs").size(id, record.claims)
     note = f"{record.state}; {size / MEGABYTE:.0f} MiB kept, {size / MEGABYTE / seconds:.0f} MiB/s"
     for each, pid in pids.items():
         grown = (peak_bytes(pid) - before[each]) / MEGABYTE

@@ -18,7 +18,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
-from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs import open_blob_store
 from tests.e2e.proxy import Exchange, Proxy
 
 FAULT: Final = "zombie after expiry"
@@ -33,7 +33,7 @@ NOTHING: Final = "nothing is accepted, kept or told"
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Against a real server, by hand."""
     async with deployed(stage, "liars", ttl_seconds=TTL_SECONDS) as place:
-        secrets = Secrets(open_blobs(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
+        secrets = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
         secrets.set("default", "CHAOS_TOKEN", "a secret for the rightful one")
         caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
         names = {"honest": "default", "zombie": "default", "thief": "default", "stranger": "other"}

@@ -16,7 +16,7 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage, TooLate
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from tests.e2e.proxy import Proxy
 
 FAULT: Final = "partition, one-way and two-way"
@@ -218,7 +218,7 @@ async def slow(stage: Stage) -> list[Row]:
         id = await place.work.ask({"steps": [chatter], "executor": "process"})
         await place.event(lambda event: event.entity_id == id and event.to == "RUNNING", "the job runs")
         await asyncio.sleep(seconds)
-        arrived = Logs(place.data / "logs").size(id, 1)
+        arrived = LogStore(place.data / "logs").size(id, 1)
         lost = net.cable.to_server.lost
         stage.say(f"slow link: {arrived} bytes of the log arrived in {seconds} s")
         net.cable.mend()

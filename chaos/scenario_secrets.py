@@ -25,7 +25,7 @@ from deltaci.core.errors import Refused
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
-from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs import open_blob_store
 
 FAULT: Final = "secrets in logs, encoded, split, multi-line"
 TTL_SECONDS: Final = 11
@@ -111,7 +111,7 @@ for c in os.environ["S"]: print(c, end=""); time.sleep(0.005)'"""
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Every variant in a job of its own; then everything is searched."""
     async with deployed(stage, "secrets", ttl_seconds=TTL_SECONDS) as place:
-        kept = Secrets(open_blobs(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
+        kept = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
         runner = place.add_runner("r1", slots=4)
         variants = dict(list(VARIANTS.items())[: stage.size(len(VARIANTS), 4)])
         values = {name: _value(variant) for name, variant in variants.items()}

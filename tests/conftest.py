@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from deltaci.engine import engine
-from deltaci.engine.clock import ForwardClock
+from deltaci.engine.clock import MonotonicClock
 from tests.nats_server import NatsServer
 from tests.servers import PostgresServer
 
@@ -70,4 +70,4 @@ def nats_server() -> Iterator[NatsServer]:
 @pytest.fixture(autouse=True)
 def moved_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test lets time pass by moving the store's clock: that is no jump, however little real time it takes."""
-    monkeypatch.setattr(engine, "ForwardClock", partial(ForwardClock, jump_seconds=math.inf))
+    monkeypatch.setattr(engine, "MonotonicClock", partial(MonotonicClock, jump_seconds=math.inf))

@@ -90,4 +90,4 @@ class StandIn:
             joined = Joined(task=task, attempt_id=f"{id}/{task}.1", bundle="b", start=before.tip, head=tip, tip=tip)
             return msgspec.structs.replace(before, joined=(*before.joined, joined), **fields)
 
-        await self.records.kept.edit(tenant, id, change)
+        await self.records.kept.update(tenant, id, change)

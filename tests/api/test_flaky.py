@@ -165,13 +165,13 @@ async def test_what_is_old_or_too_much_or_unreadable_is_left(site: Opened, monke
         assert (await ada.get("/flaky")).body["jobs"] == []
         await ran(here, ada, player)
         await FlakyTests(here.store).catch_up()
-        left = [each.name for each in await here.store.documents(KIND, "default")]
+        left = [each.name for each in await here.store.list_documents(KIND, "default")]
         monkeypatch.setattr(flaky, "EXPIRES", -(10**12))
         await FlakyTests(here.store).learn([event.entity_id for event in await here.log()])
 
         assert len(left) == 2
         assert "shop test" in left
-        assert await here.store.documents(KIND, "default") == []
+        assert await here.store.list_documents(KIND, "default") == []
 
 
 @on_loop

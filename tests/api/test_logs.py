@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deltaci.runner.sections import Writer, new_nonce
 from deltaci.server.api.ranges import BadRange, chosen, first_byte
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from tests.api.following import asked
 from tests.api.site import ApiSite, gate, opened, task
 from tests.contract.places import Place, on_loop
@@ -273,7 +273,7 @@ async def test_what_another_server_appends_is_followed_too(site: Opened) -> None
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         lease = await player.take()
-        other = Logs(here.folder / "logs")
+        other = LogStore(here.folder / "logs")
         async with asked(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token) as answer:
             await asyncio.to_thread(other.append, f"{id}/build.1", 1, 0, b"from afar")
             assert await answer.take(9) == b"from afar"

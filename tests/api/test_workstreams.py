@@ -71,7 +71,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_done(site: Open
         assert (await ada.post("/workstreams", {"file": FILE, "project": "shpo"})).code == "not_found"
         assert (await ada.post("/workstreams", {"file": 3})).code == "bad_message"
         assert (await bob.post("/workstreams", {"file": FILE})).code == "missing_scope"
-        assert [name async for name, _ in desk.records.kept.each(TENANT)] == []
+        assert [name async for name, _ in desk.records.kept.iterate(TENANT)] == []
 
 
 @on_loop

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from deltaci.main import app
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.storage.blobs.store import FolderBlobs
+from deltaci.storage.blobs.store import FolderBlobStore
 from tests.cli.desk import Desk
 
 
@@ -59,7 +59,7 @@ def test_what_is_set_is_listed_sealed_and_removed(tmp_path: Path) -> None:
     assert said(tmp_path, "set", "B", "--tenant", "other", value="hunter3") == (0, "")
 
     assert names(tmp_path) == ["A"]
-    held = Secrets(FolderBlobs(tmp_path / "blobs"), server_key(tmp_path / "server.key"))
+    held = Secrets(FolderBlobStore(tmp_path / "blobs"), server_key(tmp_path / "server.key"))
     assert held.opened("default", ["A"]) == {"A": "hunter2\nline two"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"hunter" not in written

@@ -26,10 +26,21 @@ from deltaci.core.ids import lease_ref
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.worker import Worker
-from deltaci.engine.engine import Claim, Claimed, Engine, Mint
+from deltaci.engine.engine import Claim, ClaimedAttempt, DeriveLeaseSecret, Engine
 from deltaci.engine.queue import AsyncQueue
-from deltaci.storage.commit_hints import Wakers
-from deltaci.storage.port import Document, Look, Page, Put, Ready, Request, Search, Store, Transaction, Write
+from deltaci.storage.commit_hints import CommitHints
+from deltaci.storage.port import (
+    Document,
+    ListQuery,
+    Put,
+    ReadTransaction,
+    ReadyAttempt,
+    RecordPage,
+    Request,
+    Store,
+    Transaction,
+    Write,
+)
 from tests.lab import START, TENANT, Lease
 
 P = ParamSpec("P")
@@ -107,7 +118,7 @@ class Place:
 
     @asynccontextmanager
     async def server(
-        self, wrap: Callable[[Store], Store] = lambda store: store, mint: Mint | None = None
+        self, wrap: Callable[[Store], Store] = lambda store: store, mint: DeriveLeaseSecret | None = None
     ) -> AsyncIterator[Server]:
         """One of the servers that share this data."""
         async with self.opened() as store:
@@ -127,7 +138,7 @@ class Place:
 class Server:
     """An engine over its own store, and what cases often do with it."""
 
-    def __init__(self, store: Store, mint: Mint | None = None) -> None:
+    def __init__(self, store: Store, mint: DeriveLeaseSecret | None = None) -> None:
         self.store = store
         self.engine = Engine(store, mint)
 
@@ -151,7 +162,7 @@ class Server:
         record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=places)
         await self.do(NewRecord(id=id, record=record))
 
-    async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[Claimed]:
+    async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[ClaimedAttempt]:
         """Ask for work."""
         given = {"tenant": TENANT, "labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
         return await self.engine.claim(Claim(worker_id=by, limit=limit, **given))
@@ -211,12 +222,12 @@ class Wrapped:
         self.inner = store
 
     @property
-    def lanes(self) -> int:
-        return self.inner.lanes
+    def max_concurrent_transactions(self) -> int:
+        return self.inner.max_concurrent_transactions
 
     @property
-    def wakers(self) -> Wakers:
-        return self.inner.wakers
+    def commit_hints(self) -> CommitHints:
+        return self.inner.commit_hints
 
     async def open(self) -> None:
         await self.inner.open()
@@ -227,8 +238,8 @@ class Wrapped:
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         return await self.inner.transact(work)
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
-        return await self.inner.look(work)
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
+        return await self.inner.read(work)
 
     async def find(self, id: str) -> Record | None:
         return await self.inner.find(id)
@@ -236,7 +247,7 @@ class Wrapped:
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         return await self.inner.find_all(ids)
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         return await self.inner.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
@@ -248,11 +259,11 @@ class Wrapped:
     async def put_documents(self, documents: Sequence[Document]) -> None:
         await self.inner.put_documents(documents)
 
-    async def documents(self, kind: str, tenant: str, **chosen: Any) -> list[Document]:
-        return await self.inner.documents(kind, tenant, **chosen)
+    async def list_documents(self, kind: str, tenant: str, **chosen: Any) -> list[Document]:
+        return await self.inner.list_documents(kind, tenant, **chosen)
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        return await self.inner.drop_document(kind, tenant, name, version)
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        return await self.inner.delete_document(kind, tenant, name, version)
 
     async def now(self) -> int:
         return await self.inner.now()
@@ -260,14 +271,14 @@ class Wrapped:
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
         return await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
-        return await self.inner.waiting(before, limit)
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
+        return await self.inner.ready_attempts(before, limit)
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
-        return await self.inner.queued(tenant, limit, queues)
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
+        return await self.inner.queued_attempts(tenant, limit, queues)
 
-    async def holder(self, tenant: str, group: str) -> str:
-        return await self.inner.holder(tenant, group)
+    async def group_holder(self, tenant: str, group: str) -> str:
+        return await self.inner.group_holder(tenant, group)
 
     async def last_seq(self) -> int:
         return await self.inner.last_seq()
@@ -338,7 +349,9 @@ async def write(store: Store, *puts: Put, events: Iterable[Event] = ()) -> None:
 
 def put(record: Record, version: int = 0, **fields: Any) -> Put:
     """A record to write, which nobody waits for unless the case says so."""
-    return Put(**{"record": record, "version": version, "ready_at": None, "due_at": None, "is_over": False, **fields})
+    return Put(
+        **{"record": record, "version": version, "ready_at": None, "due_at": None, "is_terminal": False, **fields}
+    )
 
 
 def fact(entity_id: str, rev: int = 1, *, at: int = START, run_id: str = "") -> Event:

@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core import attempt, worker
 from deltaci.core.failures import Facts
-from deltaci.engine.engine import Claim, Found
+from deltaci.engine.engine import Claim, ClaimResult
 from tests.contract.places import Place, Server, on_loop
 from tests.contract.test_groups import start
 from tests.contract.test_waiters import Hall, ids
@@ -26,14 +26,14 @@ def asked(by: str, limit: int = 1, *, only: tuple[str, ...] = (), **rivals: tupl
         limit=limit,
         ttl_seconds=120,
         accept_seconds=30,
-        only=only,
-        rivals=tuple(rivals.values()),
-        rival_ids=tuple(rivals),
+        only_ids=only,
+        other_worker_labels=tuple(rivals.values()),
+        other_worker_ids=tuple(rivals),
     )
 
 
-async def look(server: Server, claim: Claim) -> Found:
-    return await server.engine.look(claim)
+async def look(server: Server, claim: Claim) -> ClaimResult:
+    return await server.engine.try_claim(claim)
 
 
 async def lost(place: Place, server: Server, *names: str, **fields: object) -> None:
@@ -42,7 +42,7 @@ async def lost(place: Place, server: Server, *names: str, **fields: object) -> N
         await server.register(id, labels=("linux",), places=20)
     for name in names:
         await server.do(start(task("build", queue_key="linux", **fields), id=name))
-        [_] = await server.claim("w1", labels=("linux",), only=(f"{name}/build.1",))
+        [_] = await server.claim("w1", labels=("linux",), only_ids=(f"{name}/build.1",))
         place.after(31)
         await server.do(attempt.RevokeUnaccepted(id=f"{name}/build.1"))
         await server.do(worker.Resume(id="w1"))
@@ -59,7 +59,7 @@ async def test_what_a_worker_lost_is_left_to_a_rival_that_fits(place: Place) -> 
         passed = await look(server, asked("w1", w2=WIDE))
         unfit = await look(server, asked("w1", w2=("gpu",)))
 
-        assert (passed.claimed, passed.is_passed) == ([], True)
+        assert (passed.claimed, passed.has_skipped) == ([], True)
         assert ids(unfit.claimed) == ["r1/build.1"]
         await server.verified()
 
@@ -86,11 +86,11 @@ async def test_what_is_behind_is_handed_out_all_the_same(place: Place) -> None:
 
         first = await look(server, asked("w1", w2=WIDE))
         rest = await look(server, asked("w1", 9, w2=WIDE))
-        named = await look(server, asked("w1", only=("r2/build.1",), w2=WIDE))
+        named = await look(server, asked("w1", only_ids=("r2/build.1",), w2=WIDE))
 
-        assert (ids(first.claimed), first.is_passed) == (["r4/new.1"], True)
+        assert (ids(first.claimed), first.has_skipped) == (["r4/new.1"], True)
         assert ids(rest.claimed) == ["r4/newer.1"]
-        assert named == Found([], True, ("linux",))
+        assert named == ClaimResult([], True, ("linux",))
         assert ids((await look(server, asked("w2", 9, w1=WIDE))).claimed) == [f"r{n}/build.1" for n in (1, 2, 3)]
         await server.verified()
 

@@ -6,8 +6,8 @@ from deltaci.core import attempt, run
 from deltaci.core.events import Event
 from deltaci.core.job import BLOCKED, CANCELED, Job
 from deltaci.core.run import Run
-from deltaci.engine.shard import MAX_LINKS
-from deltaci.storage.codec import MANY
+from deltaci.engine.shard import MAX_CHAIN_LOADS
+from deltaci.storage.codec import LAZY_DECODE_COUNT
 from deltaci.storage.port import Load, LoadJobs
 from tests.contract.places import Place, on_loop
 from tests.contract.test_start import Watched, start
@@ -46,7 +46,7 @@ async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(place: Pl
 
         await server.say(attempt.Complete, held, is_success=False, exit_code=1)
 
-        assert looks(server.store) <= MAX_LINKS + 3
+        assert looks(server.store) <= MAX_CHAIN_LOADS + 3
         last = await server.find(f"r1/j{JOBS - 1}", Job)
         assert (last.state, last.reason) == (CANCELED, BLOCKED)
         assert (await server.find("r1", Run)).state == run.FAILED
@@ -60,7 +60,7 @@ async def test_the_log_of_a_large_run_is_the_same_in_pages_of_any_size(place: Pl
         await server.do(start(*(task(f"j{n}") for n in range(JOBS * 3))))
         whole = await server.store.events(0, 100_000)
 
-        assert len(whole) > MANY
+        assert len(whole) > LAZY_DECODE_COUNT
         assert [event.seq for event in whole] == list(range(1, len(whole) + 1))
         for size in (700, len(whole)):
             paged: list[Event] = []

@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.core.instants import SECOND
-from deltaci.storage.port import FindReady, OpenReady, Ready
+from deltaci.storage.port import BeginClaim, FindReady, ReadyAttempt
 from tests.contract.places import Place, ask, birth, on_loop, write
 from tests.contract.test_store_port import waiting
 from tests.contract.test_unreadable import poisoned
@@ -19,7 +19,7 @@ async def found(place: Place, *only: str, labels: tuple[str, ...] = (), limit: i
     """The ids that are found, in order."""
     async with place.opened() as store:
         [held] = await ask(store, FindReady(tenant, labels, place.now(), limit, only))
-        [(_, opened)] = await ask(store, OpenReady(tenant, labels, limit, only))
+        [(_, opened)] = await ask(store, BeginClaim(tenant, labels, limit, only))
     assert [each.record.id for each in opened] == [each.record.id for each in held]
     return " ".join(each.record.id for each in held)
 
@@ -54,11 +54,11 @@ async def test_of_many_who_were_told_of_one_attempt_one_gets_it(place: Place) ->
     async with place.server() as one, place.server() as two:
         await one.engine.do_all([birth(f"a{n}") for n in range(5)])
 
-        claims = [server.claim(f"w{n}", 5, only=("a1", "a3")) for n in range(4) for server in (one, two)]
+        claims = [server.claim(f"w{n}", 5, only_ids=("a1", "a3")) for n in range(4) for server in (one, two)]
         granted = [each.attempt.id for claimed in await asyncio.gather(*claims) for each in claimed]
 
         assert sorted(granted) == ["a1", "a3"]
-        assert await two.claim("w9", only=("a1", "a3")) == []
+        assert await two.claim("w9", only_ids=("a1", "a3")) == []
         assert {await one.state(f"a{n}") for n in (0, 2, 4)} == {attempt.QUEUED}
         await one.verified()
 
@@ -69,12 +69,12 @@ async def test_what_is_over_or_held_is_not_claimed_by_name(place: Place) -> None
     async with place.server() as server:
         for id in ("done", "held", "canceled"):
             await server.enqueue(id)
-        lease = await server.take(only=("done",))
+        lease = await server.take(only_ids=("done",))
         await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
-        await server.take("w2", only=("held",))
+        await server.take("w2", only_ids=("held",))
         await server.do(attempt.Cancel(id="canceled", reason="ENOUGH"))
 
-        assert await server.claim("w3", 9, only=("done", "held", "canceled", "never")) == []
+        assert await server.claim("w3", 9, only_ids=("done", "held", "canceled", "never")) == []
         await server.verified()
 
 
@@ -85,14 +85,14 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(place: Place)
         await server.enqueue("good")
         await poisoned(server.store, 1)
 
-        assert [each.attempt.id for each in await server.claim("w1", 9, only=("bad0", "good"))] == ["good"]
+        assert [each.attempt.id for each in await server.claim("w1", 9, only_ids=("bad0", "good"))] == ["good"]
 
 
 @on_loop
 async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
     """Whoever tells runners of it must find all queues of all tenants, and of a long one its head."""
     async with place.opened() as store:
-        assert await store.waiting(START, 10) == []
+        assert await store.ready_attempts(START, 10) == []
         await write(
             store,
             *(waiting(f"a{n}", START + n, priority=n % 2) for n in range(6)),
@@ -101,14 +101,14 @@ async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
             waiting("later", START + 100),
         )
 
-        listed = await store.waiting(START + 50, 3)
+        listed = await store.ready_attempts(START + 50, 3)
 
     assert sorted(listed, key=lambda each: (each.tenant, each.queue_key)) == [
-        Ready(TENANT, "", "a1", START + 1),
-        Ready(TENANT, "", "a3", START + 3),
-        Ready(TENANT, "", "a5", START + 5),
-        Ready(TENANT, "arm,x64", "arm", START),
-        Ready("other", "", "theirs", START - 7),
+        ReadyAttempt(TENANT, "", "a1", START + 1),
+        ReadyAttempt(TENANT, "", "a3", START + 3),
+        ReadyAttempt(TENANT, "", "a5", START + 5),
+        ReadyAttempt(TENANT, "arm,x64", "arm", START),
+        ReadyAttempt("other", "", "theirs", START - 7),
     ]
 
 
@@ -116,7 +116,7 @@ async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
 async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(place: Place) -> None:
     """Also what nobody may claim yet. Of many queues the first, of a long one its head, and nothing of others."""
     async with place.opened() as store:
-        assert await store.queued(TENANT, 10, 10) == []
+        assert await store.queued_attempts(TENANT, 10, 10) == []
         await write(
             store,
             *(waiting(f"a{n}", START + n, priority=n % 2) for n in range(4)),
@@ -125,14 +125,18 @@ async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(place: Place
             waiting("theirs", START - 7, tenant="other"),
         )
 
-        listed = await store.queued(TENANT, 3, 10)
-        some = await store.queued(TENANT, 9, 2)
-        theirs = await store.queued("other", 9, 9)
+        listed = await store.queued_attempts(TENANT, 3, 10)
+        some = await store.queued_attempts(TENANT, 9, 2)
+        theirs = await store.queued_attempts("other", 9, 9)
 
     assert listed == [
-        *(Ready(TENANT, "", "a1", START + 1), Ready(TENANT, "", "a3", START + 3), Ready(TENANT, "", "a0", START)),
-        Ready(TENANT, "arm,x64", "later", START + 100),
-        Ready(TENANT, "gpu", "gpu", START),
+        *(
+            ReadyAttempt(TENANT, "", "a1", START + 1),
+            ReadyAttempt(TENANT, "", "a3", START + 3),
+            ReadyAttempt(TENANT, "", "a0", START),
+        ),
+        ReadyAttempt(TENANT, "arm,x64", "later", START + 100),
+        ReadyAttempt(TENANT, "gpu", "gpu", START),
     ]
     assert [each.id for each in some] == ["a1", "a3", "a0", "a2", "later"]
-    assert theirs == [Ready("other", "", "theirs", START - 7)]
+    assert theirs == [ReadyAttempt("other", "", "theirs", START - 7)]

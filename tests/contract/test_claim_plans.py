@@ -76,7 +76,7 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
         await store.open()
         await fill(store)
         await store.close()
-        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANS)
+        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANNER_SETTINGS)
         if is_analyzed:
             await connection.execute("ANALYZE records")
         found = []

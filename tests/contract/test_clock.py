@@ -10,7 +10,7 @@ from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.instants import SECOND
 from deltaci.engine import engine
-from deltaci.engine.clock import ForwardClock
+from deltaci.engine.clock import MonotonicClock
 from tests.contract.places import Place, in_memory, on_loop, saying
 from tests.lab import START
 
@@ -34,7 +34,7 @@ class Elapsed:
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """Every engine that is made from now on measures with this."""
     found = Elapsed()
-    monkeypatch.setattr(engine, "ForwardClock", lambda: ForwardClock(found, math.inf))
+    monkeypatch.setattr(engine, "MonotonicClock", lambda: MonotonicClock(found, math.inf))
     return found
 
 
@@ -42,14 +42,14 @@ def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
 def strict(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """The same, and what the store's clock is ahead of it by is a jump: as outside of tests."""
     found = Elapsed()
-    monkeypatch.setattr(engine, "ForwardClock", lambda: ForwardClock(found))
+    monkeypatch.setattr(engine, "MonotonicClock", lambda: MonotonicClock(found))
     return found
 
 
 def test_a_clock_that_goes_forward_is_believed() -> None:
     """The store's clock decides, and nothing else does while it behaves."""
     elapsed = Elapsed()
-    clock = ForwardClock(elapsed)
+    clock = MonotonicClock(elapsed)
 
     assert clock.read(START) == START
     elapsed.after(50)
@@ -61,7 +61,7 @@ def test_a_clock_that_goes_forward_is_believed() -> None:
 def test_a_clock_that_jumps_ahead_goes_on_at_the_real_pace() -> None:
     """An hour that nobody lived through ends no lease; when the clock is right again, it is followed again."""
     elapsed = Elapsed()
-    clock = ForwardClock(elapsed)
+    clock = MonotonicClock(elapsed)
     clock.read(START)
 
     elapsed.after(2)
@@ -76,7 +76,7 @@ def test_a_clock_that_jumps_ahead_goes_on_at_the_real_pace() -> None:
 def test_an_answer_that_came_late_makes_no_jump_of_the_next() -> None:
     """A store that was busy for a minute tells an old time; the one after it is right."""
     elapsed = Elapsed()
-    clock = ForwardClock(elapsed)
+    clock = MonotonicClock(elapsed)
     clock.read(START)
 
     elapsed.after(60)
@@ -87,9 +87,9 @@ def test_an_answer_that_came_late_makes_no_jump_of_the_next() -> None:
 def test_what_a_record_has_seen_is_believed() -> None:
     """Another server wrote at a later time: whoever goes on before it would let its leases live too long."""
     elapsed = Elapsed()
-    clock = ForwardClock(elapsed)
+    clock = MonotonicClock(elapsed)
     clock.read(START)
-    clock.saw(START + HOUR * SECOND)
+    clock.advance_to(START + HOUR * SECOND)
 
     elapsed.after(3)
 
@@ -100,7 +100,7 @@ def test_what_a_record_has_seen_is_believed() -> None:
 def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
     """Time neither repeats itself nor stands still until the clock has caught up."""
     elapsed = Elapsed()
-    clock = ForwardClock(elapsed)
+    clock = MonotonicClock(elapsed)
     clock.read(START)
 
     readings = []
@@ -115,7 +115,7 @@ def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
 def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
     """Even a broken monotonic clock must not turn time around."""
     readings = iter((1000, 900, 100))
-    clock = ForwardClock(lambda: next(readings))
+    clock = MonotonicClock(lambda: next(readings))
 
     assert [clock.read(START), clock.read(START - 1)] == [START, START]
 

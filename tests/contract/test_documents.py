@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from deltaci.storage.port import KEY, Conflict, Document, Store
+from deltaci.storage.port import API_KEY_KIND, Conflict, Document, Store
 from tests.contract.places import Place, on_loop
 
 RIVALS: Final = 50
@@ -62,7 +62,7 @@ async def test_all_are_written_or_none(place: Place) -> None:
                 await store.put_documents([replace(current, body=b"2"), new("new"), *others])
 
         assert (await stored(store, current)).version == 1
-        assert names(await store.documents("template", "acme")) == ["a", "b"]
+        assert names(await store.list_documents("template", "acme")) == ["a", "b"]
 
 
 @on_loop
@@ -75,29 +75,29 @@ async def test_a_name_that_no_database_could_keep_is_nowhere(place: Place) -> No
             with pytest.raises(ValueError, match="is no name"):
                 await store.put_documents([new("b"), new(name)])
             assert await store.find_document("template", name, "acme") is None
-            assert await store.find_document(KEY, name) is None
-            assert await store.documents("template", "acme", prefix=name) == []
-            assert names(await store.documents("template", "acme", after=name)) == ["a"]
+            assert await store.find_document(API_KEY_KIND, name) is None
+            assert await store.list_documents("template", "acme", prefix=name) == []
+            assert names(await store.list_documents("template", "acme", after=name)) == ["a"]
 
 
 @on_loop
 async def test_a_key_has_one_owner(place: Place) -> None:
     """It is looked up before anybody knows whose it is."""
     async with place.opened() as store:
-        await store.put_documents([new("k1", b"hers", kind=KEY)])
+        await store.put_documents([new("k1", b"hers", kind=API_KEY_KIND)])
 
         for version in (0, 1):
             with pytest.raises(Conflict):
-                await store.put_documents([new("k1", b"his", kind=KEY, tenant="other", version=version)])
+                await store.put_documents([new("k1", b"his", kind=API_KEY_KIND, tenant="other", version=version)])
         with pytest.raises(Conflict):
-            await store.put_documents([new("k2", kind=KEY), new("k2", kind=KEY, tenant="other")])
+            await store.put_documents([new("k2", kind=API_KEY_KIND), new("k2", kind=API_KEY_KIND, tenant="other")])
 
-        found = await store.find_document(KEY, "k1")
+        found = await store.find_document(API_KEY_KIND, "k1")
         assert found is not None
         assert (found.tenant, found.body) == ("acme", b"hers")
-        assert await store.find_document(KEY, "k1", "acme") == found
-        assert await store.find_document(KEY, "k1", "other") is None
-        assert await store.find_document(KEY, "k2") is None
+        assert await store.find_document(API_KEY_KIND, "k1", "acme") == found
+        assert await store.find_document(API_KEY_KIND, "k1", "other") is None
+        assert await store.find_document(API_KEY_KIND, "k2") is None
 
 
 @on_loop
@@ -181,8 +181,8 @@ async def test_names_belong_to_their_tenant_and_kind(place: Place) -> None:
         assert (await stored(store, new("a", tenant="other"))).body == b"2"
         assert (await stored(store, new("a", kind="quota"))).body == b"3"
         assert (await stored(store, new("a", tenant=""))).body == b"4"
-        assert [each.body for each in await store.documents("template", "acme")] == [b"1"]
-        assert await store.documents("template", "nobody") == []
+        assert [each.body for each in await store.list_documents("template", "acme")] == [b"1"]
+        assert await store.list_documents("template", "nobody") == []
 
 
 @on_loop
@@ -194,30 +194,30 @@ async def test_documents_come_in_the_order_of_their_names(place: Place) -> None:
         await store.put_documents([new(name) for name in given])
 
         found: list[str] = []
-        while page := await store.documents("template", "acme", after=found[-1] if found else "", limit=3):
+        while page := await store.list_documents("template", "acme", after=found[-1] if found else "", limit=3):
             found += names(page)
         assert found == expected
         alike = [name for name in expected if name.startswith("A/")]
-        assert names(await store.documents("template", "acme", prefix="A/")) == alike
-        assert names(await store.documents("template", "acme", prefix="A/", after=alike[0], limit=2)) == alike[1:3]
-        assert names(await store.documents("template", "acme", prefix="A/", after="Z")) == []
-        assert names(await store.documents("template", "acme", prefix="nothing")) == []
+        assert names(await store.list_documents("template", "acme", prefix="A/")) == alike
+        assert names(await store.list_documents("template", "acme", prefix="A/", after=alike[0], limit=2)) == alike[1:3]
+        assert names(await store.list_documents("template", "acme", prefix="A/", after="Z")) == []
+        assert names(await store.list_documents("template", "acme", prefix="nothing")) == []
 
 
 @on_loop
 async def test_only_the_version_that_was_read_is_dropped(place: Place) -> None:
     """Afterwards the name is free, for whoever wants it."""
     async with place.opened() as store:
-        await store.put_documents([new("a", kind=KEY)])
+        await store.put_documents([new("a", kind=API_KEY_KIND)])
 
         for name, version in (("a", 0), ("a", 2), ("b", 1)):
-            assert not await store.drop_document(KEY, "acme", name, version)
-        assert not await store.drop_document(KEY, "other", "a", 1)
-        assert await store.drop_document(KEY, "acme", "a", 1)
-        assert not await store.drop_document(KEY, "acme", "a", 1)
+            assert not await store.delete_document(API_KEY_KIND, "acme", name, version)
+        assert not await store.delete_document(API_KEY_KIND, "other", "a", 1)
+        assert await store.delete_document(API_KEY_KIND, "acme", "a", 1)
+        assert not await store.delete_document(API_KEY_KIND, "acme", "a", 1)
 
-        assert await store.find_document(KEY, "a") is None
-        await store.put_documents([new("a", kind=KEY, tenant="other")])
+        assert await store.find_document(API_KEY_KIND, "a") is None
+        await store.put_documents([new("a", kind=API_KEY_KIND, tenant="other")])
 
 
 @on_loop

@@ -351,7 +351,7 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> N
 @on_loop
 async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
-    monkeypatch.setattr(shard, "MAX_TRIES", 3)
+    monkeypatch.setattr(shard, "MAX_CONFLICTS", 3)
     async with place.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)

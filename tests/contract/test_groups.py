@@ -14,7 +14,7 @@ from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
-from deltaci.storage.port import CountHeld, FindReady, Held, Store, TakeGroup
+from deltaci.storage.port import CountLiveLeases, FindReady, LockGroup, Store, StoredRecord
 from tests.contract.places import Place, Server, ask, on_loop, put, write
 from tests.contract.test_quota import end
 from tests.contract.test_waiters import Hall, ids
@@ -73,17 +73,20 @@ async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(place: Pla
         )
         assert await found(store) == await plainly(store) == ["a", "b", "c", "d"]
         assert await found(store, "lab", "none") == ["a", "b", "d"]
-        assert await store.holder(TENANT, "deploy") == ""
+        assert await store.group_holder(TENANT, "deploy") == ""
 
         await write(store, grouped("holder", 0, ready_at=None, due_at=9))
 
         assert await found(store) == ["c", "d"]
         assert await plainly(store) == ["a", "b", "c", "d"]
         assert await found(store, limit=1) == ["c"]
-        assert await ask(store, TakeGroup(TENANT, "deploy", START), TakeGroup(TENANT, "lab", START)) == ["holder", ""]
-        assert [await store.holder(*name) for name in ((TENANT, "deploy"), ("other", "deploy"))] == ["holder", "their"]
-        assert [each.id for each in await store.waiting(START, 10)] == ["c", "d"]
-        assert await ask(store, CountHeld(TENANT, 9)) == [1]
+        assert await ask(store, LockGroup(TENANT, "deploy", START), LockGroup(TENANT, "lab", START)) == ["holder", ""]
+        assert [await store.group_holder(*name) for name in ((TENANT, "deploy"), ("other", "deploy"))] == [
+            "holder",
+            "their",
+        ]
+        assert [each.id for each in await store.ready_attempts(START, 10)] == ["c", "d"]
+        assert await ask(store, CountLiveLeases(TENANT, 9)) == [1]
 
 
 @pytest.mark.proves("MOD-D3")
@@ -94,9 +97,9 @@ async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(plac
         await write(store, grouped("lost", START + 60), grouped("next", 1))
 
         assert await found(store, now=START + 59) == []
-        assert await ask(store, TakeGroup(TENANT, "deploy", START + 59)) == ["lost"]
+        assert await ask(store, LockGroup(TENANT, "deploy", START + 59)) == ["lost"]
         assert await found(store, now=START + 60) == ["next", "lost"]
-        assert await ask(store, TakeGroup(TENANT, "deploy", START + 60)) == [""]
+        assert await ask(store, LockGroup(TENANT, "deploy", START + 60)) == [""]
 
 
 @on_loop
@@ -106,14 +109,14 @@ async def test_a_record_that_leaves_frees_its_group(place: Place) -> None:
         holder = grouped("holder", 0, ready_at=None, due_at=9)
         await write(store, holder, grouped("next", 1))
         assert await found(store) == []
-        await write(store, put(holder.record, 1, is_over=True))
+        await write(store, put(holder.record, 1, is_terminal=True))
 
         assert await found(store) == ["next"]
 
         [[held]] = await ask(store, FindReady(TENANT, (), START, 1))
-        assert isinstance(held, Held)
+        assert isinstance(held, StoredRecord)
         await write(store, put(held.record, held.version, due_at=9))
-        assert await store.holder(TENANT, "deploy") == "next"
+        assert await store.group_holder(TENANT, "deploy") == "next"
 
 
 # -- claims
@@ -181,10 +184,10 @@ async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(plac
         await begun(server, 2)
         held = await server.take("w1")
 
-        assert await server.claim("w2", only=("r01/deploy.1",)) == []
+        assert await server.claim("w2", only_ids=("r01/deploy.1",)) == []
         await server.say(attempt.Complete, held, is_success=True, exit_code=0)
 
-        assert len(await server.claim("w2", only=("r01/deploy.1",))) == 1
+        assert len(await server.claim("w2", only_ids=("r01/deploy.1",))) == 1
 
 
 @pytest.mark.proves("MOD-D3", "MOD-5")

@@ -11,7 +11,7 @@ import pytest
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
 from deltaci.storage import document_backends, list_index, sqlite
-from deltaci.storage.port import Document, Entry, Store, Write
+from deltaci.storage.port import Document, ListChange, Store, Write
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import ask, on_loop, put
 from tests.lab import START, TENANT
@@ -23,8 +23,8 @@ WALK = [TENANT, "some", START, "r1", 0, 50, "other", "third"]
 async def fill(store: Store) -> None:
     """Enough that a walk through all of it is never the best way."""
     listed = frozenset({(TENANT, "some"), (TENANT, "other")})
-    entries = [Entry(f"r{n}", START + n, listed) for n in range(MANY)]
-    jobs = [put(Job(id=f"r{n}/a", run_id=f"r{n}", spec=JobSpec(name="a")), is_over=n % 2 == 0) for n in range(MANY)]
+    entries = [ListChange(f"r{n}", START + n, listed) for n in range(MANY)]
+    jobs = [put(Job(id=f"r{n}/a", run_id=f"r{n}", spec=JobSpec(name="a")), is_terminal=n % 2 == 0) for n in range(MANY)]
     held = [put(Attempt(id=f"a{n}", tenant=TENANT), due_at=START) for n in range(MANY)]
     await ask(store, Write(jobs + held, [], True, entries))
     await store.put_documents([Document("template", TENANT, f"t{n}", 0, 0, b"") for n in range(MANY)])
@@ -41,7 +41,7 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
 
     for sql, values, way in (
-        (list_index.walk("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
+        (list_index.scan_sql("?", 2), WALK, "PRIMARY KEY (tenant=? AND list=? AND at>? AND (at,id)<(?,?))"),
         (list_index.COUNT.format(m="?"), [TENANT, "some", 5], "PRIMARY KEY (tenant=? AND list=?)"),
         (f"{sqlite._SELECT} {sqlite._OF_RUN}", ["r1", 1], "INDEX records_run (run_id=? AND kind=?)"),
         (f"{sqlite._SELECT_OVER} {sqlite._OF_RUN}", ["r1", 1], "INDEX history_run (run_id=? AND kind=?)"),
@@ -61,7 +61,7 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
         assert any(way in step for step in plan), plan
         tables = ("listed", "records", "history", "documents")
         assert not [step for step in plan if step.startswith(tuple(f"SCAN {table}" for table in tables))], plan
-    walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {list_index.walk('?', 2)}", WALK)]
+    walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {list_index.scan_sql('?', 2)}", WALK)]
     assert sum("SEARCH o USING PRIMARY KEY (tenant=? AND list=? AND at=? AND id=?)" in step for step in walked) == 2
     assert not [step for step in walked if "B-TREE" in step], walked
     connection.close()
@@ -83,12 +83,12 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> 
         if state != "empty":
             await fill(store)
         await store.close()
-        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANS)
+        connection = await asyncpg.connect(postgres_dsn, server_settings=postgres.PLANNER_SETTINGS)
         if state == "statistics":
             await connection.execute("ANALYZE")
         found = []
         for sql, values, way in (
-            (list_index.walk("$", 2), "('acme', 'some', 1, 'r1', 0, 50, 'other', 'third')", "listed_pkey"),
+            (list_index.scan_sql("$", 2), "('acme', 'some', 1, 'r1', 0, 50, 'other', 'third')", "listed_pkey"),
             (list_index.COUNT.format(m="$"), "('acme', 'some', 5)", "listed_pkey"),
             (postgres._LOAD_JOBS, "('r1', 1)", "records_run"),
             (postgres._LOAD_JOBS, "('r1', 1)", "history_run"),

@@ -19,7 +19,19 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.status import steps
 from deltaci.core.worker import Worker
-from deltaci.storage.port import Conflict, Entry, LoadJobs, Look, Page, Place, Put, Search, Store, Unreadable, Write
+from deltaci.storage.port import (
+    Conflict,
+    ListChange,
+    ListPosition,
+    ListQuery,
+    LoadJobs,
+    Put,
+    ReadTransaction,
+    RecordPage,
+    Store,
+    UnreadableRecord,
+    Write,
+)
 from tests.contract.places import Place as Somewhere
 from tests.contract.places import Server, ask, on_loop, put
 from tests.histories import History
@@ -30,29 +42,29 @@ STEPS: Final = 250
 NONSENSE: Final[Any] = {"tally": "nonsense"}
 
 
-def runs(**more: Any) -> Search:
+def runs(**more: Any) -> ListQuery:
     """All runs of the tenant."""
-    return Search(**{"tenant": TENANT, "lists": [listing.RUNS], "limit": 9, **more})
+    return ListQuery(**{"tenant": TENANT, "lists": [listing.RUNS], "limit": 9, **more})
 
 
-def names(page: Page) -> list[str]:
+def names(page: RecordPage) -> list[str]:
     """The ids on a page."""
     return [record.id for record in page.records]
 
 
-def born(id: str, at: int, **origin: Any) -> tuple[Put, Entry]:
+def born(id: str, at: int, **origin: Any) -> tuple[Put, ListChange]:
     """A run that was created then, and its place on its lists."""
     record = Run(id=id, run_id=id, tenant=TENANT, created_at=at, state=run.CREATED, origin=Origin(**origin))
-    return put(record), Entry(id, at, lists_of(record))
+    return put(record), ListChange(id, at, lists_of(record))
 
 
-async def keep(store: Store, *made: tuple[Put, Entry]) -> None:
+async def keep(store: Store, *made: tuple[Put, ListChange]) -> None:
     """Write these in one go."""
     puts, entries = [each[0] for each in made], [each[1] for each in made]
     await ask(store, Write(puts, [], True, entries))
 
 
-def jobs_of(run_id: str) -> Look[list[Record]]:
+def jobs_of(run_id: str) -> ReadTransaction[list[Record]]:
     """Every job of a run."""
     return [held.record for held in (yield LoadJobs(run_id))]
 
@@ -60,9 +72,9 @@ def jobs_of(run_id: str) -> Look[list[Record]]:
 async def walk(store: Store, named: Sequence[str], limit: int, **chosen: Any) -> list[str]:
     """Everything on these lists, page by page."""
     found: list[str] = []
-    place: Place | None = None
+    place: ListPosition | None = None
     for _ in range(1000):
-        page = await store.page(Search(tenant=TENANT, lists=named, before=place, limit=limit, **chosen))
+        page = await store.page(ListQuery(tenant=TENANT, lists=named, before=place, limit=limit, **chosen))
         assert len(page.records) <= limit
         found += names(page)
         place = page.next
@@ -108,7 +120,7 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
     known += [(TENANT, listing.runs_with_status(status)) for status in set(steps.RUN_VIEW.state_map.values())]
     known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.ALL_TENANTS, listing.UNREPORTED)]
     for tenant, name in {*known, *expected}:
-        page = await store.page(Search(tenant=tenant, lists=[name], limit=1000))
+        page = await store.page(ListQuery(tenant=tenant, lists=[name], limit=1000))
         places = sorted(expected[tenant, name], reverse=True)
         assert names(page) == [id for _, id in places], (tenant, name)
         assert await store.count(tenant, name, 1000) == len(places)
@@ -150,10 +162,11 @@ async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
             listing.runs_with_label("nightly"),
             listing.runs_with_label("x" * 5000),
         ):
-            assert names(await server.store.page(Search(tenant=TENANT, lists=[name], limit=9))) == ["r1"]
-            assert names(await server.store.page(Search(tenant="other", lists=[name], limit=9))) == []
+            assert names(await server.store.page(ListQuery(tenant=TENANT, lists=[name], limit=9))) == ["r1"]
+            assert names(await server.store.page(ListQuery(tenant="other", lists=[name], limit=9))) == []
         assert (
-            names(await server.store.page(Search(tenant=TENANT, lists=[listing.runs_of_branch("dev")], limit=9))) == []
+            names(await server.store.page(ListQuery(tenant=TENANT, lists=[listing.runs_of_branch("dev")], limit=9)))
+            == []
         )
         await check_lists(server.store, ["r1", "r2"])
 
@@ -173,7 +186,7 @@ async def test_a_refused_write_leaves_the_lists_alone(place: Somewhere) -> None:
 @on_loop
 async def test_a_transaction_that_fails_later_takes_its_lists_back(place: Somewhere) -> None:
     """All of it or nothing, also when the first write of a transaction stood already."""
-    moved = Entry("a", START, frozenset({(TENANT, "new")}), frozenset({(TENANT, listing.RUNS)}))
+    moved = ListChange("a", START, frozenset({(TENANT, "new")}), frozenset({(TENANT, listing.RUNS)}))
     again, _ = born("a", START)
     async with place.opened() as store:
         await keep(store, born("a", START))
@@ -235,7 +248,7 @@ async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
             assert await walk(store, named, 7) == both
         assert await walk(store, [slow, listing.runs_of_branch("none")], 7) == []
         with pytest.raises(ValueError, match="name one"):
-            await store.page(Search(tenant=TENANT, lists=[], limit=1))
+            await store.page(ListQuery(tenant=TENANT, lists=[], limit=1))
 
 
 @on_loop
@@ -247,7 +260,7 @@ async def test_a_page_of_a_time(place: Somewhere) -> None:
         assert await walk(store, [listing.RUNS], 2, since=START + 2, until=START + 6) == ["r5", "r4", "r3", "r2"]
         assert await walk(store, [listing.RUNS], 2, since=START + 6) == ["r7", "r6"]
         assert await walk(store, [listing.RUNS], 2, until=START + 2) == ["r1", "r0"]
-        page = await store.page(runs(before=Place(START + 1, "r1"), until=START + 6, limit=5))
+        page = await store.page(runs(before=ListPosition(START + 1, "r1"), until=START + 6, limit=5))
         assert names(page) == ["r0"]
 
 
@@ -259,15 +272,15 @@ async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None
     async with place.opened() as store:
         await keep(store, *made)
 
-        first = await store.page(Search(tenant=TENANT, lists=rare, limit=5, budget=100))
-        second = await store.page(Search(tenant=TENANT, lists=rare, before=first.next, limit=5, budget=100))
-        third = await store.page(Search(tenant=TENANT, lists=rare, before=second.next, limit=5, budget=101))
+        first = await store.page(ListQuery(tenant=TENANT, lists=rare, limit=5, scan_limit=100))
+        second = await store.page(ListQuery(tenant=TENANT, lists=rare, before=first.next, limit=5, scan_limit=100))
+        third = await store.page(ListQuery(tenant=TENANT, lists=rare, before=second.next, limit=5, scan_limit=101))
 
-        assert (names(first), first.next) == ([], Place(START + 200, "r200"))
-        assert (names(second), second.next) == (["r150"], Place(START + 100, "r100"))
+        assert (names(first), first.next) == ([], ListPosition(START + 200, "r200"))
+        assert (names(second), second.next) == (["r150"], ListPosition(START + 100, "r100"))
         assert (names(third), third.next) == (["r000"], None)
-        assert await walk(store, rare, 5, budget=7) == ["r150", "r000"]
-        assert await walk(store, [listing.RUNS], 5, budget=3) == [f"r{n:03}" for n in reversed(range(300))]
+        assert await walk(store, rare, 5, scan_limit=7) == ["r150", "r000"]
+        assert await walk(store, [listing.RUNS], 5, scan_limit=3) == [f"r{n:03}" for n in reversed(range(300))]
 
 
 @on_loop
@@ -277,10 +290,10 @@ async def test_a_place_that_no_page_gave_is_no_trouble(place: Somewhere) -> None
         await keep(store, born("r0", START), born("r1", START + 1))
 
         for before, expected in (
-            (Place(2**70, "x"), ["r1", "r0"]),
-            (Place(-(2**70), ""), []),
-            (Place(START + 1, "\x00"), ["r0"]),
-            (Place(START + 1, "\ud800"), ["r0"]),
+            (ListPosition(2**70, "x"), ["r1", "r0"]),
+            (ListPosition(-(2**70), ""), []),
+            (ListPosition(START + 1, "\x00"), ["r0"]),
+            (ListPosition(START + 1, "\ud800"), ["r0"]),
         ):
             assert names(await store.page(runs(before=before))) == expected
         assert names(await store.page(runs(since=-(2**70), until=2**70))) == ["r1", "r0"]
@@ -299,7 +312,7 @@ async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> No
         page = await store.page(runs(limit=10))
 
         assert names(page) == ["r2", "r1", "r0"]
-        assert [isinstance(each, Unreadable) for each in page.records] == [False, True, False]
+        assert [isinstance(each, UnreadableRecord) for each in page.records] == [False, True, False]
         assert await walk(store, [listing.RUNS], 1) == ["r2", "r1", "r0"]
 
 
@@ -342,13 +355,13 @@ async def _shut_down(server: Server) -> None:
     from deltaci.core import worker
 
     await server.do(worker.Shutdown(id="w1"))
-    assert names(await server.store.page(Search(tenant=TENANT, lists=[listing.GONE_WORKERS], limit=9))) == ["w1"]
+    assert names(await server.store.page(ListQuery(tenant=TENANT, lists=[listing.GONE_WORKERS], limit=9))) == ["w1"]
 
 
 @on_loop
 async def test_prune_passes_by_what_cannot_be_read(place: Somewhere) -> None:
     """It goes like the others; where it was listed nobody knows, and pages do not mind."""
-    bad = put(Run(id="r1", run_id="r1", tenant=TENANT, updated_at=START, **NONSENSE), is_over=True)
+    bad = put(Run(id="r1", run_id="r1", tenant=TENANT, updated_at=START, **NONSENSE), is_terminal=True)
     async with place.opened() as store:
         await keep(store, (bad, born("r1", START)[1]), born("r2", START))
 
@@ -364,7 +377,7 @@ async def test_prune_passes_by_what_cannot_be_read(place: Somewhere) -> None:
 async def test_many_records_are_found_in_the_order_asked_for(place: Somewhere) -> None:
     """Live or over; what does not exist is left out, what is asked for twice comes once."""
     async with place.opened() as store:
-        await ask(store, Write([put(Attempt(id=f"a{n}"), is_over=n % 2 == 0) for n in range(1200)], [], True))
+        await ask(store, Write([put(Attempt(id=f"a{n}"), is_terminal=n % 2 == 0) for n in range(1200)], [], True))
         await ask(store, Write([put(Run(id="bad", **NONSENSE))], [], True))
 
         wanted = [f"a{n}" for n in reversed(range(1200))]
@@ -384,8 +397,8 @@ async def test_the_jobs_of_a_run_are_found_finished_or_not(place: Somewhere) -> 
         await planned(server, task("other"), id="r2")
         await finish(server, await server.take())
 
-        found = await server.store.look(lambda: jobs_of("r1"))
+        found = await server.store.read(lambda: jobs_of("r1"))
 
         assert sorted(each.id for each in found) == ["r1/a", "r1/b", "r1/c"]
         assert found == await server.store.find_all([each.id for each in found])
-        assert await server.store.look(lambda: jobs_of("none")) == []
+        assert await server.store.read(lambda: jobs_of("none")) == []

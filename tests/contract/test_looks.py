@@ -10,7 +10,7 @@ from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.storage.port import Held, Load, LoadJobs, Look, Unavailable
+from deltaci.storage.port import Load, LoadJobs, ReadTransaction, StoredRecord, Unavailable
 from tests.contract.places import Place, on_loop
 from tests.contract.test_runs import finish, planned
 from tests.lab import task
@@ -18,7 +18,7 @@ from tests.lab import task
 MORE_THAN_READ_AT_ONCE = 20
 
 
-def family(id: str) -> Look[list[Record]]:
+def family(id: str) -> ReadTransaction[list[Record]]:
     """A run, its jobs, and their first attempts."""
     found = yield Load((id,))
     if not found:
@@ -28,7 +28,7 @@ def family(id: str) -> Look[list[Record]]:
     return [*(held.record for held in found), *in_order(jobs), *in_order(tries)]
 
 
-def in_order(found: list[Held]) -> list[Record]:
+def in_order(found: list[StoredRecord]) -> list[Record]:
     """By their ids: stores answer as they like."""
     return sorted((held.record for held in found), key=lambda record: record.id)
 
@@ -41,7 +41,7 @@ async def test_a_look_finds_what_goes_on_and_what_is_over(place: Place) -> None:
         await planned(server, task("other"), id="r2")
         await finish(server, await server.take())
 
-        found = await server.store.look(lambda: family("r1"))
+        found = await server.store.read(lambda: family("r1"))
 
         assert [record.id for record in found] == ["r1", "r1/a", "r1/b", "r1/a.1", "r1/b.1"]
         assert found == await server.store.find_all([record.id for record in found])
@@ -53,11 +53,11 @@ async def test_a_look_that_is_given_up_holds_nothing(place: Place) -> None:
     async with place.server() as server:
         for _ in range(MORE_THAN_READ_AT_ONCE):
             with pytest.raises(Refused):
-                await server.store.look(lambda: family("r1"))
+                await server.store.read(lambda: family("r1"))
 
         await planned(server, task("a"))
 
-        assert len(await server.store.look(lambda: family("r1"))) == 3
+        assert len(await server.store.read(lambda: family("r1"))) == 3
 
 
 @on_loop
@@ -69,13 +69,13 @@ async def test_what_a_look_finds_in_a_file_is_of_one_moment(place: Place) -> Non
     async with place.server() as server:
         await planned(server, task("a"))
 
-        def interrupted() -> Look[list[str]]:
+        def interrupted() -> ReadTransaction[list[str]]:
             before = yield Load(("r1",))
             asyncio.run_coroutine_threadsafe(server.do(run.Cancel(id="r1", actor="user:ada")), loop).result(60)
             after = yield Load(("r1",))
             return [held.record.state for held in (*before, *after)]
 
-        assert await server.store.look(interrupted) == [run.QUEUED, run.QUEUED]
+        assert await server.store.read(interrupted) == [run.QUEUED, run.QUEUED]
         assert (await server.find("r1", Run)).state != run.QUEUED
 
 
@@ -85,4 +85,4 @@ async def test_nothing_is_read_from_a_store_that_is_not_open(place: Place) -> No
     if place.name == "memory":
         pytest.skip("memory is always there")
     with pytest.raises(Unavailable):
-        await place.store().look(lambda: family("r1"))
+        await place.store().read(lambda: family("r1"))

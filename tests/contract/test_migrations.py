@@ -12,7 +12,7 @@ from deltaci.core.attempt import QUEUED, Attempt
 from deltaci.storage import migrate, open_store
 from deltaci.storage.codec import KIND_OF, encode
 from deltaci.storage.memory import MemoryStore
-from deltaci.storage.migrate import Migration, SchemaError, migrations, missing
+from deltaci.storage.migrate import Migration, SchemaError, migrations, pending_migrations
 from deltaci.storage.port import Unavailable
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.conftest import execute
@@ -111,9 +111,9 @@ def test_only_what_was_not_applied_is_missing() -> None:
     """Each step is made once, in order."""
     steps = [Migration(n, f"000{n}_step.sql", f"-- {n}") for n in (1, 2, 3)]
 
-    assert missing(steps, []) == steps
-    assert missing(steps, [(1, steps[0].checksum), (2, steps[1].checksum)]) == steps[2:]
-    assert missing(steps[:1], [(step.number, step.checksum) for step in steps]) == []
+    assert pending_migrations(steps, []) == steps
+    assert pending_migrations(steps, [(1, steps[0].checksum), (2, steps[1].checksum)]) == steps[2:]
+    assert pending_migrations(steps[:1], [(step.number, step.checksum) for step in steps]) == []
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])

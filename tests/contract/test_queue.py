@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.audit.verify import verify
 from deltaci.core.errors import StaleLease
-from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, NewJob, QueueJob
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob, QueueJob
 from tests.contract.places import Place, attempt_of, legal, on_loop, refused
 
 WAIT = 40.0  # So long a claim may wait for work in these cases; it must come much sooner.
@@ -415,7 +415,11 @@ async def test_many_messages_are_each_answered_on_their_own(place: Place) -> Non
         starts = await queue.start_all(leases, "w1")
         beats = await queue.heartbeat_all(leases, "w1")
         ends = await queue.finish_all(
-            [End(lease_id=leases[0], result={"n": 0}), End(lease_id=leases[1]), End(lease_id=leases[2], error="boom")],
+            [
+                JobOutcome(lease_id=leases[0], result={"n": 0}),
+                JobOutcome(lease_id=leases[1]),
+                JobOutcome(lease_id=leases[2], error="boom"),
+            ],
             "w1",
         )
 

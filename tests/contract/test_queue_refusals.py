@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused, StaleLease
-from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
+from deltaci.engine.queue import AsyncQueue, JobOutcome, NewJob, QueueJob
 from deltaci.engine.validation import MAX_CLAIM, MAX_DEPTH, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_SECONDS, MAX_TEXT
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import EVERYTHING, Place, in_memory, on_loop, refused
@@ -285,9 +285,11 @@ async def test_garbage_among_many_is_refused_in_its_place(place: Place) -> None:
             *garbage, good = await say([*GARBAGE, job.lease_id], "w1")
             assert [answer.code for answer in garbage if isinstance(answer, Refused)] == ["stale_lease"] * len(GARBAGE)
             assert isinstance(good, QueueJob)
-        ends = [End(lease_id=lease_id) for lease_id in GARBAGE]
-        ends += [End(lease_id=job.lease_id, result=result) for result in (NotJson(), 2**64, "x" * MAX_PAYLOAD_BYTES)]
-        *bad, good = await queue.finish_all([*ends, no_end, End(lease_id=job.lease_id, result=1)], "w1")
+        ends = [JobOutcome(lease_id=lease_id) for lease_id in GARBAGE]
+        ends += [
+            JobOutcome(lease_id=job.lease_id, result=result) for result in (NotJson(), 2**64, "x" * MAX_PAYLOAD_BYTES)
+        ]
+        *bad, good = await queue.finish_all([*ends, no_end, JobOutcome(lease_id=job.lease_id, result=1)], "w1")
 
         codes = ["stale_lease"] * len(GARBAGE) + ["bad_request"] * 4
         assert [answer.code for answer in bad if isinstance(answer, Refused)] == codes

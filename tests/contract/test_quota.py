@@ -13,8 +13,8 @@ from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.events import Event
-from deltaci.engine.engine import Claimed
-from deltaci.storage.port import CountHeld, Request, Store, Transaction
+from deltaci.engine.engine import ClaimedAttempt
+from deltaci.storage.port import CountLiveLeases, Request, Store, Transaction
 from tests.contract.conftest import make_place
 from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
 from tests.contract.test_postgres_notify import LISTENERS, until
@@ -30,7 +30,7 @@ async def enqueue(server: Server, count: int) -> None:
     await server.engine.do_all([birth(f"a{n:02}") for n in range(count)])
 
 
-async def end(server: Server, claimed: Claimed, by: str = "w1") -> None:
+async def end(server: Server, claimed: ClaimedAttempt, by: str = "w1") -> None:
     """It is done."""
     await server.say(attempt.Complete, Lease(by, claimed.lease_id), is_success=True, exit_code=0)
 
@@ -123,14 +123,14 @@ async def test_live_leases_are_counted_and_nothing_else(place: Place) -> None:
             *(put(Attempt(id=f"held{n}", tenant=TENANT), due_at=START) for n in range(3)),
             put(Attempt(id="bad", tenant=TENANT, **nonsense), due_at=START),
             put(Attempt(id="waits", tenant=TENANT), ready_at=START),
-            put(Attempt(id="over", tenant=TENANT), is_over=True),
+            put(Attempt(id="over", tenant=TENANT), is_terminal=True),
             put(Attempt(id="theirs", tenant="other"), due_at=START),
         )
-        assert await ask(store, *(CountHeld(TENANT, limit) for limit in (1, 4, 9))) == [1, 4, 4]
+        assert await ask(store, *(CountLiveLeases(TENANT, limit) for limit in (1, 4, 9))) == [1, 4, 4]
 
-        await write(store, put(Attempt(id="held0", tenant=TENANT), 1), put(Attempt(id="held1"), 1, is_over=True))
+        await write(store, put(Attempt(id="held0", tenant=TENANT), 1), put(Attempt(id="held1"), 1, is_terminal=True))
 
-        assert await ask(store, CountHeld(TENANT, 9), CountHeld("nobody", 9)) == [2, 0]
+        assert await ask(store, CountLiveLeases(TENANT, 9), CountLiveLeases("nobody", 9)) == [2, 0]
 
 
 class Recorded(Wrapped):
@@ -167,20 +167,20 @@ async def test_who_has_no_limit_pays_for_none(place: Place) -> None:
     async with place.server(wrap) as server:
         await enqueue(server, 2)
         heard: list[Any] = []
-        server.store.wakers.listen(heard.append)
+        server.store.commit_hints.add_listener(heard.append)
         recorded[0].asked.clear()
 
         [claimed] = await server.claim()
-        assert [each.__name__ for each in recorded[0].asked] == ["OpenReady", "Write"]
+        assert [each.__name__ for each in recorded[0].asked] == ["BeginClaim", "Write"]
         await end(server, claimed)
         assert not [each for each in heard if each is not None]
 
         [claimed] = await server.claim(tenant_limit=1)
-        assert [each.__name__ for each in recorded[0].asked][-3:] == ["CountHeld", "OpenReady", "Write"]
+        assert [each.__name__ for each in recorded[0].asked][-3:] == ["CountLiveLeases", "BeginClaim", "Write"]
         await server.claim()  # Its limit was taken away.
         await end(server, claimed)
         assert not [each for each in heard if each is not None]
-        server.store.wakers.unlisten(heard.append)
+        server.store.commit_hints.remove_listener(heard.append)
 
 
 # -- many at once
@@ -208,7 +208,7 @@ async def test_two_servers_never_exceed_the_limit_together(place: Place) -> None
         events = await two.verified()
         assert len(done) == JOBS
         assert 1 < most_at_once(events) <= LIMIT
-        assert await ask(one.store, CountHeld(TENANT, 9)) == [0]
+        assert await ask(one.store, CountLiveLeases(TENANT, 9)) == [0]
 
 
 # -- who waits

@@ -14,7 +14,7 @@ from deltaci.core.approvals import Gate
 from deltaci.core.decide import StartRun
 from deltaci.core.job import Approve, Job
 from deltaci.core.run import Run
-from deltaci.storage.port import Conflict, Load, LoadJobs, Open, Request, Transaction, Write
+from deltaci.storage.port import Begin, Conflict, Load, LoadJobs, Request, Transaction, Write
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.lab import TENANT, gate, task
 
@@ -61,7 +61,7 @@ async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Pla
 
         assert isinstance(server.store, Watched)
         [opened, written] = server.store.asked
-        assert isinstance(opened, Open)
+        assert isinstance(opened, Begin)
         assert opened.ids == ("r1",)
         assert isinstance(written, Write)
         assert not any(isinstance(each, Load | LoadJobs) for each in server.store.asked)
@@ -79,7 +79,7 @@ async def test_a_run_whose_id_was_drawn_is_not_looked_for(place: Place) -> None:
 
         assert isinstance(server.store, Watched)
         [opened, written] = server.store.asked
-        assert isinstance(opened, Open)
+        assert isinstance(opened, Begin)
         assert opened.ids == ()
         assert isinstance(written, Write)
         before = await server.find("r1", Run)

@@ -105,7 +105,7 @@ async def test_another_store_over_the_same_data_reads_the_same_log(place: Place)
 
 async def finished(store: Store, id: str, ended_at: int) -> None:
     """A record that was over at this time."""
-    await write(store, put(Attempt(id=id, state=SUCCEEDED, updated_at=ended_at), is_over=True))
+    await write(store, put(Attempt(id=id, state=SUCCEEDED, updated_at=ended_at), is_terminal=True))
 
 
 @on_loop
@@ -132,7 +132,7 @@ async def test_the_log_of_a_record_outlives_the_record(place: Place) -> None:
     events = [fact("r1/a.1", run_id="r1"), fact("r1/b.1", run_id="r1"), fact("q"), fact("host/1")]
     async with place.opened() as store:
         for id, run_id in (("r1/a.1", "r1"), ("r1/b.1", "r1"), ("q", ""), ("host/1", "")):
-            await write(store, put(Attempt(id=id, run_id=run_id, state=SUCCEEDED), is_over=True))
+            await write(store, put(Attempt(id=id, run_id=run_id, state=SUCCEEDED), is_terminal=True))
         await append(store, *events)
 
         assert await store.prune(finished_before=START, events_before=0, limit=100) == 4

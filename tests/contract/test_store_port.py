@@ -13,15 +13,15 @@ from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.storage.port import (
+    Begin,
     Conflict,
     FindDue,
     FindReady,
-    Held,
     Load,
     LoadJobs,
-    Open,
     Put,
     Store,
+    StoredRecord,
     Transaction,
     Unavailable,
     Write,
@@ -48,10 +48,10 @@ async def due(store: Store, now: int, limit: int = 100) -> list[str]:
     return [held.record.id for held in found]
 
 
-async def held(store: Store, id: str) -> Held:
+async def held(store: Store, id: str) -> StoredRecord:
     """The record as it is stored."""
     [[found]] = await ask(store, Load((id,)))
-    assert isinstance(found, Held)
+    assert isinstance(found, StoredRecord)
     return found
 
 
@@ -112,13 +112,13 @@ async def test_a_record_that_is_over_cannot_be_written_again(place: Place) -> No
     """A terminal record never changes: its version died with it."""
     async with place.opened() as store:
         await write(store, put(Attempt(id="a")))
-        await write(store, put(Attempt(id="a", state=SUCCEEDED), 1, is_over=True))
+        await write(store, put(Attempt(id="a", state=SUCCEEDED), 1, is_terminal=True))
 
         for version in (1, 2):
             with pytest.raises(Conflict):
                 await write(store, put(Attempt(id="a", priority=9), version))
             with pytest.raises(Conflict):
-                await write(store, put(Attempt(id="a", priority=9), version, is_over=True))
+                await write(store, put(Attempt(id="a", priority=9), version, is_terminal=True))
 
         assert await store.find("a") == Attempt(id="a", state=SUCCEEDED)
 
@@ -129,7 +129,7 @@ async def test_a_transaction_that_raises_before_its_write_leaves_nothing(place: 
     async with place.opened() as store:
 
         def broken() -> Transaction[None]:
-            yield Open(("a",))
+            yield Begin(("a",))
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -148,7 +148,7 @@ async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(p
         )
 
         def broken() -> Transaction[None]:
-            over = put(Attempt(id="old", state=SUCCEEDED), 1, is_over=True)
+            over = put(Attempt(id="old", state=SUCCEEDED), 1, is_terminal=True)
             new = put(Job(id="r/b", run_id="r", spec=JobSpec(name="b")), due_at=START)
             yield Write([waiting("new", 8), new, over], [fact("b")])
             raise ZeroDivisionError
@@ -172,11 +172,11 @@ async def test_an_id_is_given_once(place: Place, was_over: bool, is_over: bool) 
     """Two records with one id would be two truths, whether or not the first is over."""
     async with place.opened() as store:
         first = Attempt(id="a", state=SUCCEEDED if was_over else QUEUED)
-        await write(store, put(first, is_over=was_over), events=[fact("a")])
+        await write(store, put(first, is_terminal=was_over), events=[fact("a")])
 
         second = Attempt(id="a", state=SUCCEEDED if is_over else QUEUED, priority=1)
         with pytest.raises(Conflict):
-            await write(store, put(Attempt(id="b")), put(second, is_over=is_over), events=[fact("a")])
+            await write(store, put(Attempt(id="b")), put(second, is_terminal=is_over), events=[fact("a")])
 
         assert await store.find("a") == first
         assert await store.find("b") is None
@@ -202,7 +202,7 @@ async def test_a_record_comes_back_as_it_was_written(place: Place, record: Recor
     async with place.opened() as store:
         await write(store, put(record, due_at=START))
 
-        assert await held(store, record.id) == Held(record, 1, START)
+        assert await held(store, record.id) == StoredRecord(record, 1, START)
         assert await store.find(record.id) == record
 
 
@@ -228,8 +228,8 @@ async def test_a_transaction_opens_with_the_time_and_its_records(place: Place) -
         await write(store, put(Attempt(id="a")), put(Attempt(id="b")))
         place.after(3600)
 
-        [(now, found)] = await ask(store, Open(("a", "b", "nobody")))
-        [(later, none)] = await ask(store, Open(()))
+        [(now, found)] = await ask(store, Begin(("a", "b", "nobody")))
+        [(later, none)] = await ask(store, Begin(()))
 
         assert abs(now - place.now()) < 10_000_000
         assert later >= now
@@ -243,7 +243,7 @@ async def test_a_transaction_sees_its_own_write(place: Place) -> None:
     async with place.opened() as store:
         answers = await ask(store, Write([put(Attempt(id="a"))], []), Load(("a",)))
 
-        assert answers[1] == [Held(Attempt(id="a"), 1, None)]
+        assert answers[1] == [StoredRecord(Attempt(id="a"), 1, None)]
 
 
 @on_loop
@@ -266,7 +266,7 @@ async def test_versions_count_writes(place: Place) -> None:
         for version in (1, 2, 3):
             await write(store, put(Attempt(id="a", priority=version), version))
 
-        assert await held(store, "a") == Held(Attempt(id="a", priority=3), 4, None)
+        assert await held(store, "a") == StoredRecord(Attempt(id="a", priority=3), 4, None)
 
 
 @on_loop
@@ -276,13 +276,13 @@ async def test_what_is_over_leaves_the_hot_records_and_is_still_found(place: Pla
     at_once = Attempt(id="b", state=SUCCEEDED, updated_at=START)
     async with place.opened() as store:
         await write(store, put(Attempt(id="a", state=QUEUED), ready_at=START, due_at=START))
-        await write(store, put(done, 1, is_over=True), put(at_once, is_over=True))
+        await write(store, put(done, 1, is_terminal=True), put(at_once, is_terminal=True))
 
         assert await ready(store) == []
         assert await due(store, START) == []
         assert await store.find("a") == done
         [found] = await ask(store, Load(("a", "b")))
-        [(_, opened)] = await ask(store, Open(("a", "b")))
+        [(_, opened)] = await ask(store, Begin(("a", "b")))
         for answer in (found, opened):
             assert {each.record.id: each.record for each in answer} == {"a": done, "b": at_once}
 
@@ -297,7 +297,7 @@ async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(place: 
     async with place.opened() as store:
         await write(store, put(job("r1", "a")), put(job("r1", "b")), put(job("r2", "a")))
         await write(store, put(Run(id="r1", run_id="r1")), put(Attempt(id="r1/a.1", run_id="r1")))
-        await write(store, put(job("r1", "b", state="FAILED"), 1, is_over=True))
+        await write(store, put(job("r1", "b", state="FAILED"), 1, is_terminal=True))
 
         [of_one] = await ask(store, LoadJobs("r1"))
         [of_nobody] = await ask(store, LoadJobs("r3"))
@@ -428,7 +428,7 @@ async def test_what_is_due_is_found_in_order_of_its_time(place: Place) -> None:
     [
         (lambda: put(Attempt(id="a"), 1, due_at=START + 5), []),
         (lambda: put(Attempt(id="a"), 1), []),
-        (lambda: put(Attempt(id="a", state=SUCCEEDED), 1, is_over=True), []),
+        (lambda: put(Attempt(id="a", state=SUCCEEDED), 1, is_terminal=True), []),
         (lambda: put(Attempt(id="a"), 1, due_at=START - 5), ["a"]),
     ],
     ids=["later", "never", "over", "sooner"],

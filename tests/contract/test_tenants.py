@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.feed import follow
-from deltaci.engine.queue import AsyncQueue, End
+from deltaci.engine.queue import AsyncQueue, JobOutcome
 from tests.contract.places import EVERYTHING, Place, legal, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
@@ -70,7 +70,7 @@ async def test_another_tenants_lease_is_unknown(place: Place, name: str) -> None
     [
         lambda queue, id: queue.start_all([id], "w1"),
         lambda queue, id: queue.heartbeat_all([id], "w1"),
-        lambda queue, id: queue.finish_all([End(lease_id=id)], "w1"),
+        lambda queue, id: queue.finish_all([JobOutcome(lease_id=id)], "w1"),
     ],
     ids=["start_all", "heartbeat_all", "finish_all"],
 )
@@ -97,7 +97,7 @@ async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(plac
         await ours.complete(job.lease_id, "secret", request_id="r")
 
         await refused(theirs.complete(job.lease_id, "secret", worker="w1", request_id="r"), "stale_lease")
-        [answer] = await theirs.finish_all([End(lease_id=job.lease_id, result="secret")], "w1")
+        [answer] = await theirs.finish_all([JobOutcome(lease_id=job.lease_id, result="secret")], "w1")
 
         assert isinstance(answer, Refused)
 

@@ -14,7 +14,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
-from deltaci.storage.port import Held, Load
+from deltaci.storage.port import Load, StoredRecord
 from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying
 from tests.lab import TENANT, gate, task
 
@@ -31,7 +31,7 @@ async def planned(server: Server, *specs: JobSpec, **fields: Any) -> None:
 async def due_at(server: Server, id: str) -> int | None:
     """When the timers will look at this record."""
     [[held]] = await ask(server.store, Load((id,)))
-    assert isinstance(held, Held)
+    assert isinstance(held, StoredRecord)
     return held.due_at
 
 

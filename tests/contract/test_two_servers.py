@@ -14,14 +14,14 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
-from deltaci.engine.engine import Claimed
+from deltaci.engine.engine import ClaimedAttempt
 from tests.contract.places import Place, Server, birth, on_loop, saying
 from tests.lab import TENANT, Lease, gate, task
 
 JOBS: Final = 200
 
 
-async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, found: list[Claimed]) -> None:
+async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, found: list[ClaimedAttempt]) -> None:
     """Claim until everybody together has all of it."""
     while not enough.is_set():
         found += await server.claim(by, limit)
@@ -35,7 +35,7 @@ async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) 
     """Two runners on one attempt is the one thing that a queue must never do."""
     async with place.server() as one, place.server() as two:
         await one.engine.do_all([birth(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
-        enough, found = asyncio.Event(), list[Claimed]()
+        enough, found = asyncio.Event(), list[ClaimedAttempt]()
 
         await asyncio.gather(
             claim_all(one, "w1", 7, enough, found),
@@ -182,7 +182,7 @@ async def test_every_message_may_take_another_way(place: Place) -> None:
 
 async def work_off(server: Server, by: str, run_id: str) -> None:
     """Claim and complete, with a heartbeat in between, until the run waits for nobody."""
-    with server.store.wakers.subscribed() as waker:
+    with server.store.commit_hints.subscribe() as waker:
         while (await server.find(run_id, Run)).state in (run.QUEUED, run.RUNNING):
             claimed = await server.claim(by, 3)
             for each in claimed:

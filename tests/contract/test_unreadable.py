@@ -15,7 +15,7 @@ from deltaci.core.lease import Lease
 from deltaci.core.run import Run
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.engine.worker import Worker
-from deltaci.storage.port import Load, PutAside, Store, Unreadable
+from deltaci.storage.port import Load, Postpone, Store, UnreadableRecord
 from tests.contract.places import Place, Server, ask, birth, on_loop, put, refused, write
 from tests.contract.test_store_port import due, ready, waiting
 from tests.lab import START, TENANT
@@ -41,17 +41,17 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_there(place: Place) -> None:
     """Whoever loads it together with others gets the others, too."""
     async with place.opened() as store:
-        await write(store, put(broken("bad")), put(Attempt(id="good")), put(broken("over"), is_over=True))
+        await write(store, put(broken("bad")), put(Attempt(id="good")), put(broken("over"), is_terminal=True))
 
         [found] = await ask(store, Load(("bad", "good", "over", "nobody")))
 
         assert {each.record.id: type(each.record) for each in found} == {
-            "bad": Unreadable,
+            "bad": UnreadableRecord,
             "good": Attempt,
-            "over": Unreadable,
+            "over": UnreadableRecord,
         }
         record = await store.find("bad")
-        assert isinstance(record, Unreadable)
+        assert isinstance(record, UnreadableRecord)
         assert "Expected `int`, got `str`" in record.problem
         assert await store.events(0, 10, entity_id="bad") == []
 
@@ -62,7 +62,7 @@ async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(place: Plac
     async with place.opened() as store:
         await write(store, waiting("a", 1), waiting("b", 2), put(Attempt(id="c"), due_at=START), put(Attempt(id="d")))
 
-        await ask(store, PutAside(("a", "c", "d"), START + 10))
+        await ask(store, Postpone(("a", "c", "d"), START + 10))
 
         assert await ready(store) == ["b"]
         assert await due(store, START) == []

@@ -9,10 +9,10 @@ import pytest
 
 from deltaci.core import attempt
 from deltaci.engine import waiters
-from deltaci.engine.engine import Claim, Claimed, Engine, Found
-from deltaci.engine.waiters import Line
+from deltaci.engine.engine import Claim, ClaimedAttempt, ClaimResult, Engine
+from deltaci.engine.waiters import ClaimWaiters
 from deltaci.storage import commit_hints
-from deltaci.storage.commit_hints import Arrived
+from deltaci.storage.commit_hints import ReadyCounts
 from tests.contract.places import Place, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
@@ -25,18 +25,18 @@ class Hall:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, poll: float = math.inf) -> None:
         monkeypatch.setattr(commit_hints, "POLL_SECONDS", poll)
-        wakers = server.store.wakers
-        hint = wakers.hint
+        wakers = server.store.commit_hints
+        hint = wakers.publish
         # One that comes because the wire to other servers was just laid is no part of a case.
-        monkeypatch.setattr(wakers, "hint", lambda ready=None: hint(ready) if ready is not None else None)
+        monkeypatch.setattr(wakers, "publish", lambda ready=None: hint(ready) if ready is not None else None)
         self.looks = 0
-        self.line = Line(self._counting(server.engine), server.store.wakers)
+        self.line = ClaimWaiters(self._counting(server.engine), server.store.commit_hints)
         self._changed = asyncio.Condition()
         self._waiting = 0
-        self.places: list[waiters._Place] = []
-        original = waiters._Place.turn
+        self.places: list[waiters.Waiter] = []
+        original = waiters.Waiter.turn
 
-        async def turn(place: waiters._Place, *, is_first: bool = False) -> waiters.Turn | None:
+        async def turn(place: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
             self.places.append(place)
             async with self._changed:
                 self._waiting += 1
@@ -45,7 +45,7 @@ class Hall:
             self._waiting -= 1
             return found
 
-        monkeypatch.setattr(waiters._Place, "turn", turn)
+        monkeypatch.setattr(waiters.Waiter, "turn", turn)
 
     def _counting(self, engine: Engine) -> Engine:
         hall = self
@@ -53,13 +53,13 @@ class Hall:
         class Counting(Engine):
             def __init__(self) -> None: ...
 
-            async def look(self, claim: Claim) -> Found:
+            async def try_claim(self, claim: Claim) -> ClaimResult:
                 hall.looks += 1
-                return await engine.look(claim)
+                return await engine.try_claim(claim)
 
         return Counting()
 
-    async def joined(self, worker: str, *labels: str, tenant_limit: int = 0) -> asyncio.Task[list[Claimed]]:
+    async def joined(self, worker: str, *labels: str, tenant_limit: int = 0) -> asyncio.Task[list[ClaimedAttempt]]:
         """One more who waits, and does so by now."""
         waiting = self._waiting
         claim = Claim(
@@ -81,11 +81,11 @@ class Hall:
             await self._changed.wait_for(lambda: self._waiting == count)
 
 
-def ids(claimed: list[Claimed]) -> list[str]:
+def ids(claimed: list[ClaimedAttempt]) -> list[str]:
     return [each.attempt.id for each in claimed]
 
 
-def all_ids(found: list[list[Claimed]]) -> list[str]:
+def all_ids(found: list[list[ClaimedAttempt]]) -> list[str]:
     return sorted(id for claimed in found for id in ids(claimed))
 
 
@@ -165,14 +165,14 @@ async def test_who_leaves_when_it_is_called_passes_its_turn_on(
         hall = Hall(server, monkeypatch)
         leaving, staying = await hall.joined("w1"), await hall.joined("w2")
 
-        def hear(_ready: Arrived | None) -> None:
+        def hear(_ready: ReadyCounts | None) -> None:
             """The line heard of it before, and has called the first."""
             if how == "hangs up":
                 hall.places[0].leave()
             else:
                 leaving.cancel()
 
-        server.store.wakers.listen(hear)
+        server.store.commit_hints.add_listener(hear)
         await server.enqueue("q1")
 
         assert ids(await staying) == ["q1"]
@@ -223,7 +223,7 @@ async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: 
     """A hint may be lost. The poll is the truth: one look finds it, and whoever finds something wakes two more."""
     async with place.server() as server:
         hall = Hall(server, monkeypatch, poll=0.01)
-        monkeypatch.setattr(server.store.wakers, "hint", lambda ready=None: None)
+        monkeypatch.setattr(server.store.commit_hints, "publish", lambda ready=None: None)
         tasks = [await hall.joined(f"w{n}") for n in range(7)]
 
         await asyncio.gather(*(server.enqueue(f"q{n}") for n in range(7)))
@@ -243,15 +243,15 @@ async def test_what_comes_while_one_looks_is_not_missed(
     Also a hint that only says that there may be something, as when the wire to other servers was just laid.
     """
     async with place.server() as server:
-        wakers = server.store.wakers
-        hint = wakers.hint
+        wakers = server.store.commit_hints
+        hint = wakers.publish
         hall = Hall(server, monkeypatch)
         if not is_named:
-            monkeypatch.setattr(wakers, "hint", lambda ready=None: hint() if ready else None)
-        look = server.engine.look
+            monkeypatch.setattr(wakers, "publish", lambda ready=None: hint() if ready else None)
+        look = server.engine.try_claim
         enqueued = False
 
-        async def late(claim: Claim) -> Found:
+        async def late(claim: Claim) -> ClaimResult:
             nonlocal enqueued
             found = await look(claim)
             if not enqueued:
@@ -259,7 +259,7 @@ async def test_what_comes_while_one_looks_is_not_missed(
                 await server.enqueue("q1")
             return found
 
-        monkeypatch.setattr(server.engine, "look", late)
+        monkeypatch.setattr(server.engine, "try_claim", late)
         claim = Claim(tenant=TENANT, worker_id="w1", labels=(), limit=1, ttl_seconds=120, accept_seconds=30)
 
         assert ids(await hall.line.claim(claim, 60.0)) == ["q1"]
@@ -270,8 +270,8 @@ async def test_what_comes_while_one_looks_is_not_missed(
 async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that lives for months must not remember everybody who ever asked."""
     async with place.server() as server:
-        heard: list[Arrived | None] = []
-        server.store.wakers.listen(heard.append)
+        heard: list[ReadyCounts | None] = []
+        server.store.commit_hints.add_listener(heard.append)
         hall = Hall(server, monkeypatch, poll=0.01)
         waiting = await hall.joined("w1", "gpu")
         polling = hall.line._polling
@@ -284,5 +284,5 @@ async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatc
         assert not hall.line._lines
         assert hall.line._polling is None
         assert heard[-1] == {(TENANT, "gpu"): 1}
-        assert server.store.wakers._ears == [heard.append]
-        server.store.wakers.unlisten(heard.append)
+        assert server.store.commit_hints._ears == [heard.append]
+        server.store.commit_hints.remove_listener(heard.append)

@@ -6,7 +6,7 @@ import asyncio
 from multiprocessing.connection import Connection
 
 from deltaci.core.errors import Refused
-from deltaci.engine.queue import AsyncQueue, End, NewJob, QueueJob
+from deltaci.engine.queue import AsyncQueue, JobOutcome, NewJob, QueueJob
 from deltaci.storage import open_store
 
 BATCH = 20
@@ -30,7 +30,7 @@ async def work(url: str, connection: Connection) -> None:
             for say in (queue.start_all, queue.heartbeat_all):
                 answers = await say(leases, WORKER)
                 promise(connection, [answer for answer in answers if not isinstance(answer, Refused)])
-            ends = [End(lease_id=lease_id, result={}) for lease_id in leases]
+            ends = [JobOutcome(lease_id=lease_id, result={}) for lease_id in leases]
             answers = await queue.finish_all(ends, WORKER)
             promise(connection, [answer for answer in answers if not isinstance(answer, Refused)])
 

@@ -29,7 +29,7 @@ from deltaci.runner import reaper
 from deltaci.runner.reaper import Handle
 from deltaci.server.service import registration_token
 from deltaci.storage import open_store
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import within
 from tests.e2e.proxy import Proxy
 from tests.support.fork_server import Deltaci
@@ -61,7 +61,7 @@ class Deployment:
         self.store = open_store(self.store_url)
         self.queue = AsyncQueue(self.store, has_timers=False)
         self.engine = Engine(self.store)
-        self.logs = Logs(folder / "logs")
+        self.logs = LogStore(folder / "logs")
         self.servers: list[subprocess.Popen[bytes]] = []
         self.ports: list[int] = []
         self._reserved: list[ReservedPort] = []

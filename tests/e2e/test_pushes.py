@@ -19,7 +19,7 @@ from deltaci.core import run
 from deltaci.server.credentials import Signer, server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
-from deltaci.storage.blobs.store import FolderBlobs
+from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.forges.payloads import SECRET, Sent, gitea, gitea_push, github, github_push, gitlab, gitlab_push
 from tests.forges.playing import PlayedForge
@@ -56,7 +56,7 @@ class Person:
         """Set secrets."""
         key = server_key(self._place.folder / KEY_FILE)
         for name, value in secrets.items():
-            Secrets(FolderBlobs(self._place.folder / BLOBS_FOLDER), key).set("default", name, value)
+            Secrets(FolderBlobStore(self._place.folder / BLOBS_FOLDER), key).set("default", name, value)
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The answer of the API."""

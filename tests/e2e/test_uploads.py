@@ -20,8 +20,8 @@ from deltaci.runner.sections import sections
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import registration_token
-from deltaci.storage.blobs import keys, open_blobs
-from deltaci.storage.blobs.store import Blobs, FolderBlobs
+from deltaci.storage.blobs import keys, open_blob_store
+from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.storage.s3 import KEYS, served
 
@@ -35,7 +35,7 @@ async def job(place: Deployment, *steps: str, **spec: Any) -> Attempt:
     return await place.outcome(enqueued.id)
 
 
-def artifacts(blobs: Blobs, record: Attempt) -> dict[str, bytes]:
+def artifacts(blobs: BlobStore, record: Attempt) -> dict[str, bytes]:
     """What the job left, as the store has it."""
     assert record.ended_lease is not None
     at = (record.tenant, record.id, record.ended_lease.number)
@@ -63,7 +63,7 @@ async def test_what_a_job_leaves_behind_arrives(tmp_path: Path) -> None:
 
         assert record.state == "SUCCEEDED", place.log_of(record)
         kept = {"out/more": b"more", "out/program": b"built\n", "report.xml": f"{REPORT}\n".encode()}
-        assert artifacts(FolderBlobs(tmp_path / "blobs"), record) == kept
+        assert artifacts(FolderBlobStore(tmp_path / "blobs"), record) == kept
         log, *files = record.report["artifacts"]
         assert [(each["type"], each["name"], each["bytes"]) for each in files] == [
             ("junit" if name.endswith(".xml") else "file", name, len(content)) for name, content in kept.items()
@@ -104,7 +104,7 @@ async def test_a_job_that_failed_leaves_its_artifacts_too(tmp_path: Path) -> Non
         assert record.state == "FAILED"
         assert record.error is not None
         assert "exit code 3" in record.error.message
-        blobs = FolderBlobs(tmp_path / "blobs")
+        blobs = FolderBlobStore(tmp_path / "blobs")
         assert artifacts(blobs, record) == {"trace": b"why\n"}
         assert blobs.list("caches/") == []
 
@@ -145,7 +145,7 @@ async def test_the_second_job_finds_what_the_first_one_cached(tmp_path: Path) ->
             assert ["miss" in said[0], *("hit" in lines for lines in said[1:])] == [True] * 4
             made = said[0][said[0].index("miss") + 1]
             assert all(lines[lines.index("hit") + 1] == made for lines in said[1:])
-            [cache] = open_blobs(url).list("caches/")
+            [cache] = open_blob_store(url).list("caches/")
             assert cache.key.startswith("caches/default/trusted/")
 
 
@@ -157,7 +157,7 @@ SECRET = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh/+kiG9w0BAQEFAASC\nBKcwggSjAgEAA
 async def test_no_stored_byte_gives_a_secret_away(tmp_path: Path) -> None:
     """A job prints it whole, in two writes, line by line and encoded, names a step after it and puts it out."""
     async with deployed(tmp_path) as place:
-        Secrets(FolderBlobs(tmp_path / "blobs"), server_key(tmp_path / "server.key")).set("default", "KEY", SECRET)
+        Secrets(FolderBlobStore(tmp_path / "blobs"), server_key(tmp_path / "server.key")).set("default", "KEY", SECRET)
         place.start_runner("r1")
         record = await job(
             place,
@@ -232,5 +232,5 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
         await asyncio.to_thread(runner.wait, 30)
 
         assert record.state == "SUCCEEDED"
-        assert FolderBlobs(tmp_path / "blobs").list() == []  # Also what was sent in time: nobody refers to it.
+        assert FolderBlobStore(tmp_path / "blobs").list() == []  # Also what was sent in time: nobody refers to it.
         assert [each["type"] for each in record.report["artifacts"]] == ["log"]

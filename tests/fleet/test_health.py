@@ -10,7 +10,7 @@ from deltaci.core import attempt
 from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 from tests.contract.places import Place, on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT
@@ -27,7 +27,7 @@ async def test_who_registers_is_in_the_pool_and_its_health_is_watched(fleet: Ope
         await here.check()
 
         for tenant, list in ((TENANT, WORKERS), (ALL_TENANTS, PRESENT_WORKERS)):
-            page = await here.server.store.page(Search(tenant=tenant, lists=[list], limit=9))
+            page = await here.server.store.page(ListQuery(tenant=tenant, lists=[list], limit=9))
             assert [each.id for each in page.records] == ["w1"]
         assert await here.steps() == [("registered", "info"), ("registration_complete", "info")]
         assert here.fleet.rivals(TENANT)[1] == ("w1",)
@@ -246,13 +246,13 @@ async def test_silence_is_written_by_nobody(fleet: OpenFleet) -> None:
     async with fleet() as here, fleet() as beside:
         await here.runner("w1")
         await here.check(beside)
-        [document] = await here.server.store.documents("heard", ALL_TENANTS)
+        [document] = await here.server.store.list_documents("heard", ALL_TENANTS)
 
         await here.quiet(MAX_SILENT_SECONDS / 2, beside)
-        assert await here.server.store.documents("heard", ALL_TENANTS) == [document]
+        assert await here.server.store.list_documents("heard", ALL_TENANTS) == [document]
         await beside.quiet(2 * MAX_SILENT_SECONDS)
 
-        assert await here.server.store.documents("heard", ALL_TENANTS) == []
+        assert await here.server.store.list_documents("heard", ALL_TENANTS) == []
 
 
 async def judged(here: FleetSite, *beside: FleetSite) -> None:

@@ -49,7 +49,7 @@ class Notebook:
 
     async def changes(self, tenant: str = TENANT) -> list[Change]:
         """All of them."""
-        found = await self.store.documents(CHANGES, tenant)
+        found = await self.store.list_documents(CHANGES, tenant)
         return [msgspec.json.decode(each.body, type=Change) for each in found]
 
 

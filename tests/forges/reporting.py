@@ -27,7 +27,7 @@ from deltaci.forges.projects import ForgeProject, Projects
 from deltaci.forges.reports import Reports
 from deltaci.forges.status_state import Patience, Told
 from deltaci.server.follower import Follower
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store
 from tests.contract.places import Place, Server, saying
 from tests.forges.notebook import Notebook
@@ -85,7 +85,7 @@ class Desk:
         reporter: Reporter,
         directory: Directory,
         notebook: Notebook,
-        logs: Logs,
+        logs: LogStore,
     ) -> None:
         self._directory = directory
         self.server = server
@@ -134,7 +134,7 @@ class Desk:
 
     async def told(self) -> list[Told]:
         """What the documents say."""
-        found = await self.server.store.documents(delivery_dedupe.TOLD, ALL_TENANTS)
+        found = await self.server.store.list_documents(delivery_dedupe.TOLD, ALL_TENANTS)
         return [msgspec.json.decode(each.body, type=Told) for each in found]
 
     async def is_reported(self, id: str = "r1") -> bool:
@@ -158,7 +158,7 @@ async def desk(
     """A server over this place that reports to forges."""
     async with place.server(wrap) as server:
         store: Store = server.store
-        notebook, logs = Notebook(store), Logs(folder / "logs")
+        notebook, logs = Notebook(store), LogStore(folder / "logs")
         directory = Directory(notebook)
         forges = Forges(
             directory,

@@ -141,13 +141,13 @@ async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_n
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         _, first = await post.send(PUSHES["github"])
-        for each in await store.documents(delivery_dedupe.HEARD, ALL_TENANTS):
-            await store.drop_document(each.kind, each.tenant, each.name, each.version)
+        for each in await store.list_documents(delivery_dedupe.HEARD, ALL_TENANTS):
+            await store.delete_document(each.kind, each.tenant, each.name, each.version)
 
         _, again = await post.send(PUSHES["github"])
 
         assert (again["result"], again["change"]) == ("duplicate", first["change"])
-        assert len(await store.documents(delivery_dedupe.HEARD, ALL_TENANTS)) == 2
+        assert len(await store.list_documents(delivery_dedupe.HEARD, ALL_TENANTS)) == 2
 
 
 @on_loop

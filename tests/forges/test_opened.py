@@ -9,7 +9,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.run import Origin, Run
 from deltaci.forges.credentials import KEPT_SECONDS, OpenedProjects, api_of, repository_of
 from deltaci.forges.projects import Origins, pipeline_of
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from tests.contract.places import on_loop
 
 
@@ -116,7 +116,7 @@ async def test_a_disk_that_fails_is_no_missing_secret() -> None:
     def broken(*_: str) -> str:
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(BlobsUnavailable, match="Input/output error"):
+    with pytest.raises(BlobStoreUnavailable, match="Input/output error"):
         await OpenedProjects(Shelf(Written()).find, broken).forge_of("t", "p")
 
 

@@ -12,7 +12,7 @@ import pytest
 from deltaci.core import run
 from deltaci.forges.projects import ForgeProject
 from deltaci.forges.status_state import Patience
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Document
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.forges.notebook import Notebook
@@ -281,7 +281,7 @@ class Broken:
 
     def __init__(self, inner: Notebook) -> None:
         self.inner = inner
-        self.failures = [BlobsUnavailable("the disk is away"), RuntimeError("a bug")]
+        self.failures = [BlobStoreUnavailable("the disk is away"), RuntimeError("a bug")]
 
     async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
         """The first times there is trouble."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from tests.fuzz.profile import fuzzed
 
 LIMIT: Final = 300
@@ -26,7 +26,7 @@ def test_parts_in_any_order_leave_a_beginning_of_what_was_written(
 ) -> None:
     """Repeats, overlaps, gaps and too much: the model is one counter."""
     with tempfile.TemporaryDirectory() as folder:
-        logs = Logs(Path(folder), max_bytes=LIMIT)
+        logs = LogStore(Path(folder), max_bytes=LIMIT)
         size = 0
         for offset, length in parts:
             data = WRITTEN[offset : offset + length]
@@ -47,7 +47,7 @@ def test_parts_in_any_order_leave_a_beginning_of_what_was_written(
 def test_parts_at_the_same_time_leave_a_beginning_of_what_was_written(parts: list[tuple[int, int]]) -> None:
     """A repeat may be under way beside its first try."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as threads:
-        logs = Logs(Path(folder), max_bytes=LIMIT)
+        logs = LogStore(Path(folder), max_bytes=LIMIT)
 
         def append(part: tuple[int, int]) -> None:
             with suppress(Refused):

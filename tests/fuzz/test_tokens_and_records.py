@@ -22,8 +22,8 @@ from deltaci.runner.reaper import Handle
 from deltaci.server.credentials import Signer, is_runner_name
 from deltaci.server.secrets import MIN_CHARACTERS, Secrets
 from deltaci.storage import codec
-from deltaci.storage.blobs.memory import MemoryBlobs
-from deltaci.storage.port import Unreadable
+from deltaci.storage.blobs.memory import MemoryBlobStore
+from deltaci.storage.port import UnreadableRecord
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.lab import TENANT, Lab, gate, task
@@ -73,7 +73,7 @@ def test_a_runners_name_is_plain(name: str) -> None:
 @fuzzed(60, tenant=st.text(max_size=10), name=st.text(max_size=10) | st.just("TOKEN"), value=st.text(max_size=60))
 def test_a_secret_is_kept_whole_or_refused(tenant: str, name: str, value: str) -> None:
     """A value that comes back changed is worse than none."""
-    secrets = Secrets(MemoryBlobs(), b"k" * 32)
+    secrets = Secrets(MemoryBlobStore(), b"k" * 32)
     with suppress(Refused):
         secrets.set(tenant, name, value)
 
@@ -84,7 +84,7 @@ def test_a_secret_is_kept_whole_or_refused(tenant: str, name: str, value: str) -
 @fuzzed(100, sealed=st.binary(max_size=80) | st.binary(max_size=60).map(lambda body: b"\x01" + body))
 def test_a_seal_that_was_touched_does_not_open(sealed: bytes) -> None:
     """Whoever can write the store of blobs still learns and forges nothing."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     secrets = Secrets(blobs, b"k" * 32)
     secrets.set("t", "NAME", "value")
     [key] = [each.key for each in blobs.list()]
@@ -119,7 +119,7 @@ def test_a_record_is_read_back_or_put_aside(record: Record, data: st.DataObject)
 
     found = codec.decode_record(record.id, data.draw(st.sampled_from((kind, 0, 1, 2, 3, 9))), broken)
 
-    assert isinstance(found, (*codec.KINDS, Unreadable))
+    assert isinstance(found, (*codec.KINDS, UnreadableRecord))
 
 
 @fuzzed(150, fields=st.fixed_dictionaries({"id": st.text(max_size=9), "priority": st.integers(-(2**40), 2**40)}))

@@ -28,8 +28,8 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from deltaci.engine.clock import ForwardClock
-from deltaci.engine.engine import Claim, Claimed, Engine
+from deltaci.engine.clock import MonotonicClock
+from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.git.command import Git
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
@@ -93,8 +93,8 @@ class KilledStore(Wrapped):
         await super().put_documents(documents)
         self._killer.step(f"put {documents[0].kind}")
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        is_dropped = await super().drop_document(kind, tenant, name, version)
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+        is_dropped = await super().delete_document(kind, tenant, name, version)
         self._killer.step(f"drop {kind}")
         return is_dropped
 
@@ -103,7 +103,7 @@ class KilledEngine(Engine):
     """An engine whose every command is a step."""
 
     def __init__(self, store: Store, killer: Killer) -> None:
-        super().__init__(store, clock=ForwardClock(jump_seconds=float("inf")))
+        super().__init__(store, clock=MonotonicClock(jump_seconds=float("inf")))
         self._killer = killer
 
     async def do(self, command: Command) -> Decision:
@@ -116,7 +116,7 @@ class KilledEngine(Engine):
         self._killer.step("commands")
         return found
 
-    async def claim(self, claim: Claim) -> list[Claimed]:
+    async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
         found = await super().claim(claim)
         if found:
             self._killer.step("claim")

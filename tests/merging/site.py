@@ -17,7 +17,7 @@ from deltaci.core import attempt
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import lease_ref
-from deltaci.engine.engine import Claim, Claimed, Engine
+from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.git.command import Git
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirror, Mirrors
@@ -82,7 +82,7 @@ class Tester:
         self.good: set[str] = set()  # Commits whose rules hold.
         self.tested: list[str] = []
 
-    async def claim(self, limit: int = 100, labels: tuple[str, ...] = ()) -> list[Claimed]:
+    async def claim(self, limit: int = 100, labels: tuple[str, ...] = ()) -> list[ClaimedAttempt]:
         """Take what waits."""
         asked = Claim(
             tenant=TENANT,
@@ -91,7 +91,7 @@ class Tester:
             limit=limit,
             ttl_seconds=120,
             accept_seconds=30,
-            starts=True,
+            start_immediately=True,
         )
         return await self.engine.claim(asked)
 
@@ -102,7 +102,7 @@ class Tester:
             await self.end(each, self.troubles.pop(0) if self.troubles else await self.look(each))
         return len(taken)
 
-    async def look(self, claimed: Claimed) -> Facts | None:
+    async def look(self, claimed: ClaimedAttempt) -> Facts | None:
         """What is wrong with the commit; None: nothing. One that only another server made is made here, too."""
         spec = claimed.attempt.spec
         tree, rules = spec["tree"], spec["rules"]
@@ -133,7 +133,7 @@ class Tester:
             ["git", "--git-dir", str(self.folder), *words], stdin=subprocess.DEVNULL, timeout=60, check=False
         ).returncode
 
-    async def end(self, claimed: Claimed, facts: Facts | None) -> None:
+    async def end(self, claimed: ClaimedAttempt, facts: Facts | None) -> None:
         """Say how it went."""
         await self.engine.do(
             attempt.Complete(

@@ -202,13 +202,13 @@ async def test_who_does_not_hear_is_told_again(site: Opened, streams: Streams, m
         await here.enter(streams.made("v", {"b": "1\n"}))
         await here.settle()
         assert set(heard) == {"w", "v"}
-        assert len(await here.store.documents(queues.KIND, ALL_TENANTS)) == 1
+        assert len(await here.store.list_documents(queues.KIND, ALL_TENANTS)) == 1
         assert not await here.queue.leave(TENANT, "shop", "main", "w")  # It is merged, only not told yet.
         deaf[0] = False
         await here.calm()
 
         assert heard.count("w") >= 2
-        assert await here.store.documents(queues.KIND, ALL_TENANTS) == []
+        assert await here.store.list_documents(queues.KIND, ALL_TENANTS) == []
 
 
 @on_loop
@@ -282,7 +282,7 @@ async def test_a_project_that_is_no_more_merges_nobody(site: Opened, streams: St
         await here.calm()
 
         assert "'shop' is not there any more" in here.told["w"].details
-        assert await here.store.documents(queues.KIND, ALL_TENANTS) == []
+        assert await here.store.list_documents(queues.KIND, ALL_TENANTS) == []
 
 
 @on_loop

@@ -15,7 +15,7 @@ from typing import Any
 
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import archive, place
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.memory import MemoryStore
 from tests.records.streams import ID, completed, entry, merged, stored
 
@@ -43,7 +43,7 @@ def interrupted(store: MemoryStore, folder: Path, moment: int) -> bool:
                     os._exit(CRASHED)
 
         sys.addaudithook(hook)
-        asyncio.run(archive(store, Logs(folder / "logs"), merged(), folder))
+        asyncio.run(archive(store, LogStore(folder / "logs"), merged(), folder))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -59,7 +59,7 @@ def check(store: MemoryStore, folder: Path, expected: list[str]) -> int:
         is_ended = interrupted(store, here, moment)
         if place(here, ID).exists():
             assert names(here) == expected, (moment, names(here))
-        asyncio.run(archive(store, Logs(here / "logs"), merged(), here))
+        asyncio.run(archive(store, LogStore(here / "logs"), merged(), here))
         assert names(here) == expected, (moment, names(here))
         assert [each.name for each in (here / "archive").iterdir()] == [ID], moment
         assert not files.place(here, ID).exists(), moment
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
     store = asyncio.run(stored(completed()))
     whole = folder / "whole"
     files.validating(whole, merged(), entry(merged()), ["a"])
-    asyncio.run(archive(store, Logs(whole / "logs"), merged(), whole))
+    asyncio.run(archive(store, LogStore(whole / "logs"), merged(), whole))
     print(check(store, folder, names(whole)))
 
 

@@ -10,7 +10,7 @@ import msgspec
 from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
-from deltaci.storage.port import Open, Store, Transaction, Write
+from deltaci.storage.port import Begin, Store, Transaction, Write
 from tests.lab import Lab, task
 
 
@@ -56,7 +56,7 @@ async def commit(store: Store, events: Sequence[Event]) -> int:
     """Append these to the store's log, at one go. The last seq."""
 
     def work() -> Transaction[int]:
-        yield Open(())
+        yield Begin(())
         seq: int = yield Write([], [msgspec.structs.replace(event, seq=0) for event in events], is_last=True)
         return seq
 

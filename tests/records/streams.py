@@ -17,7 +17,7 @@ from deltaci.pipeline.workstream import model
 from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol.job_spec import Source
 from deltaci.storage.memory import MemoryStore
-from deltaci.storage.port import Open, Put, Transaction, Write
+from deltaci.storage.port import Begin, Put, Transaction, Write
 from tests.lab import TENANT, Lab
 
 ID = "ws-3f9a2c"
@@ -143,7 +143,7 @@ async def stored(lab: Lab) -> MemoryStore:
     store = MemoryStore()
 
     def write() -> Transaction[None]:
-        yield Open(())
+        yield Begin(())
         puts = [Put(each, 0, None, None, is_over(each)) for each in lab.world.records.values() if each is not None]
         yield Write(puts, [msgspec.structs.replace(event, seq=0) for event in lab.log], is_last=True)
 

@@ -14,7 +14,7 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import NotOver, archive, place
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import on_loop
 from tests.lab import Lab
 from tests.records.logs import checked
@@ -58,7 +58,7 @@ async def test_one_that_goes_on_is_not_archived(tmp_path: Path) -> None:
     """Nothing is put aside that can still change."""
     lab = begun()
     with pytest.raises(NotOver):
-        await archive(await stored(lab), Logs(tmp_path / "logs"), stream(), tmp_path)
+        await archive(await stored(lab), LogStore(tmp_path / "logs"), stream(), tmp_path)
 
     assert not place(tmp_path, ID).exists()
 
@@ -76,7 +76,7 @@ async def test_what_is_over_is_preserved_however_it_ended(
     lab = scene()
     files.ready(tmp_path, stream(), [])
 
-    at = await archive(await stored(lab), Logs(tmp_path / "logs"), stream(problem="a problem"), tmp_path)
+    at = await archive(await stored(lab), LogStore(tmp_path / "logs"), stream(problem="a problem"), tmp_path)
 
     assert at == tmp_path / "archive" / ID
     assert {each.name for each in at.iterdir()} == EVERYTHING
@@ -94,7 +94,7 @@ async def test_what_is_over_is_preserved_however_it_ended(
 @on_loop
 async def test_the_archive_says_what_was_merged_and_where_everything_is(tmp_path: Path) -> None:
     """Commits, outputs, and the place of every log and artifact of every attempt."""
-    logs = Logs(tmp_path / "logs")
+    logs = LogStore(tmp_path / "logs")
     logs.append(f"{ID}/code.2", 1, 0, b"compiled\n")
     files.validating(tmp_path, merged(), entry(merged()), ["src/login.py"])
 
@@ -118,7 +118,7 @@ async def test_the_archive_says_what_was_merged_and_where_everything_is(tmp_path
 @on_loop
 async def test_a_failed_task_says_which_rule_did_not_hold(tmp_path: Path) -> None:
     """Whoever looks into the archive later finds the reason there."""
-    at = await archive(await stored(failed()), Logs(tmp_path / "logs"), stream(), tmp_path)
+    at = await archive(await stored(failed()), LogStore(tmp_path / "logs"), stream(), tmp_path)
 
     code = next(each for each in read(at, "workstream.json")["tasks"] if each["name"] == "code")
     assert (code["state"], code["job_state"]) == ("failed", "FAILED")
@@ -128,7 +128,7 @@ async def test_a_failed_task_says_which_rule_did_not_hold(tmp_path: Path) -> Non
 @on_loop
 async def test_archiving_it_again_changes_nothing(tmp_path: Path) -> None:
     """Whoever is not sure whether it was done does it again."""
-    store, logs = await stored(completed()), Logs(tmp_path / "logs")
+    store, logs = await stored(completed()), LogStore(tmp_path / "logs")
     at = await archive(store, logs, merged(), tmp_path)
     before = {each.name: (each.stat().st_ino, each.read_bytes()) for each in at.iterdir()}
 
@@ -143,7 +143,7 @@ async def test_what_is_not_kept_any_more_is_not_made_up(tmp_path: Path) -> None:
     store = await stored(completed())
     await store.prune(finished_before=0, events_before=2**62, limit=12)
 
-    at = await archive(store, Logs(tmp_path / "logs"), merged(), tmp_path)
+    at = await archive(store, LogStore(tmp_path / "logs"), merged(), tmp_path)
 
     assert read(at, "workstream.json")["first_seq"] == 13
     assert (at / "transitions.jsonl").read_bytes() == b""

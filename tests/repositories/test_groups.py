@@ -67,7 +67,7 @@ async def test_one_goes_on_at_a_time_in_the_order_of_their_creation(site: Opened
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
         await ended(again, player, people, runs[2])
         await again.service.repositories.planner.groups.prune()
-        assert await again.store.documents("run-group", "") == []
+        assert await again.store.list_documents("run-group", "") == []
 
 
 @on_loop

@@ -20,7 +20,7 @@ from deltaci.runner.logstream import LogStream
 from deltaci.runner.sections import new_nonce
 from deltaci.runner.transfers import Transfers
 from deltaci.server.service import Listener, Service, registration_token
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.memory import MemoryStore
 
 TENANT = "default"
@@ -84,7 +84,7 @@ async def opened(folder: Path) -> AsyncIterator[Office]:
     """A server with blobs in memory, and a runner that is registered."""
     # All calls are made by one thread, so that its one connection can be closed in the end.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    async with Service(MemoryStore(), folder / "data", blobs=MemoryBlobs()) as service:
+    async with Service(MemoryStore(), folder / "data", blobs=MemoryBlobStore()) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         client = Client(listener.url)

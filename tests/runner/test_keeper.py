@@ -18,7 +18,7 @@ from deltaci.runner.keeper import Hold, Keeper, Lost, News, Proved, Release
 from deltaci.runner.lastwords import NOTHING, Rest, opened, send_rests
 from deltaci.runner.logstream import LogStream
 from deltaci.runner.reaper import Handle
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 
 TTL_SECONDS = 10
 FENCE = 7.5  # A quarter of it before its end.
@@ -203,7 +203,7 @@ class Shelf(Client):
 
     def __init__(self, folder: Path) -> None:
         super().__init__("http://127.0.0.1:1")
-        self.logs = Logs(folder)
+        self.logs = LogStore(folder)
         self.failures = 0
         self.is_stale = False
 

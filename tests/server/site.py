@@ -31,8 +31,8 @@ from deltaci.server.protocol import Protocol
 from deltaci.server.registry import Registry
 from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Bounds, Uploads
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import Place, Server
 from tests.lab import TENANT
 
@@ -74,14 +74,14 @@ class Site:
     def __init__(self, place: Place, server: Server, folder: Path, fleet: Fleet | None = None) -> None:
         self.place = place
         self.server = server
-        self.logs = Logs(folder, max_bytes=1000)
+        self.logs = LogStore(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
         self.lives = Lives(server.store)
         registry = Registry(server.engine, self.signer, lives=self.lives)
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
         self.follower.tell(self.control.hear)
-        self.blobs = MemoryBlobs()
+        self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
         self.protocol = protocol = Protocol(server.store, server.engine, fleet=fleet)
         self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)

@@ -184,7 +184,7 @@ async def test_a_log_that_finds_no_room_is_refused_until_there_is_some(
         held = await held_lease(here)
         with monkeypatch.context() as patch:
             patch.setattr(disk_reserve, "MAX_RESERVE_BYTES", 2**62)
-            patch.setattr(disk_reserve, "RESERVE_SHARE", 1)
+            patch.setattr(disk_reserve, "RESERVE_DIVISOR", 1)
 
             reply = await here.refused(lambda: held.log(0, b"hello"))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.runner.sections import Writer, new_nonce, sections
 from deltaci.server.log_index import BLOCK_BYTES, MAX_MARKER_BYTES, MAX_SECTIONS, LogIndex, LogIndexes
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 
 NONCE = "0123456789abcdef" * 2
 HOSTILE = [b"::step " + NONCE.encode()[:-1], b"::step x begin", b"\n\n", b"::log 1 nonce=" + b"0" * 32, b"\r", b"\xff"]
@@ -100,7 +100,7 @@ def test_there_is_an_end_to_how_many_steps_are_told() -> None:
 
 def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> None:
     """And a log that was removed and begun anew is counted anew; others are forgotten first."""
-    logs, indexes = Logs(tmp_path), LogIndexes(most=2)
+    logs, indexes = LogStore(tmp_path), LogIndexes(most=2)
     log = laid_out([("one", b"hello\n" * 30_000, 0), ("two", b"open", None)], is_ended=False)
     at = 0
     for size in (1, 40, 70_000, 65_536, 1, len(log)):
@@ -116,7 +116,7 @@ def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> N
 
 def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: Path) -> None:
     """The processor's time of this thread; with room for a machine that has other work."""
-    logs, indexes = Logs(tmp_path), LogIndexes()
+    logs, indexes = LogStore(tmp_path), LogIndexes()
     line = b"2026-01-01T00:00:00Z  compiling module 0123456 of the largest program in the world ........ ok\n"
     place = logs.place("a", 1)
     place.parent.mkdir()

@@ -14,7 +14,7 @@ from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
 from deltaci.server import secrets as sealing
 from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
 from deltaci.storage.blobs.keys import secret_key
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import KEY, Held, OpenSite, Reply, Site
@@ -43,14 +43,14 @@ async def secrets(held: Held) -> Reply:
 def test_a_name_that_no_variable_could_have_is_refused(name: str) -> None:
     """It becomes one, and a key in the store."""
     with pytest.raises(Refused, match="no name for a secret"):
-        Secrets(MemoryBlobs(), KEY).set(TENANT, name, VALUE)
+        Secrets(MemoryBlobStore(), KEY).set(TENANT, name, VALUE)
 
 
 @pytest.mark.parametrize("value", ["", "abc", "  abc\n", "a\0bcd", "\ud800abc", "x" * (MAX_BYTES + 1)])
 def test_a_value_that_cannot_be_masked_or_passed_on_is_refused(value: str) -> None:
     """And the refusal does not repeat it."""
     with pytest.raises(Refused) as refused:
-        Secrets(MemoryBlobs(), KEY).set(TENANT, "A", value)
+        Secrets(MemoryBlobStore(), KEY).set(TENANT, "A", value)
 
     assert refused.value.code == "bad_request"
     assert not value.strip() or value not in refused.value.message
@@ -59,7 +59,7 @@ def test_a_value_that_cannot_be_masked_or_passed_on_is_refused(value: str) -> No
 
 def test_a_seal_opens_only_where_it_was_made_for_and_with_the_servers_key() -> None:
     """Whoever can write to the store must not be able to move a secret to a job of their own."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     sealed.set(TENANT, "A", VALUE)
     seal = blobs.get(secret_key(TENANT, "A"))
@@ -81,8 +81,8 @@ def test_a_part_that_is_not_installed_is_named() -> None:
     """Only who has secrets needs it."""
     code = (
         "import sys; sys.modules['cryptography.hazmat.primitives.kdf.hkdf'] = None\n"
-        "from deltaci.storage.blobs.memory import MemoryBlobs\nfrom deltaci.server.secrets import Secrets\n"
-        "held = Secrets(MemoryBlobs(), b'k' * 32)\nprint(held.opened('t', []))\nheld.set('t', 'A', 'value')"
+        "from deltaci.storage.blobs.memory import MemoryBlobStore\nfrom deltaci.server.secrets import Secrets\n"
+        "held = Secrets(MemoryBlobStore(), b'k' * 32)\nprint(held.opened('t', []))\nheld.set('t', 'A', 'value')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
 
@@ -135,7 +135,7 @@ async def test_a_job_gets_exactly_the_secrets_that_it_names(site: OpenSite) -> N
 
 def test_what_is_kept_tells_nothing() -> None:
     """The same value gives another seal each time."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     seals = []
     for _ in range(2):
@@ -151,9 +151,9 @@ def test_what_is_kept_tells_nothing() -> None:
 # -- for whom a secret is
 
 
-def scoped(blobs: MemoryBlobs | None = None) -> Secrets:
+def scoped(blobs: MemoryBlobStore | None = None) -> Secrets:
     """The same name in every scope; each value says which."""
-    sealed = Secrets(blobs if blobs is not None else MemoryBlobs(), KEY)
+    sealed = Secrets(blobs if blobs is not None else MemoryBlobStore(), KEY)
     sealed.set(TENANT, "A", "of the tenant")
     sealed.set(TENANT, "A", "of the shop", SecretScope("shop"))
     for branch in ("main", "release/*", "release/2.*", "release/2.0"):
@@ -221,7 +221,7 @@ def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
 
 def test_a_seal_opens_only_in_its_own_scope() -> None:
     """Whoever can write to the store must not be able to widen a secret, or to move it to a project of their own."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     sealed = scoped(blobs)
     seal = blobs.get(secret_key(TENANT, "C", "shop", "main"))
     places = [("", ""), ("shop", ""), ("other", ""), ("other", "main"), ("shop", "feature")]
@@ -236,7 +236,7 @@ def test_a_seal_opens_only_in_its_own_scope() -> None:
 
 def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
     """After `server.key` was changed, a deployment must not get the key of a test."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     scoped(blobs)
     renewed = Secrets(blobs, b"n" * 32)
     renewed.set(TENANT, "A", "of the tenant, anew")
@@ -249,7 +249,7 @@ def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
 
 def test_what_an_earlier_version_sealed_still_opens() -> None:
     """It was bound to tenant and name, and nothing was written beside it."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     nonce = b"n" * sealing.NONCE_BYTES
     old = sealed._cipher().encrypt(nonce, VALUE.encode(), b'["%s","A"]' % TENANT.encode())
@@ -265,7 +265,7 @@ def test_what_an_earlier_version_sealed_still_opens() -> None:
 
 def test_who_set_what_is_known_and_cannot_be_altered() -> None:
     """It is part of what the seal is bound to."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     for _ in range(3):
         known = sealed.set(TENANT, "A", VALUE, SecretScope("shop", "release/*"), by="ada", at=5)
@@ -291,7 +291,7 @@ def test_who_set_what_is_known_and_cannot_be_altered() -> None:
 )
 def test_a_scope_that_can_fit_nothing_is_refused(scope: SecretScope, told: str) -> None:
     """A secret that silently fits nothing is missed when it is needed."""
-    sealed = Secrets(MemoryBlobs(), KEY)
+    sealed = Secrets(MemoryBlobStore(), KEY)
     with pytest.raises(Refused, match=told):
         sealed.set(TENANT, "A", VALUE, scope)
     assert sealed.listed(TENANT) == []
@@ -300,7 +300,7 @@ def test_a_scope_that_can_fit_nothing_is_refused(scope: SecretScope, told: str) 
 def test_a_tenant_has_so_many_secrets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there can be set again."""
     monkeypatch.setattr(sealing, "MAX_SECRETS", 2)
-    sealed = Secrets(MemoryBlobs(), KEY)
+    sealed = Secrets(MemoryBlobStore(), KEY)
     sealed.set(TENANT, "A", VALUE)
     sealed.set(TENANT, "A", VALUE, SecretScope("p"))
 

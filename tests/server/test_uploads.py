@@ -14,7 +14,7 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.store import BlobsUnavailable, Stored
+from deltaci.storage.blobs.store import BlobStat, BlobStoreUnavailable
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import BOUNDS, Held, OpenSite, Reply, Site, stale_reason
@@ -58,8 +58,8 @@ def meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch, way: str, event: Call
     """Let something happen right when the bytes have been kept."""
     keep = getattr(site.blobs, way)
 
-    def kept(key: str, source: BinaryIO) -> Stored | None:
-        stored: Stored | None = keep(key, source)
+    def kept(key: str, source: BinaryIO) -> BlobStat | None:
+        stored: BlobStat | None = keep(key, source)
         event()
         return stored
 
@@ -255,7 +255,7 @@ async def test_a_store_that_is_away_is_no_mistake_of_the_runner(
     async with site() as here:
         held = await held_lease(here)
 
-        for trouble in (BlobsUnavailable("away"), OSError(28, "No space left on device")):
+        for trouble in (BlobStoreUnavailable("away"), OSError(28, "No space left on device")):
 
             def fail(*_: Any, trouble: Exception = trouble) -> Any:
                 raise trouble

@@ -10,7 +10,7 @@ from deltaci.core.events import JOB, Event
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
-from deltaci.engine.concurrency_groups import Groups
+from deltaci.engine.concurrency_groups import ConcurrencyGroups
 from deltaci.sim.store import Disk
 from tests.simulation.planting import fault, instead, reaction, set_field
 
@@ -111,11 +111,11 @@ def what_is_retried_is_not_looked_up() -> Iterator[None]:
 def a_group_is_not_looked_after() -> Iterator[None]:
     """Of a group as many are handed out as there are workers."""
 
-    def may_give(self: Groups, what: Any, now: int) -> Generator[Any, Any, bool]:
+    def may_give(self: ConcurrencyGroups, what: Any, now: int) -> Generator[Any, Any, bool]:
         yield from ()
         return True
 
-    with instead((Groups, "may_give", may_give)):
+    with instead((ConcurrencyGroups, "may_give", may_give)):
         yield
 
 
@@ -135,5 +135,5 @@ def a_group_is_free_when_its_lease_is_lost() -> Iterator[None]:
 @fault
 def a_group_is_given_twice_in_one_batch() -> Iterator[None]:
     """Two claims that are decided together do not know of each other."""
-    with instead((Groups, "gave", lambda self, what: None)):
+    with instead((ConcurrencyGroups, "gave", lambda self, what: None)):
         yield

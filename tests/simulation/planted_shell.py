@@ -11,10 +11,10 @@ from deltaci.core import attempt, worker
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.engine import waiters
-from deltaci.engine.clock import ForwardClock
+from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.shard import Shard
 from deltaci.engine.timers import Timers
-from deltaci.engine.waiters import Line
+from deltaci.engine.waiters import ClaimWaiters
 from deltaci.protocol.messages import Complete, CompleteAck
 from deltaci.server import protocol
 from deltaci.sim.store import Connection, Counted
@@ -237,12 +237,12 @@ def timers_are_not_armed_again() -> Iterator[None]:
 @fault
 def nobody_polls() -> Iterator[None]:
     """Whoever wants work relies on hints alone: it does not look when it comes, and nobody polls."""
-    real = Line.claim
+    real = ClaimWaiters.claim
 
-    async def poll(self: Line) -> None:
+    async def poll(self: ClaimWaiters) -> None:
         await asyncio.get_running_loop().create_future()
 
-    async def claim(self: Line, claim: Any, wait_seconds: float = 0.0, gone: Any = None) -> Any:
+    async def claim(self: ClaimWaiters, claim: Any, wait_seconds: float = 0.0, gone: Any = None) -> Any:
         if wait_seconds <= 0 or claim.only:
             return await real(self, claim, wait_seconds, gone)
         own = self._enter((claim.tenant, claim.labels))
@@ -251,7 +251,7 @@ def nobody_polls() -> Iterator[None]:
         finally:
             self._leave(own)
 
-    with instead((Line, "_poll", poll), (Line, "claim", claim)):
+    with instead((ClaimWaiters, "_poll", poll), (ClaimWaiters, "claim", claim)):
         yield
 
 
@@ -259,10 +259,10 @@ def nobody_polls() -> Iterator[None]:
 def hints_are_not_heard() -> Iterator[None]:
     """Whoever waits for work is not woken, and nobody polls."""
 
-    async def poll(self: Line) -> None:
+    async def poll(self: ClaimWaiters) -> None:
         await asyncio.get_running_loop().create_future()
 
-    with instead((Line, "_poll", poll), (Line, "_hear", lambda self, ready: None)):
+    with instead((ClaimWaiters, "_poll", poll), (ClaimWaiters, "_hear", lambda self, ready: None)):
         yield
 
 
@@ -271,7 +271,7 @@ def labels_are_ignored() -> Iterator[None]:
     """Every worker may have everything."""
     nothing = set[str]()
     with instead(
-        (memory, "fitting", lambda keys, labels: list(keys)),
+        (memory, "matching_queue_keys", lambda keys, labels: list(keys)),
         (attempt, "required_labels", lambda key: nothing),
         (worker, "required_labels", lambda key: nothing),
         (waiters, "required_labels", lambda key: nothing),
@@ -298,8 +298,8 @@ def claims_do_not_look_at_the_clock() -> Iterator[None]:
 @fault
 def time_by_a_clock_that_is_ahead() -> Iterator[None]:
     """A server's own clock counts, and it is a minute ahead."""
-    real = ForwardClock.read
-    with instead((ForwardClock, "read", lambda self, stored: real(self, stored) + 60_000_000)):
+    real = MonotonicClock.read
+    with instead((MonotonicClock, "read", lambda self, stored: real(self, stored) + 60_000_000)):
         yield
 
 

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 
 LOG = ("r1/job/1", 1)
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Logs:
-    return Logs(tmp_path / "logs", max_bytes=100)
+def logs(tmp_path: Path) -> LogStore:
+    return LogStore(tmp_path / "logs", max_bytes=100)
 
 
-def test_a_gap_is_refused_with_the_true_end(logs: Logs) -> None:
+def test_a_gap_is_refused_with_the_true_end(logs: LogStore) -> None:
     """The writer goes on from there."""
     logs.append(*LOG, 0, b"abc")
 
@@ -33,7 +33,7 @@ def test_a_gap_is_refused_with_the_true_end(logs: Logs) -> None:
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 101), (90, 11)])
-def test_a_full_log_is_refused_and_stays_as_it_is(logs: Logs, offset: int, size: int) -> None:
+def test_a_full_log_is_refused_and_stays_as_it_is(logs: LogStore, offset: int, size: int) -> None:
     """A job that prints for ever must not fill the disk."""
     logs.append(*LOG, 0, b"x" * 90)
 
@@ -45,7 +45,7 @@ def test_a_full_log_is_refused_and_stays_as_it_is(logs: Logs, offset: int, size:
     assert logs.append(*LOG, 90, b"x" * 10) == 100
 
 
-def test_what_is_not_there_is_empty(logs: Logs) -> None:
+def test_what_is_not_there_is_empty(logs: LogStore) -> None:
     """A job may write nothing."""
     assert (logs.size(*LOG), logs.read(*LOG)) == (0, b"")
     assert logs.append(*LOG, 0, b"") == 0
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_empty(logs: Logs) -> None:
         (3, b"", b"abc"),
     ],
 )
-def test_only_what_is_new_is_kept(logs: Logs, offset: int, data: bytes, content: bytes) -> None:
+def test_only_what_is_new_is_kept(logs: LogStore, offset: int, data: bytes, content: bytes) -> None:
     """Appended, repeated, overlapping: the bytes that are kept already are skipped."""
     logs.append(*LOG, 0, b"abc")
 
@@ -75,7 +75,7 @@ def test_however_parts_are_repeated_the_log_is_the_text(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """A writer that loses answers, and starts again from anywhere that it knows."""
-    logs = Logs(tmp_path_factory.mktemp("logs"))
+    logs = LogStore(tmp_path_factory.mktemp("logs"))
     text = data.draw(st.binary(max_size=60))
 
     while (end := logs.size(*LOG)) < len(text):
@@ -86,14 +86,14 @@ def test_however_parts_are_repeated_the_log_is_the_text(
     assert logs.read(*LOG) == text
 
 
-def test_a_part_is_read_by_offset_and_limit(logs: Logs) -> None:
+def test_a_part_is_read_by_offset_and_limit(logs: LogStore) -> None:
     """A viewer loads what it shows."""
     logs.append(*LOG, 0, b"0123456789")
 
     assert (logs.read(*LOG, 3, 4), logs.read(*LOG, 8), logs.read(*LOG, 10)) == (b"3456", b"89", b"")
 
 
-def test_every_lease_has_a_log_of_its_own(logs: Logs) -> None:
+def test_every_lease_has_a_log_of_its_own(logs: LogStore) -> None:
     """Whoever lost a lease can only spoil its own log; names with a slash do not meet."""
     leases = [("a/1", 1), ("a/1", 2), ("a", 1), ("a%2F1", 1)]
 
@@ -105,7 +105,7 @@ def test_every_lease_has_a_log_of_its_own(logs: Logs) -> None:
 
 def test_an_append_waits_for_one_that_is_under_way(tmp_path: Path) -> None:
     """A repeat may arrive while the first try is still under way, even at another server: kept once all the same."""
-    logs = Logs(tmp_path)
+    logs = LogStore(tmp_path)
     logs.append("a", 1, 0, b"")
     with ThreadPoolExecutor(1) as pool, (tmp_path / "a" / "1.log").open("ab") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -120,7 +120,7 @@ def test_an_append_waits_for_one_that_is_under_way(tmp_path: Path) -> None:
     assert logs.read("a", 1) == b"abc"
 
 
-def test_the_same_bytes_from_many_are_kept_once(logs: Logs) -> None:
+def test_the_same_bytes_from_many_are_kept_once(logs: LogStore) -> None:
     """Whoever comes first."""
     with ThreadPoolExecutor(8) as pool:
         ends = list(pool.map(lambda _: logs.append(*LOG, 0, b"0123456789"), range(40)))
@@ -131,7 +131,7 @@ def test_the_same_bytes_from_many_are_kept_once(logs: Logs) -> None:
 
 def test_readers_see_a_beginning_of_the_log_while_it_grows(tmp_path: Path) -> None:
     """Never bytes that are not there in the end."""
-    logs = Logs(tmp_path)
+    logs = LogStore(tmp_path)
     text = bytes(range(256)) * 4
 
     with ThreadPoolExecutor(4) as pool:
@@ -146,9 +146,9 @@ def test_readers_see_a_beginning_of_the_log_while_it_grows(tmp_path: Path) -> No
 
 def test_a_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     """The writer asks how far it is, and sends the rest."""
-    Logs(tmp_path).append(*LOG, 0, b"abc")
+    LogStore(tmp_path).append(*LOG, 0, b"abc")
 
-    again = Logs(tmp_path)
+    again = LogStore(tmp_path)
 
     assert again.size(*LOG) == 3
     assert again.append(*LOG, 2, b"cd") == 4
@@ -158,7 +158,7 @@ def test_a_log_goes_on_after_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("id", ["..", ".", "../up", "x" * 5000, "run/" + "é" * 300])
 def test_no_id_leads_out_of_the_folder_or_breaks_it(tmp_path: Path, id: str) -> None:
     """Ids of runs will come from people."""
-    logs = Logs(tmp_path / "logs")
+    logs = LogStore(tmp_path / "logs")
 
     assert logs.append(id, 1, 0, b"line\n") == 5
     assert logs.read(id, 1) == b"line\n"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from deltaci.storage.blobs.keys import cache_key, newest_cache, remember_cache
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 
 LONG = "k-" + "ü" * 100
 
 
-def kept(*keys: str, scope: str = "") -> MemoryBlobs:
+def kept(*keys: str, scope: str = "") -> MemoryBlobStore:
     """Caches that were kept one after the other."""
-    blobs = MemoryBlobs()
+    blobs = MemoryBlobStore()
     for at, key in enumerate(keys):
         blobs.put(cache_key("t", scope, key), b"x")
         remember_cache(blobs, "t", scope, key, at)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs import open_blob_store
 from deltaci.storage.blobs import s3 as module
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.blobs.s3 import open_s3
-from deltaci.storage.blobs.store import BlobsUnavailable, FolderBlobs, Listed
+from deltaci.storage.blobs.store import BlobEntry, BlobStoreUnavailable, FolderBlobStore
 from tests.storage.s3 import S3
 
 LARGE_BYTES = 64 * 1024**2
@@ -24,7 +24,7 @@ MAX_GROWTH_BYTES = LARGE_BYTES * 3 // 4
 # Puts and gets blobs of this size, and says how much memory that took at most beyond what it had before.
 BUSY = """
 import hashlib, re, sys
-from deltaci.storage.blobs import open_blobs, s3
+from deltaci.storage.blobs import open_blob_store, s3
 
 s3.PART_BYTES, s3.PARTS_AT_ONCE = 5 << 20, 2
 
@@ -39,7 +39,7 @@ class Source:
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
-blobs = open_blobs(sys.argv[1])
+blobs = open_blob_store(sys.argv[1])
 blobs.put("warm", b"x")
 before = peak()
 stored = getattr(blobs, sys.argv[3])("large", Source())
@@ -58,23 +58,23 @@ print(peak() - before)
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     """With what would name one."""
     with pytest.raises(ValueError, match="names no store of blobs; expected"):
-        open_blobs(url)
+        open_blob_store(url)
 
 
 def test_a_url_is_no_place_for_keys() -> None:
     """It is seen in lists of processes and in logs; so it is not even repeated."""
     with pytest.raises(ValueError, match="AWS_SECRET_ACCESS_KEY") as refused:
-        open_blobs("s3://who:hush@bucket/p")
+        open_blob_store("s3://who:hush@bucket/p")
 
     assert "hush" not in str(refused.value)
 
 
 def test_a_part_that_is_not_installed_is_named() -> None:
     """Whoever asks for S3 is told what to install; whoever does not never needs it."""
-    code = "import sys; sys.modules['obstore'] = None; from deltaci.storage.blobs import open_blobs; "
+    code = "import sys; sys.modules['obstore'] = None; from deltaci.storage.blobs import open_blob_store; "
     done = [
         subprocess.run([sys.executable, "-c", code + ask], capture_output=True, text=True, check=False, timeout=60)
-        for ask in ("open_blobs('s3://b')", "open_blobs('folder')")
+        for ask in ("open_blob_store('s3://b')", "open_blob_store('folder')")
     ]
 
     assert [each.returncode for each in done] == [1, 0]
@@ -84,20 +84,20 @@ def test_a_part_that_is_not_installed_is_named() -> None:
 def test_a_store_that_is_away_is_no_mistake_of_the_caller(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same again later may succeed."""
     monkeypatch.setattr(module, "TRIES", 0)
-    nobody = open_blobs("s3://bucket/p?endpoint=http://127.0.0.1:1&allow_http=true")
+    nobody = open_blob_store("s3://bucket/p?endpoint=http://127.0.0.1:1&allow_http=true")
 
     for act in (lambda: nobody.stat("a"), lambda: nobody.put("a", b"x"), nobody.list):
-        with pytest.raises(BlobsUnavailable, match="does not answer"):
+        with pytest.raises(BlobStoreUnavailable, match="does not answer"):
             act()
 
 
 def test_every_name_leads_to_its_store(tmp_path: Path, s3: S3) -> None:
     """A folder is what one gets without asking."""
-    assert isinstance(open_blobs(str(tmp_path)), FolderBlobs)
-    assert isinstance(open_blobs(f"file:{tmp_path}"), FolderBlobs)
-    assert isinstance(open_blobs("memory:"), MemoryBlobs)
-    open_blobs(s3.url("one/two")).put("a/b", b"x")
-    assert open_blobs(s3.url("one/two")).get("a/b") == b"x"
+    assert isinstance(open_blob_store(str(tmp_path)), FolderBlobStore)
+    assert isinstance(open_blob_store(f"file:{tmp_path}"), FolderBlobStore)
+    assert isinstance(open_blob_store("memory:"), MemoryBlobStore)
+    open_blob_store(s3.url("one/two")).put("a/b", b"x")
+    assert open_blob_store(s3.url("one/two")).get("a/b") == b"x"
     assert "one/two/blobs/a/b" in s3.names()
 
 
@@ -131,7 +131,7 @@ def test_of_many_large_ones_at_once_exactly_one_is_first(s3: S3, monkeypatch: py
     assert blobs.get("a/b", 5, 3) == b"%d" % winner * 3
     assert blobs.get("a/b", 0, 0) == blobs.get("a/b", 20) == b""
     assert blobs.stat("a/b") == answers[winner - 1]
-    assert blobs.list() == [Listed("a/b", 20)]
+    assert blobs.list() == [BlobEntry("a/b", 20)]
     place = url.partition("?")[0].rpartition("/")[2]
     assert len([name for name in s3.names() if name.startswith(f"{place}/contents/")]) == 1
 

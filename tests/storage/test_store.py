@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.blobs.s3 import open_s3
-from deltaci.storage.blobs.store import MAX_LISTED, Blobs, FolderBlobs, Listed, Stored
+from deltaci.storage.blobs.store import MAX_LISTED, BlobEntry, BlobStat, BlobStore, FolderBlobStore
 from tests.storage.s3 import S3
 
 STORES = ("folder", "memory", "s3")
@@ -22,12 +22,16 @@ BAD_KEYS = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb"
 
 
 @pytest.fixture(params=STORES)
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     """An empty store that takes blobs of up to 1000 bytes."""
     if request.param == "s3":
         s3: S3 = request.getfixturevalue("s3")
         return open_s3(s3.url(), max_bytes=1000)
-    return FolderBlobs(tmp_path / "blobs", max_bytes=1000) if request.param == "folder" else MemoryBlobs(max_bytes=1000)
+    return (
+        FolderBlobStore(tmp_path / "blobs", max_bytes=1000)
+        if request.param == "folder"
+        else MemoryBlobStore(max_bytes=1000)
+    )
 
 
 def sha256(content: bytes) -> str:
@@ -44,7 +48,7 @@ class Broken(io.BytesIO):
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-def test_a_bad_key_is_refused_everywhere(blobs: Blobs, key: str) -> None:
+def test_a_bad_key_is_refused_everywhere(blobs: BlobStore, key: str) -> None:
     """A key comes from a job's file names, among others."""
     for act in (
         lambda: blobs.put(key, b"x"),
@@ -58,7 +62,7 @@ def test_a_bad_key_is_refused_everywhere(blobs: Blobs, key: str) -> None:
         assert refused.value.code == "bad_request"
 
 
-def test_what_is_not_there_is_told(blobs: Blobs) -> None:
+def test_what_is_not_there_is_told(blobs: BlobStore) -> None:
     """Also by those who look at a store that was never written to."""
     with pytest.raises(Refused) as refused:
         blobs.get("a")
@@ -67,7 +71,7 @@ def test_what_is_not_there_is_told(blobs: Blobs) -> None:
     assert (blobs.stat("a"), blobs.list(), blobs.delete("a")) == (None, [], False)
 
 
-def test_too_much_is_refused_and_nothing_changes(blobs: Blobs) -> None:
+def test_too_much_is_refused_and_nothing_changes(blobs: BlobStore) -> None:
     """What was there stays there."""
     blobs.put("a", b"old")
 
@@ -79,7 +83,7 @@ def test_too_much_is_refused_and_nothing_changes(blobs: Blobs) -> None:
     assert blobs.get("a") == b"old"
 
 
-def test_a_source_that_breaks_off_changes_nothing(blobs: Blobs) -> None:
+def test_a_source_that_breaks_off_changes_nothing(blobs: BlobStore) -> None:
     """Half a blob is worse than none."""
     blobs.put("a", b"old")
 
@@ -90,11 +94,11 @@ def test_a_source_that_breaks_off_changes_nothing(blobs: Blobs) -> None:
         blobs.put_if_absent("b", Broken(b"new bytes"))
 
     assert blobs.get("a") == b"old"
-    assert blobs.list() == [Listed("a", 3)]
+    assert blobs.list() == [BlobEntry("a", 3)]
 
 
 @pytest.mark.parametrize(("offset", "limit"), [(-1, 1), (0, -1)])
-def test_no_one_reads_before_the_beginning(blobs: Blobs, offset: int, limit: int) -> None:
+def test_no_one_reads_before_the_beginning(blobs: BlobStore, offset: int, limit: int) -> None:
     """A negative number would mean something else to each store."""
     blobs.put("a", b"abc")
 
@@ -103,9 +107,9 @@ def test_no_one_reads_before_the_beginning(blobs: Blobs, offset: int, limit: int
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\0" * 1000, bytes(range(256))])
-def test_what_was_put_is_got(blobs: Blobs, content: bytes) -> None:
+def test_what_was_put_is_got(blobs: BlobStore, content: bytes) -> None:
     """From bytes or from a file, with its size and checksum."""
-    stored = Stored(len(content), sha256(content))
+    stored = BlobStat(len(content), sha256(content))
 
     assert blobs.put("a/b", content) == stored
     assert blobs.put("a/c", io.BytesIO(content)) == stored
@@ -113,7 +117,7 @@ def test_what_was_put_is_got(blobs: Blobs, content: bytes) -> None:
     assert blobs.stat("a/b") == blobs.stat("a/c") == stored
 
 
-def test_a_part_is_read_by_offset_and_limit(blobs: Blobs) -> None:
+def test_a_part_is_read_by_offset_and_limit(blobs: BlobStore) -> None:
     """Beyond the end there is nothing, and nothing of the store's own."""
     blobs.put("a", b"0123456789")
 
@@ -122,23 +126,23 @@ def test_a_part_is_read_by_offset_and_limit(blobs: Blobs) -> None:
     assert blobs.get("a", 10, 5) == blobs.get("a", 99) == blobs.get("a", 0, 0) == b""
 
 
-def test_a_second_put_replaces_the_first(blobs: Blobs) -> None:
+def test_a_second_put_replaces_the_first(blobs: BlobStore) -> None:
     """All of it, also if it is shorter."""
     blobs.put("a", b"long content")
     blobs.put("a", b"short")
 
-    assert (blobs.get("a"), blobs.stat("a")) == (b"short", Stored(5, sha256(b"short")))
+    assert (blobs.get("a"), blobs.stat("a")) == (b"short", BlobStat(5, sha256(b"short")))
 
 
-def test_only_the_first_put_if_absent_counts(blobs: Blobs) -> None:
+def test_only_the_first_put_if_absent_counts(blobs: BlobStore) -> None:
     """A cache is written once; whoever was later uses what is there."""
-    assert blobs.put_if_absent("a", b"") == Stored(0, sha256(b""))
+    assert blobs.put_if_absent("a", b"") == BlobStat(0, sha256(b""))
     assert blobs.put_if_absent("a", b"") is None
     assert blobs.put_if_absent("a", b"other") is None
     assert blobs.get("a") == b""
 
 
-def test_of_many_at_once_exactly_one_is_first(blobs: Blobs) -> None:
+def test_of_many_at_once_exactly_one_is_first(blobs: BlobStore) -> None:
     """Two runners finish with the same key in the same moment."""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda number: blobs.put_if_absent("a/b", b"%d" % number), range(40)))
@@ -147,7 +151,7 @@ def test_of_many_at_once_exactly_one_is_first(blobs: Blobs) -> None:
     assert blobs.get("a/b") == b"%d" % winner
 
 
-def test_readers_see_whole_blobs_while_they_are_replaced(blobs: Blobs) -> None:
+def test_readers_see_whole_blobs_while_they_are_replaced(blobs: BlobStore) -> None:
     """Old or new, never a mixture, never nothing."""
     contents = [bytes([digit]) * (100 + digit) for digit in range(8)]
     blobs.put("a", contents[0])
@@ -160,7 +164,7 @@ def test_readers_see_whole_blobs_while_they_are_replaced(blobs: Blobs) -> None:
     assert seen <= set(contents)
 
 
-def test_writers_and_deleters_do_not_trip_over_each_other(blobs: Blobs) -> None:
+def test_writers_and_deleters_do_not_trip_over_each_other(blobs: BlobStore) -> None:
     """A folder that becomes empty must not take a blob with it that just arrives."""
 
     def come_and_go(number: int) -> bool:
@@ -172,7 +176,7 @@ def test_writers_and_deleters_do_not_trip_over_each_other(blobs: Blobs) -> None:
     assert blobs.list() == []
 
 
-def test_a_blob_is_forgotten_once(blobs: Blobs) -> None:
+def test_a_blob_is_forgotten_once(blobs: BlobStore) -> None:
     """A repeat is no error."""
     blobs.put("a/b", b"x")
 
@@ -186,7 +190,7 @@ KEYS = st.lists(st.text("ab-+=.~é ", min_size=1, max_size=3), min_size=1, max_s
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(keys=st.sets(KEYS, max_size=8), prefix=st.text("ab-/", max_size=3), after=st.text("ab-/", max_size=3))
-def test_a_listing_is_by_prefix_and_in_order(blobs: Blobs, keys: set[str], prefix: str, after: str) -> None:
+def test_a_listing_is_by_prefix_and_in_order(blobs: BlobStore, keys: set[str], prefix: str, after: str) -> None:
     """Keys are texts: `a`, `a-b` and `a/b` live side by side, in the order of their characters."""
     good = {key for key in keys if not {".", ".."} & set(key.split("/"))}
     for listed in blobs.list():
@@ -194,15 +198,15 @@ def test_a_listing_is_by_prefix_and_in_order(blobs: Blobs, keys: set[str], prefi
     for key in good:
         blobs.put(key, key.encode())
 
-    expected = [Listed(k, len(k.encode())) for k in sorted(good) if k.startswith(prefix) and k > after]
+    expected = [BlobEntry(k, len(k.encode())) for k in sorted(good) if k.startswith(prefix) and k > after]
     assert blobs.list(prefix, after) == expected
     assert blobs.list(prefix, after, 2) == expected[:2]
     assert [blobs.get(key) for key in good] == [key.encode() for key in good]
 
 
-def test_a_long_listing_comes_in_pages(blobs: Blobs) -> None:
+def test_a_long_listing_comes_in_pages(blobs: BlobStore) -> None:
     """Every list has a limit; the last key is where the next page begins."""
-    if isinstance(blobs, MemoryBlobs):
+    if isinstance(blobs, MemoryBlobStore):
         for number in range(MAX_LISTED + 5):
             blobs.put(f"k/{number:05}", b"x")
         page = blobs.list("k/", limit=10**9)
@@ -214,14 +218,14 @@ def test_a_long_listing_comes_in_pages(blobs: Blobs) -> None:
 
 def test_a_folder_keeps_its_blobs_over_a_restart(tmp_path: Path) -> None:
     """And shares them with other processes."""
-    FolderBlobs(tmp_path).put("a/b", b"x")
+    FolderBlobStore(tmp_path).put("a/b", b"x")
 
-    assert FolderBlobs(tmp_path).get("a/b") == b"x"
+    assert FolderBlobStore(tmp_path).get("a/b") == b"x"
 
 
 def test_nothing_unfinished_is_left_and_a_crash_is_swept_up(tmp_path: Path) -> None:
     """What a killed process left is removed when it is old, and never seen."""
-    blobs = FolderBlobs(tmp_path, max_bytes=10)
+    blobs = FolderBlobStore(tmp_path, max_bytes=10)
     blobs.put("a", b"x")
     with pytest.raises(Refused):
         blobs.put("b", b"x" * 11)
@@ -230,6 +234,6 @@ def test_nothing_unfinished_is_left_and_a_crash_is_swept_up(tmp_path: Path) -> N
     left = tmp_path / "unfinished" / "left"
     left.write_bytes(b"half")
 
-    assert blobs.list() == [Listed("a", 1)]
+    assert blobs.list() == [BlobEntry("a", 1)]
     assert blobs.sweep(before=left.stat().st_mtime) == 0
     assert blobs.sweep(before=left.stat().st_mtime + 1) == 1

@@ -14,7 +14,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Workshop
-from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.blobs.store import BlobStore
 from tests.api.site import TENANT
 from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream
@@ -38,7 +38,7 @@ class Stand:
         self.streams = Workstreams(site.store)
 
     @property
-    def blobs(self) -> Blobs:
+    def blobs(self) -> BlobStore:
         """Where bundles are."""
         return self.site.service.blobs
 
@@ -106,6 +106,6 @@ class Stand:
             fields = {name: getattr(found, name) for name in Workstream.__struct_fields__}
             return Workstream(**{**fields, **change(found)})
 
-        after = await self.streams.kept.edit(TENANT, self.id, changed)
+        after = await self.streams.kept.update(TENANT, self.id, changed)
         assert after is not None
         return after

@@ -22,7 +22,7 @@ from deltaci.git import bundles
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Conflicting, Workshop
 from deltaci.git.mirrors import Mirrors
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
 from tests.repositories.site import LOCAL
 from tests.repositories.upstream import Upstream, git
@@ -217,14 +217,14 @@ async def test_a_bundle_of_ours_leaves_no_name_behind(tmp_path: Path, upstream: 
 # -- a workstream's commits
 
 
-def sent(blobs: MemoryBlobs, upstream: Upstream, name: str, head: str, start: str) -> str:
+def sent(blobs: MemoryBlobStore, upstream: Upstream, name: str, head: str, start: str) -> str:
     """A bundle among the blobs; its key."""
     blobs.put(f"artifacts/t/{name}/1/tree", bundle(upstream, head, start).read_bytes())
     return f"artifacts/t/{name}/1/tree"
 
 
 async def joined(
-    here: Workshop, blobs: MemoryBlobs, stream: Workstream, task: str, bundle: str, head: str
+    here: Workshop, blobs: MemoryBlobStore, stream: Workstream, task: str, bundle: str, head: str
 ) -> Workstream:
     """As whoever keeps workstreams does it."""
     start = await commits.taken(here, stream, blobs, bundle, head)
@@ -244,7 +244,7 @@ def begun(upstream: Upstream) -> Workstream:
 @on_loop
 async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: Path, upstream: Upstream) -> None:
     """One task after the other, two side by side, one that changed nothing; then on a server that has none of it."""
-    blobs, here, there = MemoryBlobs(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
+    blobs, here, there = MemoryBlobStore(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
     one = upstream.commit({"a": "2\n"})
     upstream.switch("own", one)
     left = upstream.commit({"left": "1\n"})
@@ -271,7 +271,7 @@ async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: P
 @on_loop
 async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path, upstream: Upstream) -> None:
     """Another history, a conflict, a bundle that is not kept, and one that makes other commits than it did."""
-    blobs, here = MemoryBlobs(), shop(tmp_path / "here", upstream)
+    blobs, here = MemoryBlobStore(), shop(tmp_path / "here", upstream)
     git(upstream.tree, "checkout", "-q", "--orphan", "alone")
     alone = upstream.commit({"z": "1\n"})
     upstream.switch("one", upstream.first)

@@ -16,7 +16,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
-from deltaci.storage.blobs.store import FolderBlobs
+from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
 from tests.repositories.upstream import Upstream
@@ -79,7 +79,7 @@ async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Pat
         found = await Workstreams(place.store).find(TENANT, "ws1")
         assert found is not None
         head, bundle = commits.sent(record)
-        assert await commits.taken(workshop, found, FolderBlobs(tmp_path / "blobs"), bundle, head) == upstream.first
+        assert await commits.taken(workshop, found, FolderBlobStore(tmp_path / "blobs"), bundle, head) == upstream.first
         assert await workshop.mirror.changed(upstream.first, head) == frozenset({"a"})
         assert len(await workshop.between(upstream.first, head)) == 1
         await asyncio.to_thread(_until, 'test ! -e "$1"', stream)

@@ -36,8 +36,8 @@ from deltaci.server.api.secrets import shown
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
-from deltaci.storage.blobs import open_blobs
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs import open_blob_store
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 app = typer.Typer(
     name="secret",
@@ -111,9 +111,9 @@ def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_Place]
         return
     try:
         yield _Here(
-            Secrets(open_blobs(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE)), given["tenant"]
+            Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE)), given["tenant"]
         )
-    except (Refused, BlobsUnavailable, ValueError, OSError) as error:
+    except (Refused, BlobStoreUnavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None
 

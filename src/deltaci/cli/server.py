@@ -23,7 +23,7 @@ from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, c
 from deltaci.server.tls import server_context
 from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.storage import open_store
-from deltaci.storage.blobs import open_blobs
+from deltaci.storage.blobs import open_blob_store
 from deltaci.storage.port import Unavailable
 
 app = typer.Typer(add_completion=False)
@@ -118,7 +118,7 @@ def server_command(
     try:
         data.mkdir(parents=True, exist_ok=True)
         bus = bus_address(nats, nats_credentials)
-        kept = open_blobs(blobs or str(data / BLOBS_FOLDER))
+        kept = open_blob_store(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
         service = Service(

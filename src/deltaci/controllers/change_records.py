@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.pipeline.change import Change
-from deltaci.storage.port import Conflict, Document, Store, Unavailable, storable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable, is_storable_text
 
 CHANGE: Final = "change"
 LINE: Final = "change-line"  # All of a tenant, the newest first.
@@ -202,7 +202,7 @@ class Changes:
         """The names of what is not handled, the oldest first."""
         after = ""
         while True:
-            documents = await self._store.documents(WAITING_LINE, ALL_TENANTS, after=after, limit=PAGE)
+            documents = await self._store.list_documents(WAITING_LINE, ALL_TENANTS, after=after, limit=PAGE)
             for each in documents:
                 yield each.name
             if len(documents) < PAGE:
@@ -235,12 +235,12 @@ class Changes:
         """Nothing waits under this name any more."""
         document = await self._store.find_document(WAITING_LINE, waiting, ALL_TENANTS)
         if document is not None:
-            await self._store.drop_document(WAITING_LINE, ALL_TENANTS, waiting, document.version)
+            await self._store.delete_document(WAITING_LINE, ALL_TENANTS, waiting, document.version)
 
     async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, Kept]]:
         """The tenant's changes, the newest first, each with its place in the list."""
         prefix = of(tenant, "")
-        lines = await self._store.documents(
+        lines = await self._store.list_documents(
             LINE, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
         )
         found: list[tuple[str, Kept]] = []
@@ -260,7 +260,7 @@ class Changes:
         async for tenant in self._tenants():
             prefix = of(tenant, "")
             # The newest come first: what is behind this place is old.
-            lines = await self._store.documents(
+            lines = await self._store.list_documents(
                 LINE, ALL_TENANTS, after=f"{prefix}{_LAST - before:016x}", limit=limit, prefix=prefix
             )
             for line in lines:
@@ -270,32 +270,32 @@ class Changes:
     async def forget_past(self) -> None:
         """Drop what is known of branches and pull requests to which nothing happened for long."""
         before, after = await self._store.now() - KEEP_SECONDS * SECOND, ""
-        while documents := await self._store.documents(PAST, ALL_TENANTS, after=after, limit=PAGE):
+        while documents := await self._store.list_documents(PAST, ALL_TENANTS, after=after, limit=PAGE):
             after = documents[-1].name
             for each in documents:
                 if each.at < before:
-                    await self._store.drop_document(PAST, ALL_TENANTS, each.name, each.version)
+                    await self._store.delete_document(PAST, ALL_TENANTS, each.name, each.version)
 
     async def _drop(self, tenant: str, line: Document) -> int:
         document = await self._store.find_document(CHANGE, line.name.partition(BETWEEN)[2][16:], tenant)
         if document is not None:
             if _decode(document.body).status == WAITING:
                 return 0
-            await self._store.drop_document(CHANGE, tenant, document.name, document.version)
-        return int(await self._store.drop_document(LINE, ALL_TENANTS, line.name, line.version))
+            await self._store.delete_document(CHANGE, tenant, document.name, document.version)
+        return int(await self._store.delete_document(LINE, ALL_TENANTS, line.name, line.version))
 
     async def _tenants(self) -> AsyncIterator[str]:
         after = ""
-        while first := await self._store.documents(LINE, ALL_TENANTS, after=after, limit=1):
+        while first := await self._store.list_documents(LINE, ALL_TENANTS, after=after, limit=1):
             tenant = first[0].name.partition(BETWEEN)[0]
             yield tenant
             after = f"{tenant}{BETWEEN}g"  # Behind every place of this tenant: those are hexadecimal.
 
 
 def _check(change: Change, delivery: str) -> None:
-    if not 0 < len(delivery) <= MAX_DELIVERY or not storable(delivery):
+    if not 0 < len(delivery) <= MAX_DELIVERY or not is_storable_text(delivery):
         raise Refused("bad_request", f"a delivery has an id of 1 to {MAX_DELIVERY} characters")
-    if not storable(_encode_text(change)) or len(_encode_text(change)) > MAX_CHANGE_BYTES:
+    if not is_storable_text(_encode_text(change)) or len(_encode_text(change)) > MAX_CHANGE_BYTES:
         raise Refused("too_large", f"a change has at most {MAX_CHANGE_BYTES:,} bytes")
 
 

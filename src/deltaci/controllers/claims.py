@@ -53,4 +53,4 @@ class Claims:
         with suppress(Unavailable, Conflict):
             known = await self._store.find_document(self._kind, name, ALL_TENANTS)
             if known is not None and _decode(known.body).owner == self._owner:
-                await self._store.drop_document(self._kind, ALL_TENANTS, name, known.version)
+                await self._store.delete_document(self._kind, ALL_TENANTS, name, known.version)

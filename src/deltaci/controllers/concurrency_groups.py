@@ -103,11 +103,11 @@ class Groups:
         """Forget the groups that nobody is in."""
         after = ""
         while True:
-            documents = await self._store.documents(KIND, ALL_TENANTS, after=after, limit=PAGE)
+            documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE)
             for each in documents:
                 group = _decode(each.body)
                 if not await self._live([group.holder, *(id for _, id in group.waiting)]):
-                    await self._store.drop_document(KIND, ALL_TENANTS, each.name, each.version)
+                    await self._store.delete_document(KIND, ALL_TENANTS, each.name, each.version)
             if len(documents) < PAGE:
                 return
             after = documents[-1].name

@@ -19,7 +19,7 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.flaky import History, Observation
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.storage.blobs.keys import safe_name
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
@@ -78,7 +78,7 @@ class FlakyTests:
     async def page(self, tenant: str, project: str | None, after: str, limit: int) -> tuple[list[History], str]:
         """Jobs of the tenant, or of one project, behind this name; and the name behind which it goes on."""
         prefix = f"{safe_name(project)} " if project is not None else ""
-        found = await self._store.documents(KIND, tenant, after=after, limit=limit, prefix=prefix)
+        found = await self._store.list_documents(KIND, tenant, after=after, limit=limit, prefix=prefix)
         known = [history for each in found if (history := _read(each)) is not None]
         return known, found[-1].name if len(found) == limit else ""
 
@@ -104,7 +104,7 @@ class FlakyTests:
     async def stop(self) -> None:
         """Learn no more."""
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -217,15 +217,15 @@ class FlakyTests:
         oldest = await self._store.now() - flaky.EXPIRES
         kept: list[Document] = []
         after = ""
-        while page := await self._store.documents(KIND, tenant, after=after, limit=BATCH):
+        while page := await self._store.list_documents(KIND, tenant, after=after, limit=BATCH):
             after = page[-1].name
             for each in page:
                 if each.at <= oldest:
-                    await self._store.drop_document(KIND, tenant, each.name, each.version)
+                    await self._store.delete_document(KIND, tenant, each.name, each.version)
                 else:
                     kept.append(msgspec.structs.replace(each, body=b""))
         for each in sorted(kept, key=lambda each: each.at)[: max(0, len(kept) - MAX_JOBS)]:
-            await self._store.drop_document(KIND, tenant, each.name, each.version)
+            await self._store.delete_document(KIND, tenant, each.name, each.version)
 
 
 def is_telling(event: Event) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 
 from deltaci.audit.projections.transitions import ExporterState, TransitionsExporter
 from deltaci.core.events import Event
-from deltaci.storage.blobs.disk_reserve import check_room
+from deltaci.storage.blobs.disk_reserve import check_free_space
 
 FILE: Final = "transitions.jsonl"
 SNAPSHOT: Final = "transitions.snapshot.json"
@@ -118,7 +118,7 @@ class Journal:
         """Take the file up where it was left. Raises `Taken`."""
         self.close()
         self._take()
-        check_room(self.path.parent, BLOCK_BYTES, is_small=True)
+        check_free_space(self.path.parent, BLOCK_BYTES, is_small=True)
         self._file = self.path.open("a+b")
         size = self._file.seek(0, os.SEEK_END)
         line, end = _last_line(self._file, size)
@@ -198,7 +198,7 @@ class Journal:
     def _write(self, data: bytes) -> None:
         assert self._file is not None
         if data:
-            check_room(self.path.parent, len(data), is_small=True)
+            check_free_space(self.path.parent, len(data), is_small=True)
             self._file.write(data)
             self._file.flush()
             self._size += len(data)

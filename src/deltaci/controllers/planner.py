@@ -36,7 +36,7 @@ from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.pipeline.files import PipelineFile
 from deltaci.pipeline.plan import Plan
 from deltaci.protocol.messages import Source
-from deltaci.storage.port import Conflict, Document, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, Store, Unavailable
 
 KIND: Final = "plan"
 CLAIM: Final = "plan-claim"
@@ -134,9 +134,9 @@ class Planner:
 
     async def sweep(self) -> None:
         """Take up everything that has no plan."""
-        before: Place | None = None
+        before: ListPosition | None = None
         while True:
-            page = await self._store.page(Search(tenant=ALL_TENANTS, lists=[UNPLANNED], before=before, limit=PAGE))
+            page = await self._store.page(ListQuery(tenant=ALL_TENANTS, lists=[UNPLANNED], before=before, limit=PAGE))
             for each in page.records:
                 self.hands.give(each.id)
             before = page.next

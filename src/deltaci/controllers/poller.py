@@ -100,7 +100,7 @@ class Polling:
         name = of(project.tenant, project.name)
         found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
-            await self._store.drop_document(KIND, ALL_TENANTS, name, found.version)
+            await self._store.delete_document(KIND, ALL_TENANTS, name, found.version)
 
     async def _put(self, name: str, version: int, seen: Seen) -> None:
         await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(seen))])

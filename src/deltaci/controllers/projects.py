@@ -71,7 +71,7 @@ class Projects:
     async def page(self, tenant: str, after: str, limit: int) -> list[Project]:
         """The tenant's projects by name."""
         prefix = of(tenant, "")
-        documents = await self._store.documents(
+        documents = await self._store.list_documents(
             KIND, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
         )
         return [each for each in map(_read, documents) if each is not None]
@@ -80,7 +80,7 @@ class Projects:
         """Every project of the tenant, or of everybody."""
         after, prefix = "", of(tenant, "") if tenant is not None else ""
         while True:
-            documents = await self._store.documents(KIND, ALL_TENANTS, after=after, limit=PAGE, prefix=prefix)
+            documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE, prefix=prefix)
             for document in documents:
                 found = _read(document)
                 if found is not None:
@@ -111,7 +111,7 @@ class Projects:
 
     async def drop(self, project: Project) -> None:
         """Forget it."""
-        if not await self._store.drop_document(KIND, ALL_TENANTS, of(project.tenant, project.name), project.version):
+        if not await self._store.delete_document(KIND, ALL_TENANTS, of(project.tenant, project.name), project.version):
             raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
 
 

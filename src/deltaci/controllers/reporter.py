@@ -20,10 +20,10 @@ from deltaci.core.listing import ALL_TENANTS, UNREPORTED
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import RUN_VIEW
 from deltaci.engine.engine import Engine
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.forges import delivery_dedupe
-from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, ListPosition, ListQuery, Store, Unavailable
 
 SWEEP_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
@@ -69,7 +69,7 @@ class Reporter:
     async def stop(self) -> None:
         """Report no more."""
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
         if self._teller is not None:
             await self._teller.stop()
 
@@ -107,9 +107,9 @@ class Reporter:
                 raise
 
     async def _sweep(self) -> None:
-        before: Place | None = None
+        before: ListPosition | None = None
         while True:
-            page = await self._store.page(Search(tenant=ALL_TENANTS, lists=[UNREPORTED], before=before, limit=PAGE))
+            page = await self._store.page(ListQuery(tenant=ALL_TENANTS, lists=[UNREPORTED], before=before, limit=PAGE))
             await self._report([each.id for each in page.records])
             before = page.next
             if before is None:

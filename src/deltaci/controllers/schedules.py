@@ -135,7 +135,7 @@ class Schedules:
         name = of(project.tenant, project.name)
         found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
-            await self._store.drop_document(KIND, ALL_TENANTS, name, found.version)
+            await self._store.delete_document(KIND, ALL_TENANTS, name, found.version)
 
     async def _put(self, project: Project, version: int, table: Timetable) -> None:
         name = of(project.tenant, project.name)

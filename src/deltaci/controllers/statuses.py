@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core import run
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.forges import SPEAKERS, delivery_dedupe
 from deltaci.forges.github_app import Apps
@@ -44,7 +44,7 @@ from deltaci.forges.status_state import (
     pause,
     succeeded,
 )
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 AT_ONCE: Final = 32  # So many requests are under way at once, at most one of each project.
@@ -56,7 +56,7 @@ COMMIT: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 LOGGER: Final = logging.getLogger(__name__)
 
 Finish = Callable[[run.Run, str], Awaitable[None]]  # The run is over, and that is how its forge was told.
-_TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobsUnavailable)
+_TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobStoreUnavailable)
 
 
 class Forges(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class Teller:
         """Tell nobody anything any more."""
         for line in list(self._lines.values()):
             if line.task is not None:
-                await ended(line.task)
+                await cancel_and_wait(line.task)
         self._lines.clear()
         await self._forges.outlet.close()
 

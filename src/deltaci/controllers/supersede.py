@@ -20,7 +20,7 @@ from deltaci.core.run import Run
 from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
 from deltaci.engine.engine import Engine
 from deltaci.pipeline.change import Change
-from deltaci.storage.port import Search, Store
+from deltaci.storage.port import ListQuery, Store
 
 PAGE: Final = 200
 NEVER: Final[tuple[str, ...]] = ()
@@ -72,7 +72,7 @@ class Superseding:
             before = None
             while True:
                 lists = [runs_with_status(status), runs_of_project(kept.project)]
-                page = await self._store.page(Search(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
+                page = await self._store.page(ListQuery(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
                 for each in page.records:
                     if isinstance(each, Run) and _is_same_place(each, kept.change):
                         yield each

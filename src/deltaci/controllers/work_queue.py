@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Conflict, Unavailable
 
@@ -61,7 +61,7 @@ class Hands:
     async def stop(self) -> None:
         """Do no more."""
         for task in self._tasks:
-            await ended(task)
+            await cancel_and_wait(task)
 
     async def idle(self) -> None:
         """Wait until nothing is left to do."""

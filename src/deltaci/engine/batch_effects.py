@@ -10,12 +10,12 @@ from deltaci.core.events import RUN, WORKER, Event
 from deltaci.core.job import Job
 from deltaci.core.listing import list_changes
 from deltaci.core.machine import ABSENT, Record
-from deltaci.storage.port import Entry, Held
+from deltaci.storage.port import ListChange, StoredRecord
 
-NOBODY: Final[frozenset[str]] = frozenset()
+NO_TENANTS: Final[frozenset[str]] = frozenset()
 
 
-def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entry]:
+def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -> list[ListChange]:
     """How the runs and workers among these moved between lists, by the events of the batch."""
     listed = [record for record in changed.values() if type(record) is not Attempt and type(record) is not Job]
     if not listed:
@@ -24,16 +24,16 @@ def entries(changed: Mapping[str, Record], events: Sequence[Event]) -> list[Entr
     for event in events:
         if event.entity in (RUN, WORKER):
             before.setdefault(event.entity_id, event.from_ or ABSENT)
-    found: list[Entry] = []
+    found: list[ListChange] = []
     for record in listed:
         if record.id in before:
             joined, left = list_changes(record, before[record.id])
             if joined or left:
-                found.append(Entry(record.id, record.created_at, joined, left))
+                found.append(ListChange(record.id, record.created_at, joined, left))
     return found
 
 
-def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
+def freed_tenants(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
     """Which tenants may have room for more leases now: they are limited, or have a group that nobody has any more.
 
     Only a hint: some of these leases may have ended before.
@@ -48,9 +48,9 @@ def freed(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
         ):
             found = found or set()
             found.add(record.tenant)
-    return frozenset(found) if found is not None else NOBODY
+    return frozenset(found) if found is not None else NO_TENANTS
 
 
-def passed_keys(refused: Iterable[Held]) -> tuple[str, ...]:
+def skipped_queue_keys(refused: Iterable[StoredRecord]) -> tuple[str, ...]:
     """The queues of what was ready and not given to whoever asked."""
     return tuple({each.record.queue_key: None for each in refused if isinstance(each.record, Attempt)})

@@ -9,7 +9,7 @@ from typing import Final
 
 from deltaci.core.instants import SECOND
 
-NANOSECONDS: Final = 1000
+NANOSECONDS_PER_MICROSECOND: Final = 1000
 JUMP_SECONDS: Final = 5.0  # More than answers of a store are ever late by, and less than any lease can spare.
 
 _REAL_TIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -17,18 +17,18 @@ _REAL_TIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 LOGGER: Final = logging.getLogger(__name__)
 
 
-def real_time_ns() -> int:
+def boot_time_ns() -> int:
     """A clock that nobody sets, and that goes on while the machine sleeps, where there is one."""
     return time.clock_gettime_ns(_REAL_TIME)
 
 
 def steady_clock() -> Callable[[], float]:
     """The time of day as it was when this process began, from then on at the pace of real time."""
-    began, then = time.time(), real_time_ns()
-    return lambda: began + (real_time_ns() - then) / 1e9
+    began, then = time.time(), boot_time_ns()
+    return lambda: began + (boot_time_ns() - then) / 1e9
 
 
-class ForwardClock:
+class MonotonicClock:
     """Takes the store's readings and never gives a smaller one than before, nor one that jumps ahead.
 
     When the store's clock is set back, time goes on here at its real pace from where it was, so that no lease is
@@ -37,18 +37,18 @@ class ForwardClock:
     next process, or as soon as a record shows that another server believes it.
     """
 
-    def __init__(self, elapsed: Callable[[], int] = real_time_ns, jump_seconds: float = JUMP_SECONDS) -> None:
+    def __init__(self, elapsed: Callable[[], int] = boot_time_ns, jump_seconds: float = JUMP_SECONDS) -> None:
         self._elapsed = elapsed
         self._jump = jump_seconds * SECOND
         self._last = 0
-        self._seen_at = elapsed() // NANOSECONDS
+        self._seen_at = elapsed() // NANOSECONDS_PER_MICROSECOND
         self._offset: int | None = None  # The most that the store's clock was ever ahead of ours, and believed.
         self._is_told = False
         self.lead = 0  # How far the time here is ahead of the store's clock; less than 0: behind it.
 
     def read(self, stored: int) -> int:
         """The time to decide by, given what the store's clock says now."""
-        at = self._elapsed() // NANOSECONDS
+        at = self._elapsed() // NANOSECONDS_PER_MICROSECOND
         found = stored - at  # Smaller for an answer that was late, never larger.
         if self._offset is None:
             self._offset = found
@@ -64,7 +64,7 @@ class ForwardClock:
         self.lead = now - stored
         return now
 
-    def saw(self, at: int) -> None:
+    def advance_to(self, at: int) -> None:
         """A record was written at this time: from now on it is at least that late."""
         if at > self._last:
             if self._offset is not None:

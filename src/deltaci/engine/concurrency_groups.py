@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from deltaci.core.attempt import Attempt
-from deltaci.storage.port import TakeGroup, Transaction
+from deltaci.storage.port import LockGroup, Transaction
 
 
-class Groups:
+class ConcurrencyGroups:
     """What one batch knows of groups. What it ends itself stays held for it: who waits is told by the commit."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Groups:
         """Whether nobody has the group of this attempt; until the batch is written, it is then nobody else's."""
         name = (what.tenant, what.group)
         if name not in self._is_free:
-            self._is_free[name] = not (yield TakeGroup(*name, now))
+            self._is_free[name] = not (yield LockGroup(*name, now))
         return self._is_free[name]
 
     def gave(self, what: Attempt) -> None:

@@ -9,13 +9,24 @@ from typing import Any
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Command
-from deltaci.engine.clock import ForwardClock
-from deltaci.engine.requests import MAX_BATCH, Answer, Claim, Claimed, Found, Item, Mint, Overloaded, Tick, Waiting
+from deltaci.engine.clock import MonotonicClock
+from deltaci.engine.requests import (
+    MAX_BATCH,
+    Claim,
+    ClaimedAttempt,
+    ClaimResult,
+    DeriveLeaseSecret,
+    Overloaded,
+    PendingRequests,
+    Request,
+    Response,
+    Tick,
+)
 from deltaci.engine.shard import Shard
-from deltaci.engine.unreadable_records import Reports
+from deltaci.engine.unreadable_records import UnreadableRecordReporter
 from deltaci.storage.port import Store, Unavailable
 
-__all__ = ["MAX_BATCH", "Claim", "Claimed", "Engine", "Found", "Mint", "Overloaded", "Tick"]
+__all__ = ["MAX_BATCH", "Claim", "ClaimResult", "ClaimedAttempt", "DeriveLeaseSecret", "Engine", "Overloaded", "Tick"]
 
 
 class Engine:
@@ -24,10 +35,14 @@ class Engine:
     Lease ids are drawn, unless there is somebody who mints them so that they can be made again.
     """
 
-    def __init__(self, store: Store, mint: Mint | None = None, clock: ForwardClock | None = None) -> None:
-        self.clock = clock or ForwardClock()  # One for all lanes: none may lag behind what another has seen.
-        reports, limited = Reports(), set[str]()
-        self._lanes = [Shard(store, self.clock, reports, mint, limited) for _ in range(store.lanes)]
+    def __init__(
+        self, store: Store, mint: DeriveLeaseSecret | None = None, clock: MonotonicClock | None = None
+    ) -> None:
+        self.clock = clock or MonotonicClock()  # One for all lanes: none may lag behind what another has seen.
+        reports, limited = UnreadableRecordReporter(), set[str]()
+        self._lanes = [
+            Shard(store, self.clock, reports, mint, limited) for _ in range(store.max_concurrent_transactions)
+        ]
         self._tasks: list[asyncio.Task[None]] = []
         self._next = 0
 
@@ -71,14 +86,14 @@ class Engine:
                 found[place] = own
         return found
 
-    async def claim(self, claim: Claim) -> list[Claimed]:
+    async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
         """Hand out attempts that wait."""
-        return (await self.look(claim)).claimed
+        return (await self.try_claim(claim)).claimed
 
-    async def look(self, claim: Claim) -> Found:
+    async def try_claim(self, claim: Claim) -> ClaimResult:
         """The same, and whether there was something that this worker may not have."""
         answer = (await self._submit([claim], self._any_lane()))[0]
-        assert isinstance(answer, Found)
+        assert isinstance(answer, ClaimResult)
         return answer
 
     async def tick(self, limit: int = MAX_BATCH) -> int:
@@ -87,11 +102,11 @@ class Engine:
         assert isinstance(answer, int)
         return answer
 
-    def _submit(self, items: Sequence[Item], lane: Shard) -> asyncio.Future[list[Answer]]:
+    def _submit(self, items: Sequence[Request], lane: Shard) -> asyncio.Future[list[Response]]:
         if not self._tasks:
             raise Unavailable("the engine does not run; start it first")
-        answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        lane.put(Waiting(items, answer))
+        answer: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+        lane.put(PendingRequests(items, answer))
         return answer
 
     def _lane_of(self, id: str) -> Shard:

@@ -26,7 +26,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-async def ended(task: asyncio.Task[None]) -> None:
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
     """Cancel it until it has heard: one that comes just when a wait is over may get lost."""
     while not task.done():
         task.cancel()

@@ -47,7 +47,7 @@ async def pages(
 ) -> AsyncGenerator[list[Event], None]:
     """The same, as many at a time as there are: for one who looks things up for all of them together."""
     seen = after
-    with store.wakers.subscribed() as waker:
+    with store.commit_hints.subscribe() as waker:
         while True:
             page = await store.events(seen, PAGE, entity_id=entity_id, run_id=run_id)
             if page:

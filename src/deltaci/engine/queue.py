@@ -30,26 +30,26 @@ from deltaci.core.status.queue import job_status
 from deltaci.core.worker import queue_key
 from deltaci.engine import feed
 from deltaci.engine.engine import Claim, Engine
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.timers import Timers
-from deltaci.engine.unreadable_records import refusal
+from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.engine.validation import (
     MAX_CLAIM,
     MAX_SECONDS,
-    as_json,
-    as_text,
     bad_request,
     check_labels,
     check_number,
+    check_options,
     check_seconds,
     check_text,
-    checked_options,
-    known_id,
-    known_instant,
-    known_lease,
-    shown,
+    json_copy,
+    parse_instant,
+    parse_lease_id,
+    replace_surrogates,
+    short_repr,
+    valid_id,
 )
-from deltaci.engine.waiters import Line
+from deltaci.engine.waiters import ClaimWaiters
 from deltaci.storage.port import Store
 
 MAX_INT: Final = 2**31 - 1
@@ -157,7 +157,7 @@ class ClaimedJob(QueueJob):
         self.lease_id = lease_id
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How one job ended: with a result, or with what its failure said."""
 
     lease_id: str
@@ -187,7 +187,7 @@ class AsyncQueue:
         self._tenant = tenant
         self._has_timers = has_timers
         self._engine = Engine(store)
-        self._line = Line(self._engine, store.wakers)
+        self._line = ClaimWaiters(self._engine, store.commit_hints)
         self._timers: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncQueue:
@@ -199,7 +199,7 @@ class AsyncQueue:
 
     async def __aexit__(self, *_: object) -> None:
         if self._timers is not None:
-            await ended(self._timers)
+            await cancel_and_wait(self._timers)
         await self._engine.stop()
         await self._store.close()
 
@@ -249,10 +249,10 @@ class AsyncQueue:
             tenant=self._tenant,
             queue_key=queue_key(new.labels),
             priority=new.priority,
-            run_at=0 if new.run_at is None else known_instant("run_at", new.run_at),
+            run_at=0 if new.run_at is None else parse_instant("run_at", new.run_at),
             timeout_seconds=new.timeout_seconds,
             max_lost_leases=new.max_lost_leases,
-            spec=as_json("payload", new.payload),
+            spec=json_copy("payload", new.payload),
         )
         return NewRecord(
             id=id,
@@ -292,7 +292,7 @@ class AsyncQueue:
             limit=limit,
             ttl_seconds=ttl_seconds,
             accept_seconds=accept_seconds,
-            starts=starts,
+            start_immediately=starts,
         )
         claimed = await self._line.claim(claim, wait_seconds)
         return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
@@ -307,7 +307,7 @@ class AsyncQueue:
 
     async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
         """The job succeeded."""
-        kept = as_json("result", result)
+        kept = json_copy("result", result)
         return await self._say(attempt.Finish, lease_id, options, is_success=True, result=kept)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
@@ -324,7 +324,7 @@ class AsyncQueue:
         check_text("worker", worker)
         return await self._say_all([self._message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
 
-    async def finish_all(self, ends: Iterable[End], worker: str) -> list[QueueJob | Refused]:
+    async def finish_all(self, ends: Iterable[JobOutcome], worker: str) -> list[QueueJob | Refused]:
         """Many jobs ended, each in its own way."""
         check_text("worker", worker)
         found: list[Command | Refused] = []
@@ -340,7 +340,7 @@ class AsyncQueue:
         self, kind: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
     ) -> Command | Refused:
         try:
-            ref = known_lease(lease_id)
+            ref = parse_lease_id(lease_id)
         except Refused as refused:
             return refused
         return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, tenant=self._tenant, **fields)
@@ -360,28 +360,28 @@ class AsyncQueue:
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
         """Its worker is no longer trusted: take the lease away."""
-        return await self._order(attempt.Stall(id=await self._own(id), **checked_options(options)))
+        return await self._order(attempt.Stall(id=await self._own(id), **check_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._order(attempt.Requeue(id=await self._own(id), **checked_options(options)))
+        return await self._order(attempt.Requeue(id=await self._own(id), **check_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
-        stall = attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **checked_options(options))
+        stall = attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **check_options(options))
         return await self._order(stall)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
         check_text("reason", reason)
-        return await self._order(attempt.Cancel(id=await self._own(id), reason=reason, **checked_options(options)))
+        return await self._order(attempt.Cancel(id=await self._own(id), reason=reason, **check_options(options)))
 
     # -- looking
 
     async def get(self, id: str) -> QueueJob:
         """The job as it is now."""
-        record = await self._store.find(known_id(id))
-        if (unread := refusal(record)) is not None:
+        record = await self._store.find(valid_id(id))
+        if (unread := unreadable_refusal(record)) is not None:
             raise unread
         if not isinstance(record, Attempt) or record.tenant != self._tenant:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
@@ -398,15 +398,15 @@ class AsyncQueue:
 
     async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
         """The log itself, of one job or of everything that is this tenant's."""
-        return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and known_id(id))
+        return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and valid_id(id))
 
     async def _say(
         self, message: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
-        ref = known_lease(lease_id)
+        ref = parse_lease_id(lease_id)
         known = await self._owner(ref.attempt_id, options)
         said = message(
-            id=ref.attempt_id, actor=known, lease=ref, tenant=self._tenant, **checked_options(options), **fields
+            id=ref.attempt_id, actor=known, lease=ref, tenant=self._tenant, **check_options(options), **fields
         )
         return await self._order(said)
 
@@ -443,16 +443,16 @@ def _drawn() -> str:
 
 def _failed(error: str) -> Facts:
     """What is known of a job that failed by its own word. Its first line is for people, its end for the rules."""
-    lines = as_text(error).splitlines()
+    lines = replace_surrogates(error).splitlines()
     first = next((line.strip() for line in lines if line.strip()), "")
     return Facts(error_code="FAILED", message=first, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
 
 
 def _outcome(end: object) -> dict[str, Any]:
-    if not isinstance(end, End):
-        raise bad_request(f"an end is {shown(end)}; give an End")
+    if not isinstance(end, JobOutcome):
+        raise bad_request(f"an end is {short_repr(end)}; give an End")
     if end.error is None:
-        return {"is_success": True, "result": as_json("result", end.result)}
+        return {"is_success": True, "result": json_copy("result", end.result)}
     return {"is_success": False, "facts": _failed(end.error)}
 
 
@@ -465,7 +465,7 @@ def _copied(value: Any) -> Any:
 
 def _check_new(new: object) -> None:
     if not isinstance(new, NewJob):
-        raise bad_request(f"a job to enqueue is {shown(new)}; give a NewJob")
+        raise bad_request(f"a job to enqueue is {short_repr(new)}; give a NewJob")
     check_labels(new.labels)
     for name in ("dedupe_key", "request_id"):
         if getattr(new, name) != "":
@@ -473,6 +473,6 @@ def _check_new(new: object) -> None:
     for name in ("priority", "timeout_seconds", "max_lost_leases"):
         value = getattr(new, name)
         if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT:
-            raise bad_request(f"{name} is {shown(value)}; give a whole number of 32 bits")
+            raise bad_request(f"{name} is {short_repr(value)}; give a whole number of 32 bits")
     if new.timeout_seconds < 1 or new.max_lost_leases < 0:
         raise bad_request("timeout_seconds must be at least 1 and max_lost_leases at least 0; give more")

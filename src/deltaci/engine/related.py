@@ -9,7 +9,7 @@ from deltaci.core.events import RUNNER
 from deltaci.core.machine import Command, Record
 
 
-def related(command: Command) -> Iterable[str]:
+def related_ids(command: Command) -> Iterable[str]:
     """What a command will need, by its id alone: an attempt's job and run, and the worker that speaks."""
     yield command.id
     run_id, separator, rest = command.id.partition("/")
@@ -21,11 +21,11 @@ def related(command: Command) -> Iterable[str]:
             yield name
 
 
-def is_lone(record: Record | None) -> bool:
+def is_queue_attempt(record: Record | None) -> bool:
     """Whether it is an attempt of the plain queue, without a job."""
     return type(record) is Attempt and not record.job_id
 
 
-def is_kept(record: Record | None) -> bool:
+def is_cacheable(record: Record | None) -> bool:
     """Whether it is worth remembering: its worker will speak soon, and nobody else is likely to change it."""
     return type(record) is Attempt and not record.job_id and record.lease is not None

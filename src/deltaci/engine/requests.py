@@ -16,8 +16,8 @@ from deltaci.core.machine import Command
 MAX_BATCH: Final = 1000
 
 # Makes the secret part of a lease id from the attempt's id, the lease's number and a salt that is kept with it.
-Mint = Callable[[str, int, str], str]
-Name = tuple[str, tuple[str, ...], tuple[str, ...]]  # Of those who may take the same: tenant, labels, which only.
+DeriveLeaseSecret = Callable[[str, int, str], str]
+PoolKey = tuple[str, tuple[str, ...], tuple[str, ...]]  # Of those who may take the same: tenant, labels, which only.
 
 
 class Overloaded(Exception):
@@ -42,34 +42,34 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: int
     accept_seconds: int
     request_id: str = ""
-    starts: bool = False
-    only: tuple[str, ...] = ()
+    start_immediately: bool = False
+    only_ids: tuple[str, ...] = ()
     tenant_limit: int = 0
-    rivals: tuple[tuple[str, ...], ...] = ()
-    rival_ids: tuple[str, ...] = ()
+    other_worker_labels: tuple[tuple[str, ...], ...] = ()
+    other_worker_ids: tuple[str, ...] = ()
 
     @property
-    def name(self) -> Name:
+    def pool_key(self) -> PoolKey:
         """The same for all who may take the same."""
-        return self.tenant, self.labels, self.only
+        return self.tenant, self.labels, self.only_ids
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimedAttempt(msgspec.Struct, frozen=True):
     """What a worker got: the attempt, and the lease id that proves it. Shown once."""
 
     attempt: Attempt
     lease_id: str
 
 
-class Found(msgspec.Struct, frozen=True):
+class ClaimResult(msgspec.Struct, frozen=True):
     """What a claim found; and whether something was ready that this worker may not have: another one may.
 
     `keys` are the queues that this was in.
     """
 
-    claimed: list[Claimed]
-    is_passed: bool = False
-    keys: tuple[str, ...] = ()
+    claimed: list[ClaimedAttempt]
+    has_skipped: bool = False
+    skipped_queue_keys: tuple[str, ...] = ()
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -78,12 +78,12 @@ class Tick(msgspec.Struct, frozen=True):
     limit: int = MAX_BATCH
 
 
-Item = Command | Claim | Tick
-Answer = Decision | Found | int | Refused
+Request = Command | Claim | Tick
+Response = Decision | ClaimResult | int | Refused
 
 
-class Waiting(msgspec.Struct):
+class PendingRequests(msgspec.Struct):
     """Items that one caller waits for together. Each is applied or refused on its own."""
 
-    items: Sequence[Item]
-    answer: asyncio.Future[list[Answer]]
+    items: Sequence[Request]
+    answer: asyncio.Future[list[Response]]

@@ -26,47 +26,49 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.unit_of_work import UnitOfWork
-from deltaci.engine.batch_effects import entries, freed, passed_keys
-from deltaci.engine.clock import ForwardClock
-from deltaci.engine.concurrency_groups import Groups
-from deltaci.engine.related import is_kept, is_lone, related
+from deltaci.engine.batch_effects import batch_list_changes, freed_tenants, skipped_queue_keys
+from deltaci.engine.clock import MonotonicClock
+from deltaci.engine.concurrency_groups import ConcurrencyGroups
+from deltaci.engine.related import is_cacheable, is_queue_attempt, related_ids
 from deltaci.engine.requests import (
     MAX_BATCH,
-    Answer,
     Claim,
-    Claimed,
-    Found,
-    Item,
-    Mint,
-    Name,
+    ClaimedAttempt,
+    ClaimResult,
+    DeriveLeaseSecret,
     Overloaded,
+    PendingRequests,
+    PoolKey,
+    Request,
+    Response,
     Tick,
-    Waiting,
 )
-from deltaci.engine.unreadable_records import Reports, refusal
+from deltaci.engine.unreadable_records import UnreadableRecordReporter, unreadable_refusal
 from deltaci.storage.port import (
+    Begin,
+    BeginClaim,
     Conflict,
-    CountHeld,
+    CountLiveLeases,
     FindDue,
     FindReady,
-    Held,
     Load,
     LoadJobs,
-    Open,
-    OpenReady,
     Put,
     Store,
+    StoredRecord,
     Transaction,
     Unavailable,
-    Unreadable,
+    UnreadableRecord,
     Write,
 )
 
 MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
-MAX_TRIES: Final = 50
-MAX_BROKEN: Final = 3
-MAX_LINKS: Final = 10  # Of a chain in which each job blocks the next; then all jobs of the run are loaded at once.
+MAX_CONFLICTS: Final = 50
+MAX_INVARIANT_FAILURES: Final = 3
+MAX_CHAIN_LOADS: Final = (
+    10  # Of a chain in which each job blocks the next; then all jobs of the run are loaded at once.
+)
 SECRET_BYTES: Final = 16
 SALT_CHARS: Final = 16
 STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
@@ -78,7 +80,12 @@ class Shard:
     """One sequence of batches, with the records that it keeps in memory."""
 
     def __init__(
-        self, store: Store, clock: ForwardClock, reports: Reports, mint: Mint | None, limited: set[str]
+        self,
+        store: Store,
+        clock: MonotonicClock,
+        reports: UnreadableRecordReporter,
+        mint: DeriveLeaseSecret | None,
+        limited: set[str],
     ) -> None:
         self._store = store
         self._mint = mint
@@ -89,12 +96,12 @@ class Shard:
         self._absent: list[str] = []
         self._fresh: set[str] = set()
         self._given = 0
-        self._asked: dict[Name, int] = {}
+        self._asked: dict[PoolKey, int] = {}
         self._limited = limited  # Tenants whose claims had a limit when they last came by, in whatever lane.
         self._held: dict[str, int] = {}
-        self._groups = Groups()
-        self._pools: dict[Name, list[Held]] = {}
-        self._inbox: deque[Waiting] = deque()
+        self._groups = ConcurrencyGroups()
+        self._pools: dict[PoolKey, list[StoredRecord]] = {}
+        self._inbox: deque[PendingRequests] = deque()
         self._size = 0
         self._is_filled = asyncio.Event()
         self._is_stopped = False
@@ -103,16 +110,16 @@ class Shard:
         """Whether this lane has the record in its memory: then it is the one to decide about it."""
         return id in self._stored
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: PendingRequests) -> None:
         if self._size >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} commands wait already; try again later")
         self._inbox.append(waiting)
         self._size += len(waiting.items)
         self._is_filled.set()
 
-    def _take_batch(self) -> list[Waiting]:
+    def _take_batch(self) -> list[PendingRequests]:
         """Whoever came first, up to the limit; a caller with more than that goes alone."""
-        batch: list[Waiting] = []
+        batch: list[PendingRequests] = []
         size = 0
         while self._inbox and (not batch or size + len(self._inbox[0].items) <= MAX_BATCH):
             batch.append(self._inbox.popleft())
@@ -140,7 +147,7 @@ class Shard:
                 if not waiting.answer.done():
                     waiting.answer.set_result(own)
 
-    async def _isolate(self, batch: list[Waiting], error: Exception) -> None:
+    async def _isolate(self, batch: list[PendingRequests], error: Exception) -> None:
         """One poisonous command must not take its neighbours down: try each caller on its own, and go on."""
         if len(batch) == 1 or isinstance(error, Unavailable):
             self._fail(batch, error)
@@ -155,7 +162,7 @@ class Shard:
                     waiting.answer.set_result(own)
 
     @staticmethod
-    def _fail(batch: Iterable[Waiting], error: BaseException) -> None:
+    def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
         for waiting in batch:
             if not waiting.answer.done():
                 waiting.answer.set_exception(error)
@@ -170,10 +177,10 @@ class Shard:
         self._fail(self._inbox, asyncio.CancelledError())
         self._inbox.clear()
 
-    async def apply(self, items: Sequence[Item]) -> list[Answer]:
+    async def apply(self, items: Sequence[Request]) -> list[Response]:
         """One batch, decided again from what is stored whenever somebody else was faster."""
         broken = 0
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_CONFLICTS):
             try:
                 return await self._store.transact(lambda: self._batch(items))
             except Conflict:
@@ -182,7 +189,7 @@ class Shard:
                 # Two records may have been read at different times, with another server's commit in between.
                 self._forget()
                 broken += 1
-                if broken == MAX_BROKEN:
+                if broken == MAX_INVARIANT_FAILURES:
                     raise
             except BaseException:
                 self._forget()  # Whether it was written is unknown: believe only what is stored.
@@ -194,7 +201,7 @@ class Shard:
         self._world, self._stored, self._absent = UnitOfWork(), {}, []
         self._world.latest_at = latest
 
-    def _batch(self, items: Sequence[Item]) -> Transaction[list[Answer]]:
+    def _batch(self, items: Sequence[Request]) -> Transaction[list[Response]]:
         if len(self._stored) > MAX_CACHED:
             self._forget()
         self._fresh.clear()
@@ -207,23 +214,23 @@ class Shard:
             if isinstance(item, NewRecord | StartRun) and item.has_random_id:
                 drawn.add(item.id)
             elif isinstance(item, Command):
-                wanted.update(related(item))
+                wanted.update(related_ids(item))
             elif isinstance(item, Claim):
-                name = item.name
+                name = item.pool_key
                 self._asked[name] = self._asked.get(name, 0) + item.limit
                 claims.append(item)
         yield from self._count_held(claims)
-        ready: list[Held] | None = None
+        ready: list[StoredRecord] | None = None
         if len(items) == 1 and isinstance(item := items[0], Claim) and (limit := self._limit(item)):
-            stored, ready = yield OpenReady(item.tenant, item.labels, limit, item.only, self._clock.lead)
+            stored, ready = yield BeginClaim(item.tenant, item.labels, limit, item.only_ids, self._clock.lead)
         else:
-            stored, held = yield Open(tuple(id for id in wanted if id not in self._stored))
+            stored, held = yield Begin(tuple(id for id in wanted if id not in self._stored))
             self._take(held, wanted | drawn)
         now = self._clock.read(stored)
         events: list[Event] = []
         changed: dict[str, Record] = {}
         rearmed: dict[str, int | None] = {}
-        answers: list[Answer] = []
+        answers: list[Response] = []
         for item in items:
             if isinstance(item, Claim):
                 answers.append((yield from self._claim(item, now, ready, changed, events)))
@@ -235,14 +242,16 @@ class Shard:
         puts = [self._put(record, rearmed) for record in changed.values()]
         puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
         if puts:
-            yield Write(puts, events, True, entries(changed, events), freed(changed.values(), self._limited))
+            yield Write(
+                puts, events, True, batch_list_changes(changed, events), freed_tenants(changed.values(), self._limited)
+            )
             for put in puts:
                 self._written(put)
         self._tidy()
-        self._clock.saw(self._world.latest_at)
+        self._clock.advance_to(self._world.latest_at)
         return answers
 
-    def _take(self, held: list[Held], wanted: Iterable[str] = ()) -> list[Held]:
+    def _take(self, held: list[StoredRecord], wanted: Iterable[str] = ()) -> list[StoredRecord]:
         """Believe what was loaded; what was asked for and is not there does not exist."""
         for each in held:
             id = each.record.id
@@ -250,7 +259,7 @@ class Shard:
             if id not in self._stored or self._stored[id][0] < each.version:
                 self._world.records[id] = each.record
                 self._stored[id] = (each.version, each.due_at)
-            if isinstance(each.record, Unreadable):
+            if isinstance(each.record, UnreadableRecord):
                 self._reports.tell(each.record)
         for id in wanted:
             if id not in self._world.records:
@@ -262,7 +271,7 @@ class Shard:
     def _tidy(self) -> None:
         """Keep only what nobody else is likely to change. What did not exist may by now."""
         for id in (*self._absent, *self._fresh):
-            if not is_kept(self._world.records.get(id)):
+            if not is_cacheable(self._world.records.get(id)):
                 self._world.records.pop(id, None)
                 self._stored.pop(id, None)
         self._absent.clear()
@@ -292,12 +301,12 @@ class Shard:
             except NotLoaded as missing:
                 loads += 1
                 of = self._world.records.get(command.id)
-                yield from self._load(missing, of.run_id if of is not None and loads == MAX_LINKS else "")
+                yield from self._load(missing, of.run_id if of is not None and loads == MAX_CHAIN_LOADS else "")
                 continue
             except Refused as refused:
                 if self._doubt(command.id, changed):
                     continue
-                return refusal(self._world.records.get(command.id)) or refused
+                return unreadable_refusal(self._world.records.get(command.id)) or refused
             except InvariantBroken:
                 # Records that another server changed meanwhile do not fit those that were just loaded.
                 if self._doubt("", changed):
@@ -306,7 +315,7 @@ class Shard:
             if not decision.changed:
                 if self._doubt(command.id, changed):
                     continue
-                return refusal(decision.record) or decision
+                return unreadable_refusal(decision.record) or decision
             changed.update(decision.changed)
             events += decision.events
             return decision
@@ -318,7 +327,7 @@ class Shard:
         forgotten, and the command is decided once more from what is stored.
         """
         record = self._world.records.get(id)
-        if is_lone(record):
+        if is_queue_attempt(record):
             remembered = [id] if id not in self._fresh and id not in changed else []
         else:
             remembered = [each for each in self._stored if each not in self._fresh and each not in changed]
@@ -347,7 +356,7 @@ class Shard:
                 self._limited.discard(claim.tenant)
         for tenant in sorted(limits):
             self._limited.add(tenant)
-            self._held[tenant] = yield CountHeld(tenant, limits[tenant])
+            self._held[tenant] = yield CountLiveLeases(tenant, limits[tenant])
 
     def _limit(self, claim: Claim) -> int:
         """How many it may have now, by what is stored and what this batch gave already."""
@@ -355,43 +364,43 @@ class Shard:
             return claim.limit
         return max(0, min(claim.limit, claim.tenant_limit - self._held[claim.tenant]))
 
-    def _pool(self, claim: Claim, now: int, ready: list[Held] | None) -> Transaction[list[Held]]:
+    def _pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
         """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
-        name = claim.name
-        if ready is not None and not any(isinstance(each.record, Unreadable) for each in ready):
+        name = claim.pool_key
+        if ready is not None and not any(isinstance(each.record, UnreadableRecord) for each in ready):
             self._pools[name] = self._take(ready)
         taken = self._given
         while name not in self._pools:
             # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
             # what is found is nobody else's until the commit.
             limit, without = self._asked[name] + taken, self._groups.without(claim.tenant)
-            wanted = FindReady(claim.tenant, claim.labels, now, limit, claim.only, without)
-            held: list[Held] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
+            wanted = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, without)
+            held: list[StoredRecord] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
             found = sum(not self._is_ready(each) for each in held)
             if found <= taken or len(held) < wanted.limit:
                 self._pools[name] = self._take(held)
             taken = found
         return self._pools[name]
 
-    def _is_ready(self, held: Held) -> bool:
+    def _is_ready(self, held: StoredRecord) -> bool:
         """Whether it is still ready by what this batch has decided."""
         current = self._world.records.get(held.record.id, held.record)
         return isinstance(current, Attempt) and ready_at(current) is not None
 
     def _claim(
-        self, claim: Claim, now: int, ready: list[Held] | None, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[Found]:
+        self, claim: Claim, now: int, ready: list[StoredRecord] | None, changed: dict[str, Record], events: list[Event]
+    ) -> Transaction[ClaimResult]:
         limit = self._limit(claim)
         if not limit:
-            return Found([])
+            return ClaimResult([])
         pool = yield from self._pool(claim, now, ready)
         secret = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
-        found: list[Claimed] = []
-        refused: list[Held] = []
+        found: list[ClaimedAttempt] = []
+        refused: list[StoredRecord] = []
         seen, is_behind = 0, False
         while len(found) < limit:
             if seen == len(pool):
-                if not is_behind or claim.only:
+                if not is_behind or claim.only_ids:
                     break
                 # What is behind was not asked for yet. Each time there is one group, or one attempt, less to find.
                 pool, seen, is_behind = (yield from self._pool_behind(claim, now, refused)), 0, False
@@ -402,8 +411,10 @@ class Shard:
             current = self._world.records.get(each.record.id)
             if not isinstance(current, Attempt) or not self._is_ready(each):
                 continue
-            if current.avoid and attempt.should_yield(current, claim.worker_id, claim.rivals, claim.rival_ids):
-                self._asked[claim.name] += 1  # A rival's turn with this one: look behind it as well.
+            if current.avoid and attempt.should_yield(
+                current, claim.worker_id, claim.other_worker_labels, claim.other_worker_ids
+            ):
+                self._asked[claim.pool_key] += 1  # A rival's turn with this one: look behind it as well.
                 refused.append(each)
                 is_behind = True
                 continue
@@ -421,18 +432,18 @@ class Shard:
                 self._groups.gave(current)
         if claim.tenant in self._held:
             self._held[claim.tenant] += len(found)
-        self._pools[claim.name] = refused + pool[seen:]
-        return Found(found, bool(refused), passed_keys(refused))
+        self._pools[claim.pool_key] = refused + pool[seen:]
+        return ClaimResult(found, bool(refused), skipped_queue_keys(refused))
 
-    def _pool_behind(self, claim: Claim, now: int, refused: list[Held]) -> Transaction[list[Held]]:
+    def _pool_behind(self, claim: Claim, now: int, refused: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
         """What else is ready, without the groups that are somebody's by now."""
-        del self._pools[claim.name]
+        del self._pools[claim.pool_key]
         known = {each.record.id for each in refused}
         return [each for each in (yield from self._pool(claim, now, None)) if each.record.id not in known]
 
     def _give(
         self, what: Attempt, claim: Claim, own: str, now: int, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[Claimed | None]:
+    ) -> Transaction[ClaimedAttempt | None]:
         """Grant it under a lease with this secret of its own; None: this worker may not have it."""
         actor = worker_actor(claim.worker_id)
         salt = ""
@@ -455,13 +466,13 @@ class Shard:
         decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
         if decision is None:
             decision = yield from self._decide(grant, now, changed, events)
-        if claim.starts and isinstance(decision, Decision):
+        if claim.start_immediately and isinstance(decision, Decision):
             start = attempt.Start(id=what.id, actor=actor, lease=ref)
             decision = self._decide_at_once(start, now, changed, events)
             if decision is None:
                 decision = yield from self._decide(start, now, changed, events)
         if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
-            return Claimed(decision.record, token)
+            return ClaimedAttempt(decision.record, token)
         return None
 
     def _tick(
@@ -504,7 +515,7 @@ class Shard:
 
     def _written(self, put: Put) -> None:
         id = put.record.id
-        if put.is_over or not is_kept(put.record):
+        if put.is_terminal or not is_cacheable(put.record):
             self._world.records.pop(id, None)
             self._stored.pop(id, None)
         else:

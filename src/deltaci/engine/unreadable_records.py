@@ -11,24 +11,24 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.core.machine import Record
-from deltaci.storage.port import FindDue, FindReady, Held, PutAside, Transaction, Unreadable
+from deltaci.storage.port import FindDue, FindReady, Postpone, StoredRecord, Transaction, UnreadableRecord
 
-MAX_TOLD: Final = 10_000
+MAX_REPORTED_IDS: Final = 10_000
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Reports:
+class UnreadableRecordReporter:
     """Which records were reported already: one line in the log for each, not one for each look."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell(self, record: Unreadable) -> None:
+    def tell(self, record: UnreadableRecord) -> None:
         """Report it, unless that was done."""
         if record.id in self._told:
             return
-        if len(self._told) >= MAX_TOLD:
+        if len(self._told) >= MAX_REPORTED_IDS:
             self._told.clear()
         self._told.add(record.id)
         LOGGER.error(
@@ -38,21 +38,21 @@ class Reports:
             record.problem,
         )
 
-    def readable(self, request: FindReady | FindDue, until: int) -> Transaction[list[Held]]:
+    def readable(self, request: FindReady | FindDue, until: int) -> Transaction[list[StoredRecord]]:
         """What this finds and can be read. The rest is put aside until then, and its places go to others."""
         while True:
-            held: list[Held] = yield request
-            broken = [each.record for each in held if isinstance(each.record, Unreadable)]
+            held: list[StoredRecord] = yield request
+            broken = [each.record for each in held if isinstance(each.record, UnreadableRecord)]
             if not broken:
                 return held
             for record in broken:
                 self.tell(record)
-            yield PutAside(tuple(record.id for record in broken), until)
+            yield Postpone(tuple(record.id for record in broken), until)
 
 
-def refusal(record: Record | None) -> Refused | None:
+def unreadable_refusal(record: Record | None) -> Refused | None:
     """The answer to whoever asks for a record that cannot be read; None for all others."""
-    if not isinstance(record, Unreadable):
+    if not isinstance(record, UnreadableRecord):
         return None
     return Refused(
         "unreadable",

@@ -26,8 +26,8 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.engine.event_loop import new_loop
-from deltaci.engine.queue import AsyncQueue, ClaimedJob, End, QueueJob
-from deltaci.engine.validation import MAX_CLAIM, as_json
+from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, QueueJob
+from deltaci.engine.validation import MAX_CLAIM, json_copy
 from deltaci.storage.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30
@@ -387,17 +387,19 @@ class Worker:
                 await self._queue.hand_back(now.id, expected_rev=now.rev)
 
 
-def _told(ended: _Ended) -> End:
+def _told(ended: _Ended) -> JobOutcome:
     lease_id = ended.task.job.lease_id
     if ended.error is None:
         try:
-            as_json("result", ended.result)
+            json_copy("result", ended.result)
         except Refused as refused:
-            return End(lease_id=lease_id, error=f"the handler's result cannot be kept: {refused.message}")
-        return End(lease_id=lease_id, result=ended.result)
+            return JobOutcome(lease_id=lease_id, error=f"the handler's result cannot be kept: {refused.message}")
+        return JobOutcome(lease_id=lease_id, result=ended.result)
     if isinstance(ended.error, asyncio.CancelledError):
-        return End(lease_id=lease_id, error="the handler was cancelled")
-    return End(lease_id=lease_id, error="".join((_first_line(ended.error), *traceback.format_exception(ended.error))))
+        return JobOutcome(lease_id=lease_id, error="the handler was cancelled")
+    return JobOutcome(
+        lease_id=lease_id, error="".join((_first_line(ended.error), *traceback.format_exception(ended.error)))
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -108,11 +108,11 @@ class Hearing:
     async def listen(self, now: int) -> None:
         """Learn whom the others heard. What a server left behind that is long gone is dropped."""
         read: dict[str, int] = {}
-        for each in await self._store.documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
+        for each in await self._store.list_documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
             if each.name == self._name:
                 continue
             if each.at <= now - 2 * self._limits.gone:
-                await self._store.drop_document(KIND, ALL_TENANTS, each.name, each.version)
+                await self._store.delete_document(KIND, ALL_TENANTS, each.name, each.version)
                 continue
             read[each.name] = each.version
             if self._read.get(each.name) != each.version:

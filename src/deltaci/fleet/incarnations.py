@@ -12,8 +12,8 @@ import msgspec
 
 from deltaci.core.ids import incarnation_id
 from deltaci.core.worker import Worker, is_over, may_return
-from deltaci.engine.unreadable_records import refusal
-from deltaci.storage.documents import Documents
+from deltaci.engine.unreadable_records import unreadable_refusal
+from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Store
 
 KIND: Final = "life"
@@ -72,7 +72,7 @@ class Lives:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._counts = Documents(store, KIND, Count)
+        self._counts = TypedDocuments(store, KIND, Count)
 
     async def latest(self, tenant: str, name: str) -> Life:
         """The latest life of this tenant's worker. Another tenant's of the same name is none."""
@@ -90,7 +90,7 @@ class Lives:
 
     async def _find(self, tenant: str, id: str) -> Worker | None:
         record = await self._store.find(id)
-        if (unread := refusal(record)) is not None:
+        if (unread := unreadable_refusal(record)) is not None:
             raise unread
         return record if isinstance(record, Worker) and record.tenant == tenant else None
 
@@ -101,7 +101,7 @@ class Lives:
         def counted(kept: Count | None) -> Count | None:
             return Count(number=number) if kept is None or kept.number < number else None
 
-        await self._counts.edit(tenant, life.name, counted)
+        await self._counts.update(tenant, life.name, counted)
 
     async def removed(self, tenant: str, life: Life, by: str, at: int) -> None:
         """Somebody removed it: it stays out until there is a new token."""
@@ -111,4 +111,4 @@ class Lives:
                 return None
             return Count(number=life.number, removed_at=at, removed_by=by)
 
-        await self._counts.edit(tenant, life.name, marked)
+        await self._counts.update(tenant, life.name, marked)

@@ -24,13 +24,13 @@ from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Engine
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
-from deltaci.engine.waiters import Gone, Rivals
+from deltaci.engine.waiters import Disconnected, OtherWorkers
 from deltaci.fleet import health
 from deltaci.fleet.health import Limits
 from deltaci.fleet.heartbeats import Hearing, Key
-from deltaci.storage.port import Conflict, Place, Search, Store, Unavailable
+from deltaci.storage.port import Conflict, ListPosition, ListQuery, Store, Unavailable
 
 PAGE: Final = 500
 MAX_REMEMBERED: Final = 20_000  # Of names that have no record, and of lives that are over.
@@ -55,7 +55,7 @@ class Fleet:
         self._absent: set[str] = set()
         self._missing: set[Key] = set()  # Those who missed too many checks, whatever their record says.
         self._fit: dict[str, dict[str, tuple[str, ...]]] = {}  # By tenant: the labels of all who may be given work.
-        self._rivals: dict[str, Rivals] = {}
+        self._rivals: dict[str, OtherWorkers] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._stale: dict[str, None] = {}
         self._is_stale = asyncio.Event()
@@ -77,7 +77,7 @@ class Fleet:
     async def stop(self) -> None:
         """Look no more."""
         for task in self._tasks:
-            await ended(task)
+            await cancel_and_wait(task)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits to be given work again is answered now."""
@@ -88,10 +88,10 @@ class Fleet:
     async def load(self) -> None:
         """Everybody who is there. From now on, and not before, we could hear them."""
         self._since = self._checked_at = await self._store.now()
-        before: Place | None = None
+        before: ListPosition | None = None
         while True:
             page = await self._store.page(
-                Search(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE)
+                ListQuery(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE)
             )
             for record in page.records:
                 if isinstance(record, Worker):
@@ -181,7 +181,7 @@ class Fleet:
 
     # -- who may be given work
 
-    def rivals(self, tenant: str) -> Rivals:
+    def rivals(self, tenant: str) -> OtherWorkers:
         """Who else could take a job that somebody lost: all who are there, are not silent and may be given work.
 
         Also those who are full, because they have room again soon: a job goes back to the one that lost it only
@@ -203,7 +203,7 @@ class Fleet:
             return
         self._rivals.pop(record.tenant, None)
 
-    async def may_ask(self, tenant: str, id: str, seconds: float, gone: Gone | None = None) -> bool:
+    async def may_ask(self, tenant: str, id: str, seconds: float, gone: Disconnected | None = None) -> bool:
         """Whether this worker may be given work. One that is held back waits here until it may; False: in vain."""
         clock = asyncio.get_running_loop().time
         give_up = clock() + seconds
@@ -226,7 +226,7 @@ class Fleet:
         record = self._seen(tenant, id)
         return record is not None and not worker.accepts_work(record)
 
-    async def until_held(self, tenant: str, id: str, gone: Gone | None = None) -> None:
+    async def until_held(self, tenant: str, id: str, gone: Disconnected | None = None) -> None:
         """Wait until this worker may not be given work any more, or is gone."""
         while not self.is_held(tenant, id):
             with self._changing(id) as change:
@@ -245,7 +245,7 @@ class Fleet:
                 del self._waiting[id]
 
     @staticmethod
-    async def _wait(change: asyncio.Future[None], seconds: float | None, gone: Gone | None) -> bool:
+    async def _wait(change: asyncio.Future[None], seconds: float | None, gone: Disconnected | None) -> bool:
         """Whether it changed, within this time and before whoever waits was gone."""
         leaving = asyncio.create_task(gone()) if gone is not None else None
         waits: set[asyncio.Future[Any]] = {change} if leaving is None else {change, leaving}

@@ -18,7 +18,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.forges.projects import ForgeProject
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 KEPT_SECONDS: Final = 10.0
 MAX_KEPT: Final = 1000
@@ -125,10 +125,10 @@ class OpenedProjects:
         except Refused as refused:
             LOGGER.warning("project %s: %s", written.name, refused.message)
             return "", refused.message
-        except BlobsUnavailable:
+        except BlobStoreUnavailable:
             raise
         except OSError as error:
-            raise BlobsUnavailable(f"a secret cannot be read now: {error.strerror or error}") from error
+            raise BlobStoreUnavailable(f"a secret cannot be read now: {error.strerror or error}") from error
 
 
 def _host_and_path(url: str) -> tuple[str, str, str]:

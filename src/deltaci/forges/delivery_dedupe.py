@@ -34,11 +34,11 @@ async def sweep(store: Store) -> int:
     dropped, now = 0, await store.now()
     for kind, age in KEPT.items():
         after = ""
-        while page := await store.documents(kind, ALL_TENANTS, after=after, limit=PAGE):
+        while page := await store.list_documents(kind, ALL_TENANTS, after=after, limit=PAGE):
             after = page[-1].name
             for each in page:
                 if each.at < now - age:
-                    dropped += await store.drop_document(kind, ALL_TENANTS, each.name, each.version)
+                    dropped += await store.delete_document(kind, ALL_TENANTS, each.name, each.version)
     return dropped
 
 

@@ -22,7 +22,7 @@ from deltaci.forges.projects import ForgeProject, Projects
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import HEADS, Moved, Workshop
 from deltaci.git.mirrors import OWN_BRANCHES
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class ForgeLanding:
     async def _forge(self, project: Project) -> ForgeProject | None:
         try:
             forge = await self._projects.forge_of(project.tenant, project.name)
-        except BlobsUnavailable as error:
+        except BlobStoreUnavailable as error:
             raise GitFailed(f"the token for the forge cannot be read now: {error}", is_passing=True) from None
         if forge is not None and forge.problem:
             raise GitFailed(f"the token for the forge cannot be had: {forge.problem}")

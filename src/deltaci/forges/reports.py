@@ -13,8 +13,8 @@ from deltaci.core.text import plain_line
 from deltaci.forges import check_annotations
 from deltaci.forges.projects import ForgeProject, Subject
 from deltaci.forges.status_state import MAX_DESCRIPTION, Note, Report, State
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.port import Store, jobs_of
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.port import Store, load_jobs
 
 CONTEXT: Final = "deltaci"
 MAX_CONTEXT: Final = 200
@@ -55,7 +55,7 @@ def context_of(subject: Subject) -> str:
 class Reports:
     """Makes reports. `public_url` is where people find this server; without it, reports have no link."""
 
-    def __init__(self, store: Store, logs: Logs | None = None, public_url: str = "") -> None:
+    def __init__(self, store: Store, logs: LogStore | None = None, public_url: str = "") -> None:
         self._store = store
         self._logs = logs
         self._public_url = public_url.rstrip("/")
@@ -64,7 +64,7 @@ class Reports:
         """The run as it is now."""
         status = steps.run_status(record)
         is_check = project.reports == "checks" and run.is_over(record)
-        jobs = await self._store.look(lambda: jobs_of(record.id)) if is_check else []
+        jobs = await self._store.read(lambda: load_jobs(record.id)) if is_check else []
         lost = [each for each in jobs if job.dooms_run(each)]
         return Report(
             run_id=record.id,
@@ -109,7 +109,7 @@ def _failures(attempt: Attempt) -> list[object]:
     return failures if isinstance(failures, list) else []
 
 
-def _tail(logs: Logs, id: str, number: int) -> str:
+def _tail(logs: LogStore, id: str, number: int) -> str:
     size = logs.size(id, number)
     return logs.read(id, number, max(0, size - TAIL_BYTES), TAIL_BYTES).decode("utf-8", "replace")
 

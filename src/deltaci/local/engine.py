@@ -19,7 +19,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.listing import RUNS
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.pipeline.plan import Plan
 from deltaci.runner.agent import Agent
 from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
@@ -29,7 +29,7 @@ from deltaci.runner.machine import Machine
 from deltaci.server.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
-from deltaci.storage.port import Search, Store
+from deltaci.storage.port import ListQuery, Store
 
 TENANT: Final = "default"
 TOKEN_SECONDS: Final = 60
@@ -117,7 +117,7 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
                     async with _runner(folder, listener.url, labels, slots):
                         yield made
                 finally:
-                    await ended(trusting)
+                    await cancel_and_wait(trusting)
             finally:
                 listener.stop()
                 await serving
@@ -154,7 +154,7 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
 
 async def _end_left_over(made: Engine) -> None:
     """Runs of a command that was killed: nobody waits for them."""
-    page = await made.store.page(Search(tenant=TENANT, lists=[RUNS], limit=MAX_LEFT_OVER))
+    page = await made.store.page(ListQuery(tenant=TENANT, lists=[RUNS], limit=MAX_LEFT_OVER))
     for record in page.records:
         if isinstance(record, Run) and not run.is_over(record):
             await made.cancel(record.id, "the command that started it ended")

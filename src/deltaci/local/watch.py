@@ -19,7 +19,7 @@ from deltaci.core.text import plain_line
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
 from deltaci.runner.sections import log_nonce, parse_marker
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 
 MAX_LINE: Final = 2000
 TAIL_LINES: Final = 30
@@ -117,7 +117,7 @@ class Watch:
 class Log:
     """What the holder of one lease says, line by line, while it is said; a copy without marks is left in a file."""
 
-    def __init__(self, logs: Logs, attempt_id: str, number: int, name: str, screen: Screen, folder: Path) -> None:
+    def __init__(self, logs: LogStore, attempt_id: str, number: int, name: str, screen: Screen, folder: Path) -> None:
         self._logs, self._attempt_id, self._number = logs, attempt_id, number
         self._name, self._screen = name, screen
         self._offset, self._rest, self._nonce = 0, b"", ""
@@ -142,7 +142,7 @@ class Log:
         def wake() -> None:
             loop.call_soon_threadsafe(self._is_more.set)
 
-        with self._logs.heard(self._attempt_id, self._number, wake):
+        with self._logs.subscribe(self._attempt_id, self._number, wake):
             while True:
                 self._is_more.clear()
                 is_last = self._is_over

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.engine.validation import as_json
+from deltaci.engine.validation import json_copy
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, TestTotals
@@ -91,7 +91,7 @@ class Harvester:
             self._fail("OUTPUT", "output: the file has no object, so outputs cannot be put into it; write one")
             return
         try:
-            both = as_json("it", {**(self.brought.output or {}), **outputs})
+            both = json_copy("it", {**(self.brought.output or {}), **outputs})
             if len(msgspec.json.encode(both)) > wire.MAX_OUTPUT_BYTES:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
             self.brought.output = self._log.masked_json(both)
@@ -165,7 +165,7 @@ class Harvester:
         with open_found(self._workspace, found[0]) as file:
             data = file.read(wire.MAX_OUTPUT_BYTES)
         try:
-            return as_json("it", wire.decoder(object)(data))
+            return json_copy("it", wire.decoder(object)(data))
         except msgspec.DecodeError as error:
             raise Refused("bad_request", f"it is not JSON: {error}") from None
 

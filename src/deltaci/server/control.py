@@ -19,7 +19,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server.follower import look
 from deltaci.server.lease_ids import LeaseIds
@@ -72,7 +72,7 @@ class ControlHub:
         """Tell nothing more."""
         self.stop_waiting()
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits is answered now."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 THREADS: Final = 8
 
@@ -25,7 +25,7 @@ class Disk:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
-            raise BlobsUnavailable(f"nothing can be kept or read now: {error.strerror or error}") from error
+            raise BlobStoreUnavailable(f"nothing can be kept or read now: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Wait for what is under way."""

@@ -21,13 +21,13 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.timers import ready_at
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.protocol import messages as wire
 from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.protocol.nats_client import NatsAddress, NatsConnection
 from deltaci.server.follower import look
-from deltaci.storage.port import Conflict, Ready, Store, Unavailable
+from deltaci.storage.port import Conflict, ReadyAttempt, Store, Unavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as Connection
@@ -71,7 +71,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Tell nothing more."""
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
 
     def hear(self, events: Sequence[Event]) -> None:
         """What happened. After some of it an attempt may be claimed, if its record says the same."""
@@ -127,11 +127,11 @@ class Dispatcher:
                 now, records = await self._store.transact(lambda some=some: look(some))  # type: ignore[misc]
             except (Unavailable, Conflict):
                 continue  # The next sweep finds them.
-            found: list[Ready] = []
+            found: list[ReadyAttempt] = []
             for record in records:
                 at = ready_at(record)
                 if at is not None and isinstance(record, Attempt):
-                    found.append(Ready(record.tenant, record.queue_key, record.id, at))
+                    found.append(ReadyAttempt(record.tenant, record.queue_key, record.id, at))
             await self._publish(connection, stream, self._due(found, now))
 
     async def _something(self) -> None:
@@ -147,7 +147,7 @@ class Dispatcher:
             while self._later and self._later[0][0] <= loop.time():
                 self._want(heapq.heappop(self._later)[1])
 
-    def _due(self, ready: Sequence[Ready], now: int) -> list[Ready]:
+    def _due(self, ready: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
         """Those whose time has come. For the others there is an alarm; for those far away a later sweep will see."""
         for each in ready:
             left = (each.ready_at - now) / SECOND
@@ -167,7 +167,7 @@ class Dispatcher:
             self._known.clear()  # Somebody may have removed a stream or a consumer: make sure of them now and then.
             try:
                 now, _ = await self._store.transact(lambda: look(()))
-                waiting = await self._store.waiting(now + round(2 * SWEEP_SECONDS * SECOND), limit)
+                waiting = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
             except (Unavailable, Conflict) as error:
                 LOGGER.warning("what waits cannot be looked through: %s; trying again later", error)
                 now, waiting = 0, []
@@ -178,7 +178,7 @@ class Dispatcher:
             is_new, limit = (0, START_LIMIT) if lost.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
             lost.cancel()
 
-    async def _publish(self, connection: Connection, stream: JetStreamContext, ready: Sequence[Ready]) -> None:
+    async def _publish(self, connection: Connection, stream: JetStreamContext, ready: Sequence[ReadyAttempt]) -> None:
         from nats.js.errors import NoStreamResponseError
 
         for start in range(0, len(ready), AT_ONCE):
@@ -193,7 +193,7 @@ class Dispatcher:
                 return
 
     @staticmethod
-    async def _tell_one(stream: JetStreamContext, ready: Ready) -> None:
+    async def _tell_one(stream: JetStreamContext, ready: ReadyAttempt) -> None:
         """Whoever tells the same within a moment tells nothing new; later, it takes the place of what was told."""
         await stream.publish(
             nats_subjects.dispatch(ready.tenant, ready.queue_key, ready.id),

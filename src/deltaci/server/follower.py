@@ -14,8 +14,8 @@ from typing import Final
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
-from deltaci.engine.event_loop import ended
-from deltaci.storage.port import Open, Store, Transaction, Unavailable
+from deltaci.engine.event_loop import cancel_and_wait
+from deltaci.storage.port import Begin, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.02  # Between two looks: a busy server reads the log by the page, not by the event.
@@ -46,7 +46,7 @@ class Follower:
     async def stop(self) -> None:
         """Read no more."""
         if self._task is not None:
-            await ended(self._task)
+            await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
         is_told = False
@@ -73,5 +73,5 @@ class Follower:
 
 def look(ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
     """What the store's clock says, and those of the records that exist; nothing is written."""
-    now, held = yield Open(tuple(ids))
+    now, held = yield Begin(tuple(ids))
     return now, [each.record for each in held]

@@ -28,8 +28,8 @@ from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, Heard, Nothing,
 from deltaci.pipeline.change import Change
 from deltaci.protocol.routes import status_of
 from deltaci.server.http import MAX_SHOWN, Receive, Request, Scope, Send
-from deltaci.storage.blobs.store import BlobsUnavailable
-from deltaci.storage.port import Conflict, Store, Unavailable, storable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
+from deltaci.storage.port import Conflict, Store, Unavailable, is_storable_text
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
@@ -92,7 +92,7 @@ class Hooks:
             status, said = 422, _refused("bad_message", f"the event is not as expected: {error}")
         except (msgspec.DecodeError, RecursionError) as error:
             status, said = 400, _refused("bad_json", f"the body is not JSON: {error}")
-        except (Overloaded, Unavailable, Conflict, BlobsUnavailable) as error:
+        except (Overloaded, Unavailable, Conflict, BlobStoreUnavailable) as error:
             status, said = 503, _refused("unavailable", f"{error}; deliver it again")
             more = [(b"retry-after", b"1")]
         except Exception:
@@ -131,7 +131,7 @@ class Hooks:
         return Delivery(request.header, b"".join(parts), self._clock())
 
     async def _project(self, tenant: str, name: str) -> ForgeProject | None:
-        if not all(0 < len(each) <= MAX_NAME and storable(each) for each in (tenant, name)):
+        if not all(0 < len(each) <= MAX_NAME and is_storable_text(each) for each in (tenant, name)):
             return None
         try:
             return await self._projects.forge_of(tenant, name)

@@ -47,8 +47,8 @@ from deltaci.server.tls import Peer
 from deltaci.server.trees import NAMES as TREE_NAMES
 from deltaci.server.trees import Trees
 from deltaci.server.uploads import NAMES, Streamed, Uploads
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Unavailable
 
 MAX_DIGITS: Final = 15
@@ -183,7 +183,7 @@ class RunnerApp:
         self,
         protocol: Protocol,
         registry: Registry,
-        logs: Logs,
+        logs: LogStore,
         control: ControlHub,
         uploads: Uploads,
         trees: Trees | None = None,
@@ -212,7 +212,7 @@ class RunnerApp:
             status, answer = 400, Problem("bad_json", f"the body is not JSON: {error}")
         except Overloaded as error:
             status, answer = 503, Problem("overloaded", str(error))
-        except (Unavailable, Conflict, BlobsUnavailable) as error:
+        except (Unavailable, Conflict, BlobStoreUnavailable) as error:
             status, answer = 503, Problem("unavailable", f"{error}; try again")
         if isinstance(answer, Streamed):
             await answer.send(send)
@@ -337,7 +337,7 @@ class RunnerApp:
             # Waiting for the disk is no work for the loop on which everybody else is answered.
             return LogSize(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, data))
         except OSError as error:
-            raise BlobsUnavailable(f"the log cannot be kept now: {error.strerror or error}") from error
+            raise BlobStoreUnavailable(f"the log cannot be kept now: {error.strerror or error}") from error
 
 
 def _address(request: Request) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from deltaci.api.schemas.logs import LogSection
 from deltaci.protocol.log_sections import StepMarker, log_nonce, parse_marker
-from deltaci.storage.blobs.logs import Logs
+from deltaci.storage.blobs.logs import LogStore
 
 BLOCK_BYTES: Final = 64 * 1024
 PART_BYTES: Final = 1024 * 1024
@@ -142,7 +142,7 @@ class LogIndexes:
         self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
         self._lock = Lock()
 
-    def look(self, logs: Logs, attempt_id: str, number: int, block: int = 0) -> Seen:
+    def look(self, logs: LogStore, attempt_id: str, number: int, block: int = 0) -> Seen:
         """The index of this log as it is now, with the counts from this block on."""
         key = (attempt_id, number)
         with self._lock:

@@ -27,10 +27,10 @@ from deltaci.core.run import Origin, Run
 from deltaci.core.text import plain_line
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
-from deltaci.engine.engine import Claim, Claimed, Engine
-from deltaci.engine.unreadable_records import refusal
-from deltaci.engine.validation import as_json, shown
-from deltaci.engine.waiters import Gone, Limit, Line
+from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
+from deltaci.engine.unreadable_records import unreadable_refusal
+from deltaci.engine.validation import json_copy, short_repr
+from deltaci.engine.waiters import ClaimWaiters, Disconnected, LeaseLimit
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
@@ -49,7 +49,7 @@ from deltaci.protocol.messages import (
 from deltaci.protocol.routes import ROOT
 from deltaci.server.follower import look
 from deltaci.server.verdicts import verdict_of
-from deltaci.storage.port import Open, Store, Transaction, jobs_of
+from deltaci.storage.port import Begin, Store, Transaction, load_jobs
 
 MAX_STEP_CHARS: Final = 500  # Of the step that a heartbeat names: it is kept with every one.
 
@@ -84,7 +84,7 @@ class Protocol:
         store: Store,
         engine: Engine,
         ttl_seconds: int = lease.TTL_SECONDS,
-        limit: Limit | None = None,
+        limit: LeaseLimit | None = None,
         rules: RulesOf | None = None,
         flaky: FlakyOf | None = None,
         fleet: Fleet | None = None,
@@ -95,7 +95,7 @@ class Protocol:
         self._rules = rules
         self._flaky = flaky
         self._fleet = fleet
-        self._line = Line(engine, store.wakers, limit, fleet.rivals if fleet is not None else None)
+        self._line = ClaimWaiters(engine, store.commit_hints, limit, fleet.rivals if fleet is not None else None)
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
@@ -103,7 +103,9 @@ class Protocol:
         if self._fleet is not None:
             self._fleet.stop_waiting()
 
-    async def lease(self, who: Runner, asked: wire.LeaseRequest, gone: Gone | None = None) -> list[LeaseGranted]:
+    async def lease(
+        self, who: Runner, asked: wire.LeaseRequest, gone: Disconnected | None = None
+    ) -> list[LeaseGranted]:
         """Hand out up to `slots` attempts; waits for the first one as long as the runner likes.
 
         Nothing is claimed for a runner that is `gone`: a lease that nobody takes counts against its attempt.
@@ -116,7 +118,7 @@ class Protocol:
             limit=asked.slots,
             ttl_seconds=self._ttl_seconds,
             accept_seconds=lease.ACCEPT_SECONDS,
-            only=tuple(asked.attempts),
+            only_ids=tuple(asked.attempts),
         )
         clock = asyncio.get_running_loop().time
         give_up = clock() + asked.wait_seconds
@@ -132,7 +134,7 @@ class Protocol:
             if granted or not (claimed or is_held):
                 return granted
 
-    def _until_held(self, who: Runner, id: str, gone: Gone | None) -> Gone | None:
+    def _until_held(self, who: Runner, id: str, gone: Disconnected | None) -> Disconnected | None:
         """Whoever may not be given work any more stands in no line."""
         fleet = self._fleet
         return gone if fleet is None else lambda: fleet.until_held(who.tenant, id, gone)
@@ -160,11 +162,11 @@ class Protocol:
         there = {
             each.id
             for each in records
-            if refusal(each) is not None or (each.tenant == who.tenant and ready_at(each) is not None)
+            if unreadable_refusal(each) is not None or (each.tenant == who.tenant and ready_at(each) is not None)
         }
         return [id for id in attempts if id not in there]
 
-    async def _grant(self, who: Runner, claimed: Sequence[Claimed]) -> list[LeaseGranted]:
+    async def _grant(self, who: Runner, claimed: Sequence[ClaimedAttempt]) -> list[LeaseGranted]:
         """What a runner can execute. The rest is failed at once: no other runner could do better."""
         granted: list[LeaseGranted] = []
         unfit: list[Command] = []
@@ -178,7 +180,7 @@ class Protocol:
             await self._engine.do_all(unfit)
         return granted
 
-    def _granted(self, claimed: Claimed) -> LeaseGranted:
+    def _granted(self, claimed: ClaimedAttempt) -> LeaseGranted:
         record = claimed.attempt
         spec, ref = _spec_of(record)
         return LeaseGranted(
@@ -197,7 +199,7 @@ class Protocol:
         """The attempt that this live lease is for; otherwise `StaleLease`, by the clock of all decisions."""
         ref = ids.lease_ref(lease_id)
         now, record = await self._store.transact(lambda: self._look(ref.attempt_id))
-        if (unread := refusal(record)) is not None:
+        if (unread := unreadable_refusal(record)) is not None:
             raise unread
         if not isinstance(record, Attempt) or record.tenant != who.tenant:
             raise lease.unknown_attempt(ref.attempt_id)
@@ -210,7 +212,7 @@ class Protocol:
     async def origin(self, held: Attempt) -> Origin:
         """Where the attempt's run comes from; one of the plain queue comes from nowhere."""
         record = await self._store.find(held.run_id) if held.run_id else None
-        if (unread := refusal(record)) is not None:
+        if (unread := unreadable_refusal(record)) is not None:
             raise unread
         return record.origin if isinstance(record, Run) and record.tenant == held.tenant else Origin()
 
@@ -218,9 +220,9 @@ class Protocol:
         """Those of these records that exist."""
         return (await self._store.transact(lambda: look(ids)))[1]
 
-    async def jobs_of(self, run_id: str) -> list[Job]:
+    async def load_jobs(self, run_id: str) -> list[Job]:
         """All jobs of a run, finished ones too."""
-        return await self._store.look(lambda: jobs_of(run_id)) if run_id else []
+        return await self._store.read(lambda: load_jobs(run_id)) if run_id else []
 
     async def hand_back(self, who: Runner, lease_id: str) -> None:
         """The runner leaves, and nothing of its job runs any more: others may have it, and nothing is counted."""
@@ -284,7 +286,7 @@ class Protocol:
         id = ids.lease_ref(message.lease_id).attempt_id
         if message.job_id not in (id, id.rpartition(".")[0]):
             await self.held(who, message.lease_id)  # A stale lease is stale, whatever else is wrong.
-            raise Refused("bad_request", f"the lease is not for job {shown(message.job_id)}; name its own")
+            raise Refused("bad_request", f"the lease is not for job {short_repr(message.job_id)}; name its own")
 
     async def _heard(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
         record = decision.record
@@ -309,11 +311,11 @@ class Protocol:
 
     def _look(self, id: str) -> Transaction[tuple[int, Record | None]]:
         """What time it is, and the record; nothing is written."""
-        now, held = yield Open((id,))
+        now, held = yield Begin((id,))
         return self._engine.clock.read(now), held[0].record if held else None
 
 
-def _under(who: Runner, claimed: Claimed) -> dict[str, Any]:
+def _under(who: Runner, claimed: ClaimedAttempt) -> dict[str, Any]:
     """What every command under a lease that was just granted has."""
     held = claimed.attempt.lease
     assert held is not None
@@ -361,7 +363,7 @@ def _command(who: Runner, message: RunnerMessage) -> Command:
                 **named,
                 is_success=message.status == "SUCCEEDED",
                 exit_code=message.exit_code,
-                result=as_json("output", message.output),
+                result=json_copy("output", message.output),
                 report=report,
                 facts=Facts(
                     exit_code=message.exit_code,
@@ -397,7 +399,7 @@ def _progress(message: Heartbeat) -> dict[str, Any] | None:
 def _report(message: Complete | CancelAck) -> dict[str, Any]:
     """What people will want to look at; not the lease, and nothing that is kept elsewhere."""
     if isinstance(message, Complete):
-        as_json("cost", message.cost)
+        json_copy("cost", message.cost)
     told: dict[str, Any] = msgspec.to_builtins(message)
     return {name: _plain(told[name]) for name in REPORTED if told.get(name)}
 

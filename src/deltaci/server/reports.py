@@ -25,7 +25,7 @@ from deltaci.protocol.junit import (
 )
 from deltaci.server.disk import Disk
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.blobs.store import BlobStore
 
 JUNIT: Final = "junit"
 MAX_BYTES: Final = 16 * 1024 * 1024  # Of all reports of an attempt.
@@ -49,7 +49,7 @@ class TestReports:
         self._known: OrderedDict[tuple[str, int], Reported] = OrderedDict()
         self._turn = asyncio.Lock()
 
-    async def of(self, attempt: Attempt, lease_number: int, blobs: Blobs, disk: Disk) -> Reported:
+    async def of(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: Disk) -> Reported:
         """The tests of an attempt that told of any. It is over, so they never change."""
         key = (attempt.id, lease_number)
         async with self._turn:
@@ -64,7 +64,7 @@ class TestReports:
         return found
 
 
-def read_reports(blobs: Blobs, attempt: Attempt, lease_number: int) -> Reported:
+def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> Reported:
     """Every test of the reports that the attempt left behind."""
     troubles: list[str] = []
     files = _files(blobs, attempt, lease_number, troubles)
@@ -86,7 +86,7 @@ def _safe(case: TestCase) -> TestCase:
     )
 
 
-def _files(blobs: Blobs, attempt: Attempt, lease_number: int, troubles: list[str]) -> Iterator[tuple[str, bytes]]:
+def _files(blobs: BlobStore, attempt: Attempt, lease_number: int, troubles: list[str]) -> Iterator[tuple[str, bytes]]:
     left = MAX_BYTES
     for path in report_paths(attempt.report):
         try:

@@ -30,7 +30,7 @@ from deltaci.storage.blobs.keys import (
     secret_names,
     secrets_of,
 )
-from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.blobs.store import BlobStore
 
 MIN_CHARACTERS: Final = 4  # What is shorter cannot be masked in a log.
 MAX_BYTES: Final = 64 * 1024  # The kernel takes no variable of more than 128 KiB.
@@ -119,7 +119,7 @@ def is_foreign(origin: Origin) -> bool:
 class Secrets:
     """One deployment's secrets."""
 
-    def __init__(self, blobs: Blobs, server_key: bytes) -> None:
+    def __init__(self, blobs: BlobStore, server_key: bytes) -> None:
         self._blobs = blobs
         self._server_key = server_key
 

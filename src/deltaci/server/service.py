@@ -28,7 +28,7 @@ from deltaci.core import lease
 from deltaci.core.failures import FailureRule
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.engine import Engine
-from deltaci.engine.event_loop import ended
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.timers import Timers
 from deltaci.fleet.health import Limits
 from deltaci.fleet.incarnations import Lives
@@ -66,8 +66,8 @@ from deltaci.server.ui.endings import Endings
 from deltaci.server.ui.oidc_sign_in import OidcSignIn
 from deltaci.server.ui.sessions import Sessions
 from deltaci.server.uploads import Uploads
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.store import Blobs, FolderBlobs
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from deltaci.storage.port import Store
 
 KEY_FILE: Final = "server.key"
@@ -118,7 +118,7 @@ class Service:
         folder: Path,
         *,
         ttl_seconds: int = lease.TTL_SECONDS,
-        blobs: Blobs | None = None,
+        blobs: BlobStore | None = None,
         nats: NatsAddress | None = None,
         issuer: Issuer | None = None,
         rules: Rules | None = None,
@@ -133,8 +133,8 @@ class Service:
         key = server_key(folder / KEY_FILE)
         lease_ids = LeaseIds(key)
         self.engine = Engine(store, lease_ids.mint)
-        self.logs = Logs(folder / "logs")
-        self.blobs = blobs if blobs is not None else FolderBlobs(folder / BLOBS_FOLDER)
+        self.logs = LogStore(folder / "logs")
+        self.blobs = blobs if blobs is not None else FolderBlobStore(folder / BLOBS_FOLDER)
         self.signer = signer = Signer(key, steady_clock())
         tenants = Tenants(store, self.blobs, time.monotonic)
         rules_of = FailureRules(store, time.monotonic, failure_rules)
@@ -225,7 +225,7 @@ class Service:
 
     async def __aenter__(self) -> Service:
         await self.store.open()
-        if isinstance(self.blobs, FolderBlobs):  # What servers that were killed left half-written, long ago.
+        if isinstance(self.blobs, FolderBlobStore):  # What servers that were killed left half-written, long ago.
             await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
         await self.engine.start()
         await self._follower.start()
@@ -244,7 +244,7 @@ class Service:
 
     async def __aexit__(self, *_: object) -> None:
         if self._timers is not None:
-            await ended(self._timers)
+            await cancel_and_wait(self._timers)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await self.workstreams.stop()

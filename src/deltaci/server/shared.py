@@ -24,7 +24,7 @@ from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, job_spec
 from deltaci.server.secrets import Secrets, Where, is_foreign, where
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.store import Blobs, Stored
+from deltaci.storage.blobs.store import BlobStat, BlobStore
 
 NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}
@@ -37,7 +37,7 @@ MAX_SHARED: Final = 10_000
 class Shared:
     """What jobs of one run have of each other."""
 
-    def __init__(self, protocol: Protocol, blobs: Blobs, secrets: Secrets, disk: Disk) -> None:
+    def __init__(self, protocol: Protocol, blobs: BlobStore, secrets: Secrets, disk: Disk) -> None:
         self._protocol = protocol
         self._blobs = blobs
         self._secrets = secrets
@@ -87,7 +87,7 @@ class Shared:
         one did and this one need not."""
         names, found = set[str](), list[SharedArtifact]()
         async for run_id in self._runs(held):
-            jobs = [each for each in await self._protocol.jobs_of(run_id) if each.tenant == held.tenant]
+            jobs = [each for each in await self._protocol.load_jobs(run_id) if each.tenant == held.tenant]
             found += await self._of_jobs(held, [each for each in jobs if each.spec.name not in names])
             names |= {each.spec.name for each in jobs}
         own = held.job_id.removeprefix(f"{held.run_id}/") if held.job_id else held.id
@@ -116,7 +116,7 @@ class Shared:
             found.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=each.bytes))
         return found
 
-    async def artifact(self, held: Attempt, number: int, uri: str) -> tuple[str, Stored]:
+    async def artifact(self, held: Attempt, number: int, uri: str) -> tuple[str, BlobStat]:
         """Where one of them is. Whatever is asked for is compared with what there is, never taken apart."""
         if any(each.uri == uri for each in await self.artifacts(held, number)):
             key = keys.key_of_uri(held.tenant, uri)

@@ -29,9 +29,9 @@ from deltaci.protocol.responses import EndedStreams, WorktreeStart
 from deltaci.server.disk import Disk
 from deltaci.server.protocol import Protocol, Runner, job_spec
 from deltaci.server.uploads import Streamed
-from deltaci.storage.blobs.disk_reserve import check_room
+from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.keys import PART_BYTES
-from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 from deltaci.storage.port import Store
 
 NAMES: Final = frozenset({"tree", "tree-bundle"})
@@ -67,7 +67,7 @@ class Trees:
         protocol: Protocol,
         store: Store,
         repositories: Repositories,
-        blobs: Blobs,
+        blobs: BlobStore,
         folder: Path,
         disk: Disk,
         bring: Bring,
@@ -90,7 +90,7 @@ class Trees:
             return await self._streamed(start)
         except GitFailed as failed:
             if failed.is_passing:
-                raise BlobsUnavailable(f"the commits of the tree cannot be had now: {failed}") from None
+                raise BlobStoreUnavailable(f"the commits of the tree cannot be had now: {failed}") from None
             raise Refused("wrong_state", f"the tree has no beginning: {failed}") from None
 
     async def over(self, who: Runner, ids: list[str]) -> EndedStreams:
@@ -156,7 +156,7 @@ class Trees:
 
     def _check(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        check_room(self._folder, 0)
+        check_free_space(self._folder, 0)
 
     async def _size(self, start: _Start) -> int:
         if start.base == start.tip:
@@ -184,7 +184,7 @@ def _touched(path: Path) -> bool:
     return True
 
 
-def _opened(path: Path) -> tuple[BinaryIO, Stored]:
+def _opened(path: Path) -> tuple[BinaryIO, BlobStat]:
     """The file, which stays readable if somebody removes it now, and what it is."""
     file = path.open("rb")
     try:
@@ -194,7 +194,7 @@ def _opened(path: Path) -> tuple[BinaryIO, Stored]:
     except BaseException:
         file.close()
         raise
-    return file, Stored(size, digest)
+    return file, BlobStat(size, digest)
 
 
 def _prune(folder: Path, keep: Path) -> None:

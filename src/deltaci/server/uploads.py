@@ -31,8 +31,8 @@ from deltaci.server.secrets import Secrets, is_foreign, where
 from deltaci.server.shared import NAMES as SHARED
 from deltaci.server.shared import Shared, number_of
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.disk_reserve import check_room
-from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.storage.blobs.disk_reserve import check_free_space
+from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 
 if TYPE_CHECKING:
     from deltaci.server.http import Request
@@ -58,7 +58,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 class Streamed:
     """An answer that is too large to be one: bytes, part by part."""
 
-    def __init__(self, stored: Stored, parts: AsyncIterator[bytes]) -> None:
+    def __init__(self, stored: BlobStat, parts: AsyncIterator[bytes]) -> None:
         self._stored = stored
         self._parts = parts
 
@@ -94,7 +94,7 @@ class Uploads:
     def __init__(
         self,
         protocol: Protocol,
-        blobs: Blobs,
+        blobs: BlobStore,
         secrets: Secrets,
         folder: Path,
         bounds: Bounds | None = None,
@@ -152,7 +152,7 @@ class Uploads:
         ref = ids.lease_ref(lease_id)
         if ref.number > 1:
             # The result stands, whether or not the store can be asked now.
-            with suppress(BlobsUnavailable):
+            with suppress(BlobStoreUnavailable):
                 await self._disk.do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
 
     # -- secrets
@@ -244,7 +244,7 @@ class Uploads:
             raise
 
     @asynccontextmanager
-    async def _body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, Stored]]:
+    async def _body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
         """All of the body in a file that nobody else can see, with what it is."""
         told = request.digest()
         if self._under_way >= AT_ONCE:
@@ -264,13 +264,13 @@ class Uploads:
         self._folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self._folder)
 
-    async def _take(self, request: Request, limit: int, file: BinaryIO) -> Stored:
+    async def _take(self, request: Request, limit: int, file: BinaryIO) -> BlobStat:
         digest, size = hashlib.sha256(), 0
         waiting: list[bytes] = []
         gathered = 0
 
         def write() -> None:
-            check_room(self._folder, gathered)
+            check_free_space(self._folder, gathered)
             for part in waiting:
                 digest.update(part)
                 file.write(part)
@@ -284,7 +284,7 @@ class Uploads:
                 await self._disk.do(write)
                 waiting, gathered = [], 0
         await self._disk.do(write)
-        return Stored(size, digest.hexdigest())
+        return BlobStat(size, digest.hexdigest())
 
     async def _read(self, key: str) -> AsyncIterator[bytes]:
         parts: Iterator[bytes] = keys.read_all(self._blobs, key)

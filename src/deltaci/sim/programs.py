@@ -19,7 +19,7 @@ from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
 from deltaci.core.worker import Worker
-from deltaci.engine.engine import Claim, Claimed, Engine
+from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.sim.checker import Checker
 from deltaci.sim.facts import AttemptFacts
 from deltaci.sim.loop import VirtualLoop
@@ -74,9 +74,9 @@ class Programs:
                 limit=1,
                 ttl_seconds=self._mix.ttl_seconds,
                 accept_seconds=30,
-                only=(it.id,),
-                rivals=tuple(tuple(sorted(labels)) for labels in rivals.values()),
-                rival_ids=tuple(rivals),
+                only_ids=(it.id,),
+                other_worker_labels=tuple(tuple(sorted(labels)) for labels in rivals.values()),
+                other_worker_ids=tuple(rivals),
             )
             said_at, seen, now = self._loop.now, self._revs(it, name), self._orders.wall()
             answer = await self._orders.insist(partial(_claimed, claim=claim), random, said_at + 60)
@@ -135,9 +135,9 @@ class Programs:
         answer = await self._orders.insist(lambda engine: engine.do(grant), random, said_at + 10)
         record = answer.record if isinstance(answer, Decision) else None
         if isinstance(record, Attempt) and record.lease is not None and record.lease.number == number:
-            await self._work(Claimed(record, token), said_at, random)
+            await self._work(ClaimedAttempt(record, token), said_at, random)
 
-    async def _work(self, claimed: Claimed, said_at: float, random: Random) -> None:
+    async def _work(self, claimed: ClaimedAttempt, said_at: float, random: Random) -> None:
         held = claimed.attempt.lease
         assert held is not None
         work = _Work(self._orders, self._loop, claimed, held.worker_id, said_at, self._mix.ttl_seconds, random)
@@ -190,7 +190,7 @@ class Programs:
         return attempt.Verdict(is_passed=not any(codes), details="1" if any(codes) else "") if codes else None
 
 
-async def _claimed(engine: Engine, claim: Claim) -> list[Claimed]:
+async def _claimed(engine: Engine, claim: Claim) -> list[ClaimedAttempt]:
     return await engine.claim(claim)
 
 
@@ -201,7 +201,7 @@ class _Work:
         self,
         orders: Orders,
         loop: VirtualLoop,
-        claimed: Claimed,
+        claimed: ClaimedAttempt,
         who: str,
         said_at: float,
         ttl_seconds: float,

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
-from deltaci.engine.clock import ForwardClock
+from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.engine import Engine
 from deltaci.engine.timers import Timers
 from deltaci.server.control import ControlHub
@@ -23,8 +23,8 @@ from deltaci.server.secrets import Secrets
 from deltaci.server.uploads import Uploads
 from deltaci.sim.loop import Node, VirtualLoop
 from deltaci.sim.store import Connection, Disk
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.memory import MemoryBlobs
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.memory import MemoryBlobStore
 
 KEY: Final = b"simulated" * 4
 
@@ -32,7 +32,7 @@ Asked = asyncio.Task[tuple[int, bytes]]
 Seen = Callable[[str, int, int, bytes], None]
 
 
-class MemoryLogs(Logs):
+class MemoryLogs(LogStore):
     """Logs that are kept in memory. They survive a server, as the disk does. `seen` is told what comes."""
 
     def __init__(self, seen: Seen) -> None:
@@ -59,7 +59,7 @@ class Shelf:
 
     def __init__(self, folder: Path, seen: Seen) -> None:
         self.logs = MemoryLogs(seen)
-        self.blobs = MemoryBlobs()
+        self.blobs = MemoryBlobStore()
         self.folder = folder
 
 
@@ -114,7 +114,7 @@ class SimServer:
     async def _serve(self, store: Connection) -> None:
         lease_ids = LeaseIds(KEY)
         signer = Signer(KEY, self._wall)
-        self.engine = Engine(store, lease_ids.mint, ForwardClock(lambda: round(self._loop.now * 1e9)))
+        self.engine = Engine(store, lease_ids.mint, MonotonicClock(lambda: round(self._loop.now * 1e9)))
         await self.engine.start()
         protocol = Protocol(store, self.engine, self.ttl_seconds)
         control = ControlHub(store, lease_ids)

@@ -14,27 +14,29 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import (
     Conflict,
-    CountHeld,
+    CountLiveLeases,
     Document,
-    Look,
-    Page,
-    Ready,
+    ListQuery,
+    LockGroup,
+    ReadTransaction,
+    ReadyAttempt,
+    RecordPage,
     Request,
-    Search,
     T,
-    TakeGroup,
     Transaction,
     Unavailable,
     Write,
-    made_ready,
+    ready_counts,
 )
 
 HINT_SECONDS: Final = 0.005
-Counted = list[tuple[CountHeld | TakeGroup, Any]]  # What a transaction was told that must stay true until it commits.
+Counted = list[
+    tuple[CountLiveLeases | LockGroup, Any]
+]  # What a transaction was told that must stay true until it commits.
 
 
 class Disk(MemoryStore):
@@ -52,7 +54,7 @@ class Disk(MemoryStore):
         self._seen(self._events[count:])
         return seq
 
-    def read(self, request: Request) -> Any:
+    def answer_read(self, request: Request) -> Any:
         """Answer what only asks."""
         return self._answer(request)
 
@@ -80,14 +82,14 @@ class Troubles:
 class Connection:
     """A store, as one server sees it."""
 
-    lanes = 1
+    max_concurrent_transactions = 1
 
     def __init__(self, disk: Disk, random: Random, die: Callable[[], None], poll_seconds: float) -> None:
         self._disk = disk
         self._random = random
         self._die = die
         self.troubles = Troubles()
-        self.wakers = Wakers(poll_seconds)
+        self.commit_hints = CommitHints(poll_seconds)
         self.commits = 0
         disk.connections.append(self)
 
@@ -110,8 +112,8 @@ class Connection:
                 if isinstance(request, Write):
                     answer = await self._commit(request, counted)
                 else:
-                    answer = self._disk.read(request)
-                if isinstance(request, CountHeld | TakeGroup):
+                    answer = self._disk.answer_read(request)
+                if isinstance(request, CountLiveLeases | LockGroup):
                     counted.append((request, answer))
                 request = transaction.send(answer)
         except StopIteration as end:
@@ -132,11 +134,11 @@ class Connection:
         await self._reach()
         await self._trouble("before")
         # Nobody holds a lock here: whoever comes later counts anew. A group that nobody had may have been taken.
-        if any(self._disk.read(request) > answer for request, answer in counted):
+        if any(self._disk.answer_read(request) > answer for request, answer in counted):
             raise Conflict(())
         seq = await self._disk.commit(write)
         self.commits += 1
-        arrived = made_ready(write)
+        arrived = ready_counts(write)
         for connection in self._disk.connections:
             connection.hear(arrived, is_own=connection is self)
         await self._trouble("after")
@@ -150,17 +152,17 @@ class Connection:
             self.troubles.break_next = ""
             raise Unavailable("the connection to the database broke off")
 
-    def hear(self, arrived: Arrived, *, is_own: bool) -> None:
+    def hear(self, arrived: ReadyCounts, *, is_own: bool) -> None:
         """Something was committed, here or elsewhere."""
         if is_own:
-            self.wakers.hint(arrived)
+            self.commit_hints.publish(arrived)
         elif not self.troubles.deaf:
-            asyncio.get_running_loop().call_later(HINT_SECONDS, self.wakers.hint, arrived)
+            asyncio.get_running_loop().call_later(HINT_SECONDS, self.commit_hints.publish, arrived)
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Read now."""
         await self._reach()
-        return await self._disk.look(work)
+        return await self._disk.read(work)
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
@@ -172,7 +174,7 @@ class Connection:
         await self._reach()
         return await self._disk.find_all(ids)
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         """What is on all of these lists."""
         await self._reach()
         return await self._disk.page(search)
@@ -192,17 +194,17 @@ class Connection:
         await self._reach()
         await self._disk.put_documents(documents)
 
-    async def documents(
+    async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
         await self._reach()
-        return await self._disk.documents(kind, tenant, after=after, limit=limit, prefix=prefix)
+        return await self._disk.list_documents(kind, tenant, after=after, limit=limit, prefix=prefix)
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
         await self._reach()
-        return await self._disk.drop_document(kind, tenant, name, version)
+        return await self._disk.delete_document(kind, tenant, name, version)
 
     async def now(self) -> int:
         """The clock of the disk's machine."""
@@ -219,20 +221,20 @@ class Connection:
         await self._reach()
         return await self._disk.last_seq()
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What is ready to be claimed."""
         await self._reach()
-        return await self._disk.waiting(before, limit)
+        return await self._disk.ready_attempts(before, limit)
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What a tenant has in its queues."""
         await self._reach()
-        return await self._disk.queued(tenant, limit, queues)
+        return await self._disk.queued_attempts(tenant, limit, queues)
 
-    async def holder(self, tenant: str, group: str) -> str:
+    async def group_holder(self, tenant: str, group: str) -> str:
         """Who has this group now."""
         await self._reach()
-        return await self._disk.holder(tenant, group)
+        return await self._disk.group_holder(tenant, group)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop what is old."""

@@ -1,7 +1,8 @@
 """Where records, events, documents and blobs are kept: memory, SQLite or PostgreSQL, and a folder or S3.
 
 `port.py` defines the interface of a store; the tests in tests/contract run against every implementation. All SQL is
-here. Imports only `core`. Other packages open stores with `open_store` and `open_blobs`. Start reading at `port.py`.
+here. Imports only `core`. Other packages open stores with `open_store` and `open_blob_store`. Start reading at
+`port.py`.
 """
 
 from __future__ import annotations

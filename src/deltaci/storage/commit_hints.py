@@ -11,20 +11,20 @@ from typing import Final
 
 POLL_SECONDS: Final = 0.5
 # In the place of a queue: the tenant may have room for more leases. No queue has this name, since no label has a comma.
-ROOM: Final = ","
+FREED_CAPACITY: Final = ","
 
 # Where something waits to be claimed since the last commit: (tenant, queue key) → how much.
-Arrived = Mapping[tuple[str, str], int]
+ReadyCounts = Mapping[tuple[str, str], int]
 
 
-class Waker:
+class HintSubscription:
     """One who waits. A hint that comes while nobody waits is kept for the next wait."""
 
     def __init__(self, poll_seconds: float | None = None) -> None:
         self._is_hinted = asyncio.Event()
         self._poll_seconds = poll_seconds
 
-    def hint(self) -> None:
+    def notify(self) -> None:
         """Something was committed."""
         self._is_hinted.set()
 
@@ -36,40 +36,40 @@ class Waker:
         self._is_hinted.clear()
 
 
-class Wakers:
+class CommitHints:
     """All who wait. Those who came first are told first, so that what follows can be repeated."""
 
     def __init__(self, poll_seconds: float | None = None) -> None:
         self._poll_seconds = poll_seconds
-        self._all: dict[Waker, None] = {}
-        self._ears: list[Callable[[Arrived | None], None]] = []
+        self._all: dict[HintSubscription, None] = {}
+        self._ears: list[Callable[[ReadyCounts | None], None]] = []
 
     @contextmanager
-    def subscribed(self) -> Iterator[Waker]:
+    def subscribe(self) -> Iterator[HintSubscription]:
         """Hints from now on."""
-        waker = Waker(self._poll_seconds)
+        waker = HintSubscription(self._poll_seconds)
         self._all[waker] = None
         try:
             yield waker
         finally:
             del self._all[waker]
 
-    def pause(self) -> float:
+    def poll_delay(self) -> float:
         """How many seconds until it is time to look anyway. Some disorder keeps servers from asking all at once."""
         return (self._poll_seconds or POLL_SECONDS) * random.uniform(0.8, 1.2)
 
-    def listen(self, hear: Callable[[Arrived | None], None]) -> None:
+    def add_listener(self, hear: Callable[[ReadyCounts | None], None]) -> None:
         """Call this whenever work is there to be claimed; with None when there may be some anywhere."""
         self._ears.append(hear)
 
-    def unlisten(self, hear: Callable[[Arrived | None], None]) -> None:
+    def remove_listener(self, hear: Callable[[ReadyCounts | None], None]) -> None:
         """No longer."""
         self._ears.remove(hear)
 
-    def hint(self, ready: Arrived | None = None) -> None:
+    def publish(self, ready: ReadyCounts | None = None) -> None:
         """Tell everybody. `ready` is what can be claimed by what was committed; None: nobody knows."""
         for waker in self._all:
-            waker.hint()
+            waker.notify()
         if ready is None or ready:
             for hear in tuple(self._ears):
                 hear(ready)

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from deltaci.storage.port import KEY, Conflict, Document, storable
+from deltaci.storage.port import API_KEY_KIND, Conflict, Document, is_storable_text
 
 _COLUMNS: Final = "kind, tenant, name, version, at, body"
 FIND: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name = {{m}}3"
-FIND_KEY: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = '{KEY}' AND name = {{m}}1"
+FIND_KEY: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = '{API_KEY_KIND}' AND name = {{m}}1"
 # What begins with the same letters lies together, so it is enough to know where it begins.
 LIST: Final = (
     f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name > {{m}}3 AND name >= {{m}}4 "
@@ -21,20 +21,20 @@ LIST: Final = (
 DROP: Final = "DELETE FROM documents WHERE kind = {m}1 AND tenant = {m}2 AND name = {m}3 AND version = {m}4"
 
 
-def conflict(documents: Sequence[Document]) -> Conflict:
+def document_conflict(documents: Sequence[Document]) -> Conflict:
     """Somebody else wrote one of these."""
     return Conflict(tuple(f"{each.kind} {each.name}" for each in documents))
 
 
-def checked(documents: Sequence[Document]) -> list[Document]:
+def sorted_for_write(documents: Sequence[Document]) -> list[Document]:
     """What can be written, in the order in which everybody writes: then nobody waits for one who waits for him."""
     for each in documents:
-        if not all(map(storable, _key(each))):
+        if not all(map(is_storable_text, _key(each))):
             raise ValueError(f"{each.name!r} is no name for a document; use one without null characters")
     return sorted(documents, key=_key)
 
 
-class SqlDocuments:
+class SqlDocumentReader:
     """Reads documents with a database's own `fetch`; its values are written as `mark` and a number."""
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], mark: str) -> None:
@@ -43,17 +43,17 @@ class SqlDocuments:
 
     async def find(self, kind: str, name: str, tenant: str) -> Document | None:
         """The document, if there is one."""
-        if not storable(name):
+        if not is_storable_text(name):
             return None
-        is_anybodys = kind == KEY and not tenant
+        is_anybodys = kind == API_KEY_KIND and not tenant
         rows = await (self._fetch(self._find_key, name) if is_anybodys else self._fetch(self._find, kind, tenant, name))
         return Document(*rows[0]) if rows else None
 
     async def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Those whose names begin like this."""
-        if not storable(prefix):
+        if not is_storable_text(prefix):
             return []
-        after = after if storable(after) else ""
+        after = after if is_storable_text(after) else ""
         rows = await self._fetch(self._list, kind, tenant, after, prefix, limit)
         return list(takewhile(lambda each: each.name.startswith(prefix), (Document(*row) for row in rows)))
 
@@ -66,23 +66,23 @@ class MemoryDocuments:
 
     def find(self, kind: str, name: str, tenant: str) -> Document | None:
         """The document, if there is one."""
-        if kind == KEY and not tenant:
+        if kind == API_KEY_KIND and not tenant:
             return next((each for each in self._all.values() if (each.kind, each.name) == (kind, name)), None)
         return self._all.get((kind, tenant, name))
 
     def listing(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Those whose names begin like this."""
-        after = after if storable(after) else ""
+        after = after if is_storable_text(after) else ""
         own = [each for each in self._all.values() if (each.kind, each.tenant) == (kind, tenant)]
         found = [each for each in own if each.name > after and each.name.startswith(prefix)]
         return sorted(found, key=_key)[:limit]
 
     def put(self, documents: Sequence[Document], now: int) -> None:
         """All of them or none."""
-        documents = checked(documents)
-        names = {_unique(each) for each in documents}
+        documents = sorted_for_write(documents)
+        names = {_unique_key(each) for each in documents}
         if len(names) < len(documents) or not all(map(self._is_current, documents)):
-            raise conflict(documents)
+            raise document_conflict(documents)
         for each in documents:
             self._all[_key(each)] = replace(each, version=each.version + 1, at=now)
 
@@ -90,7 +90,7 @@ class MemoryDocuments:
         known = self._all.get(_key(document))
         if known is not None:
             return document.version == known.version
-        is_taken = document.kind == KEY and self.find(KEY, document.name, "") is not None
+        is_taken = document.kind == API_KEY_KIND and self.find(API_KEY_KIND, document.name, "") is not None
         return not document.version and not is_taken
 
     def drop(self, kind: str, tenant: str, name: str, version: int) -> bool:
@@ -106,5 +106,5 @@ def _key(document: Document) -> tuple[str, str, str]:
     return document.kind, document.tenant, document.name
 
 
-def _unique(document: Document) -> tuple[str, str, str]:
-    return (document.kind, "", document.name) if document.kind == KEY else _key(document)
+def _unique_key(document: Document) -> tuple[str, str, str]:
+    return (document.kind, "", document.name) if document.kind == API_KEY_KIND else _key(document)

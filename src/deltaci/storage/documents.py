@@ -15,7 +15,7 @@ PAGE: Final = 200
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Documents(Generic[T]):
+class TypedDocuments(Generic[T]):
     """All documents of one kind, each a value of one type."""
 
     def __init__(self, store: Store, kind: str, type: type[T]) -> None:
@@ -37,7 +37,7 @@ class Documents(Generic[T]):
             return False
         return True
 
-    async def edit(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
+    async def update(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
         """Change it, from what is stored, as often as somebody else was faster. None stays, or becomes, as it was.
 
         What `change` returns is what is stored then; it may raise, and then nothing is.
@@ -56,26 +56,26 @@ class Documents(Generic[T]):
             return after
         raise Conflict((name,))
 
-    async def drop(self, tenant: str, name: str) -> None:
+    async def delete(self, tenant: str, name: str) -> None:
         """Keep it no longer."""
         found = await self._store.find_document(self._kind, name, tenant)
-        if found is not None and not await self._store.drop_document(self._kind, tenant, name, found.version):
+        if found is not None and not await self._store.delete_document(self._kind, tenant, name, found.version):
             raise Conflict((name,))
 
-    async def drop_if(self, tenant: str, name: str, is_over: Callable[[T], bool]) -> bool:
+    async def delete_if(self, tenant: str, name: str, is_over: Callable[[T], bool]) -> bool:
         """Keep it no longer, if it is like this and nobody changes it meanwhile; whether it is not there any more."""
         found = await self._store.find_document(self._kind, name, tenant)
         if found is None:
             return True
-        return is_over(self._decode(found.body)) and await self._store.drop_document(
+        return is_over(self._decode(found.body)) and await self._store.delete_document(
             self._kind, tenant, name, found.version
         )
 
-    async def each(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
+    async def iterate(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
         """All of them whose names begin like this, by name."""
         after = ""
         while True:
-            page = await self._store.documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)
+            page = await self._store.list_documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)
             for each in page:
                 yield each.name, self._decode(each.body)
             if len(page) < PAGE:

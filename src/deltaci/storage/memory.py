@@ -17,40 +17,40 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
-from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.document_backends import MemoryDocuments
-from deltaci.storage.list_index import MemoryLists, dropped
+from deltaci.storage.list_index import MemoryListIndex, removals
 from deltaci.storage.port import (
+    Begin,
+    BeginClaim,
     Conflict,
-    CountHeld,
+    CountLiveLeases,
     Document,
-    Entry,
     FindDue,
     FindReady,
-    Held,
+    ListChange,
+    ListQuery,
     Load,
     LoadJobs,
-    Look,
-    Open,
-    OpenReady,
-    Page,
+    LockGroup,
+    Postpone,
     Put,
-    PutAside,
-    Ready,
+    ReadTransaction,
+    ReadyAttempt,
+    RecordPage,
     Request,
-    Search,
+    StoredRecord,
     T,
-    TakeGroup,
     Transaction,
     Write,
-    fits,
-    fitting,
-    made_ready,
+    matches_labels,
+    matching_queue_keys,
+    ready_counts,
 )
 from deltaci.storage.sql import group_name
 
 ReadyKey = tuple[int, int, str]
-FOREVER = 2**63 - 1  # For as long as the lease lives.
+NEVER = 2**63 - 1  # For as long as the lease lives.
 QueueName = tuple[str, str]  # The tenant and the labels that it takes.
 
 
@@ -78,13 +78,13 @@ class _Row(msgspec.Struct, frozen=True):
         """Until when it has its group; None: it has not and will not by itself."""
         if not self.group:
             return None
-        return FOREVER if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
+        return NEVER if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
 
 
 class MemoryStore:
     """Everything in dictionaries. Transactions run one after another, at once, in the caller's loop."""
 
-    lanes = 1
+    max_concurrent_transactions = 1
 
     def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
@@ -97,11 +97,11 @@ class MemoryStore:
         self._due: list[tuple[int, str]] = []
         self._held: dict[str, int] = {}
         self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # Of each, who has it for the longest is last.
-        self._lists = MemoryLists(self.find_all)
+        self._lists = MemoryListIndex(self.find_all)
         self._documents = MemoryDocuments()
         self._undo: list[tuple[str, _Row | None, _Row | None]] = []
-        self._unlist: list[Entry] = []
-        self.wakers = Wakers()
+        self._unlist: list[ListChange] = []
+        self.commit_hints = CommitHints()
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -113,7 +113,7 @@ class MemoryStore:
         """Run it at once. Whatever it wrote before it raised is taken back."""
         count = len(self._events)
         try:
-            result, ready = drive(work(), self._answer)
+            result, ready = run_transaction(work(), self._answer)
         except BaseException:
             del self._events[count:]
             for id, row, finished in reversed(self._undo):
@@ -125,16 +125,16 @@ class MemoryStore:
             self._undo.clear()
             self._unlist.clear()
         if ready is not None:
-            self.wakers.hint(ready)
+            self.commit_hints.publish(ready)
         return result
 
     def _answer(self, request: Request) -> Any:
-        if isinstance(request, Open):
+        if isinstance(request, Begin):
             return self._clock(), self._load(request.ids)
-        if isinstance(request, OpenReady):
+        if isinstance(request, BeginClaim):
             now = self._clock()
             return now, self._find_ready(
-                FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
+                FindReady(request.tenant, request.labels, now + request.clock_lead, request.limit, request.only_ids)
             )
         if isinstance(request, Load):
             return self._load(request.ids)
@@ -144,27 +144,27 @@ class MemoryStore:
             return self._find_ready(request)
         if isinstance(request, FindDue):
             return self._find_due(request)
-        if isinstance(request, CountHeld):
+        if isinstance(request, CountLiveLeases):
             return min(request.limit, self._held.get(request.tenant, 0))
-        if isinstance(request, TakeGroup):
+        if isinstance(request, LockGroup):
             return self._holder(request.tenant, request.group, request.now)
-        if isinstance(request, PutAside):
+        if isinstance(request, Postpone):
             return self._put_aside(request)
         return self._write(request)
 
-    def _load(self, ids: tuple[str, ...]) -> list[Held]:
+    def _load(self, ids: tuple[str, ...]) -> list[StoredRecord]:
         found = [self._rows.get(id) or self._finished.get(id) for id in ids]
         return [_held(row) for row in found if row is not None]
 
-    def _find_ready(self, request: FindReady) -> list[Held]:
-        if request.only:
+    def _find_ready(self, request: FindReady) -> list[StoredRecord]:
+        if request.only_ids:
             return self._find_only(request)
         best: list[ReadyKey] = []
         keys = [key for tenant, key in self._ready if tenant == request.tenant]
-        for key in fitting(keys, request.labels):
+        for key in matching_queue_keys(keys, request.labels):
             taken = 0
             for entry in self._ready[request.tenant, key]:
-                if entry[1] <= request.now and (request.without is None or self._is_free(entry[2], request)):
+                if entry[1] <= request.now and (request.excluded_groups is None or self._is_free(entry[2], request)):
                     best.append(entry)
                     taken += 1
                     if taken == request.limit:
@@ -175,32 +175,32 @@ class MemoryStore:
     def _is_free(self, id: str, request: FindReady) -> bool:
         row = self._rows[id]
         return not row.group or (
-            row.group not in (request.without or ()) and not self._holder(row.tenant, row.group, request.now)
+            row.group not in (request.excluded_groups or ()) and not self._holder(row.tenant, row.group, request.now)
         )
 
     def _holder(self, tenant: str, group: str, now: int) -> str:
         members = self._groups.get((tenant, group))
         return members[-1][1] if members and members[-1][0] > now else ""
 
-    def _find_only(self, request: FindReady) -> list[Held]:
-        found: list[tuple[ReadyKey, Held]] = []
-        for row in filter(None, map(self._rows.get, dict.fromkeys(request.only))):
+    def _find_only(self, request: FindReady) -> list[StoredRecord]:
+        found: list[tuple[ReadyKey, StoredRecord]] = []
+        for row in filter(None, map(self._rows.get, dict.fromkeys(request.only_ids))):
             if row.ready is not None and row.ready[0][0] == request.tenant and row.ready[1][1] <= request.now:
                 held = _held(row)
-                if fits(held, request.labels):
+                if matches_labels(held, request.labels):
                     found.append((row.ready[1], held))
         found.sort(key=lambda entry: entry[0])
         return [held for _, held in found[: request.limit]]
 
-    def _find_due(self, request: FindDue) -> list[Held]:
-        found: list[Held] = []
+    def _find_due(self, request: FindDue) -> list[StoredRecord]:
+        found: list[StoredRecord] = []
         for due_at, id in self._due:
             if due_at > request.now or len(found) == request.limit:
                 break
             found.append(_held(self._rows[id]))
         return found
 
-    def _put_aside(self, request: PutAside) -> None:
+    def _put_aside(self, request: Postpone) -> None:
         for id in request.ids:
             row = self._rows[id]
             ready = row.ready and (row.ready[0], (row.ready[1][0], request.until, id))
@@ -213,8 +213,8 @@ class MemoryStore:
             raise Conflict(stale)
         for put in write.puts:
             row = _row(put)
-            self._set(row.id, None if put.is_over else row, row if put.is_over else None)
-        self._unlist += [self._lists.apply(entry) for entry in write.entries]
+            self._set(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
+        self._unlist += [self._lists.apply(entry) for entry in write.list_changes]
         for event in write.events:
             self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
@@ -269,9 +269,9 @@ class MemoryStore:
         elif old is not None and old.kind == JOB_KIND:
             self._jobs[old.run_id].pop(id, None)
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run it."""
-        return drive(work(), self._answer)[0]
+        return run_transaction(work(), self._answer)[0]
 
     async def find(self, id: str) -> Record | None:
         """The record as it is now."""
@@ -282,7 +282,7 @@ class MemoryStore:
         """These records."""
         return [held.record for held in self._load(tuple(dict.fromkeys(ids)))]
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         """What is on all of these lists."""
         return await self._lists.page(search)
 
@@ -298,13 +298,13 @@ class MemoryStore:
         """All of them or none."""
         self._documents.put(documents, self._clock())
 
-    async def documents(
+    async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
         return self._documents.listing(kind, tenant, after, limit, prefix)
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
         return self._documents.drop(kind, tenant, name, version)
 
@@ -322,21 +322,21 @@ class MemoryStore:
         )
         return [event for _, event in zip(range(limit), matching, strict=False)]
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits since before then."""
-        found: list[Ready] = []
+        found: list[ReadyAttempt] = []
         for (tenant, key), entries in self._ready.items():
             wanted = FindReady(tenant, (), before, limit)
             old = ((at, id) for _, at, id in entries if at <= before and self._is_free(id, wanted))
-            found += [Ready(tenant, key, id, at) for at, id in islice(old, limit)]
+            found += [ReadyAttempt(tenant, key, id, at) for at, id in islice(old, limit)]
         return found
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What the tenant has in its queues."""
         keys = sorted(key for owner, key in self._ready if owner == tenant)[:queues]
-        return [Ready(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
+        return [ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
 
-    async def holder(self, tenant: str, group: str) -> str:
+    async def group_holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         return self._holder(tenant, group, self._clock())
 
@@ -347,7 +347,7 @@ class MemoryStore:
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Drop finished records and old events."""
         old = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
-        for entry in dropped(held.record for held in self._load(tuple(old))):
+        for entry in removals(held.record for held in self._load(tuple(old))):
             self._lists.apply(entry)
         for id in old:
             self._replace(id, None, None)
@@ -361,15 +361,15 @@ class MemoryStore:
 
 def _row(put: Put) -> _Row:
     record, ready = put.record, None
-    if put.ready_at is not None and isinstance(record, Attempt) and not put.is_over:
+    if put.ready_at is not None and isinstance(record, Attempt) and not put.is_terminal:
         ready = ((record.tenant, record.queue_key), (-record.priority, put.ready_at, record.id))
     return _Row(
         record.id,
         KIND_OF[type(record)],
         record.tenant,
         record.run_id,
-        0 if put.is_over else put.version + 1,
-        None if put.is_over else put.due_at,
+        0 if put.is_terminal else put.version + 1,
+        None if put.is_terminal else put.due_at,
         ready,
         record.updated_at,
         encode(record),
@@ -377,18 +377,18 @@ def _row(put: Put) -> _Row:
     )
 
 
-def _held(row: _Row) -> Held:
-    return Held(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
+def _held(row: _Row) -> StoredRecord:
+    return StoredRecord(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
 
 
-def drive(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, Arrived | None]:
+def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, ReadyCounts | None]:
     """Run a transaction to its end with a function that answers; what is ready by it, None if nothing was written."""
-    ready: Arrived | None = None
+    ready: ReadyCounts | None = None
     try:
         request = next(transaction)
         while True:
             if isinstance(request, Write):
-                ready = {**(ready or {}), **made_ready(request)}
+                ready = {**(ready or {}), **ready_counts(request)}
             request = transaction.send(answer(request))
     except StopIteration as end:
         result: T = end.value

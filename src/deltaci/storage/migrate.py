@@ -42,7 +42,7 @@ def migrations(dialect: str) -> list[Migration]:
     return found
 
 
-def missing(known: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
+def pending_migrations(known: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
     """What is still to be applied. Refuses a database whose past differs; one that is ahead of us is fine.
 
     A newer server may have added steps while we run: they only ever add, so an older server goes on.

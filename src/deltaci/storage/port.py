@@ -21,16 +21,16 @@ from deltaci.core.worker import required_labels
 from deltaci.storage import commit_hints
 
 T = TypeVar("T")
-Arrived = commit_hints.Arrived
-Wakers = commit_hints.Wakers
-ROOM: Final = commit_hints.ROOM
+ReadyCounts = commit_hints.ReadyCounts
+CommitHints = commit_hints.CommitHints
+FREED_CAPACITY: Final = commit_hints.FREED_CAPACITY
 
-KEY: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
-DISPUTED: Final = "?"  # Somebody else takes the group right now, or leaves it.
-BUDGET: Final = 2000  # So many entries of a list are looked at for one page, at most.
+API_KEY_KIND: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
+CONTENDED: Final = "?"  # Somebody else takes the group right now, or leaves it.
+SCAN_LIMIT: Final = 2000  # So many entries of a list are looked at for one page, at most.
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     """A record as it is stored: `version` counts its writes, `due_at` is when the timers look at it.
 
     One that cannot be decoded is `Unreadable`, wherever records are answered.
@@ -41,19 +41,19 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     due_at: int | None
 
 
-class Unreadable(Record, frozen=True, kw_only=True):
+class UnreadableRecord(Record, frozen=True, kw_only=True):
     """Stands for a stored record whose bytes make no sense, so that it troubles only those who ask for it."""
 
     problem: str
 
 
-class Open(msgspec.Struct, frozen=True):
+class Begin(msgspec.Struct, frozen=True):
     """Start: load these records and read the store's clock. Answered by `(now, [Held])`."""
 
     ids: tuple[str, ...]
 
 
-class OpenReady(msgspec.Struct, frozen=True):
+class BeginClaim(msgspec.Struct, frozen=True):
     """Start what is only a claim: read the store's clock and find what is ready by it. Answered by `(now, [Held])`.
 
     Who decides by a time that is ahead of the store's clock, or behind it, says by how much: `lead`.
@@ -62,8 +62,8 @@ class OpenReady(msgspec.Struct, frozen=True):
     tenant: str
     labels: tuple[str, ...]
     limit: int
-    only: tuple[str, ...] = ()
-    lead: int = 0
+    only_ids: tuple[str, ...] = ()
+    clock_lead: int = 0
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -90,23 +90,23 @@ class FindReady(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]
     now: int
     limit: int
-    only: tuple[str, ...] = ()
-    without: tuple[str, ...] | None = None
+    only_ids: tuple[str, ...] = ()
+    excluded_groups: tuple[str, ...] | None = None
 
 
-def fitting(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
+def matching_queue_keys(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
     """The queues from which a worker with these labels may take."""
     offered = set(labels)
     return [key for key in queue_keys if required_labels(key) <= offered]
 
 
-def fits(held: Held, labels: Iterable[str]) -> bool:
+def matches_labels(held: StoredRecord, labels: Iterable[str]) -> bool:
     """Whether a worker with these labels may take it. One that cannot be read concerns whoever finds it."""
     record = held.record
     return not isinstance(record, Attempt) or required_labels(record.queue_key) <= set(labels)
 
 
-class Ready(msgspec.Struct, frozen=True, gc=False):
+class ReadyAttempt(msgspec.Struct, frozen=True, gc=False):
     """An attempt that waits to be claimed, by what the store knows of it without reading it."""
 
     tenant: str
@@ -122,7 +122,7 @@ class FindDue(msgspec.Struct, frozen=True):
     limit: int
 
 
-class CountHeld(msgspec.Struct, frozen=True):
+class CountLiveLeases(msgspec.Struct, frozen=True):
     """How many of the tenant's attempts have a live lease: counted, up to `limit`. Answered by that number.
 
     Until this transaction ends, nobody else's that counts the same tenant is answered: what is decided by the number
@@ -134,7 +134,7 @@ class CountHeld(msgspec.Struct, frozen=True):
     limit: int
 
 
-class TakeGroup(msgspec.Struct, frozen=True):
+class LockGroup(msgspec.Struct, frozen=True):
     """Who has this group of the tenant: the id of the attempt, "" if nobody has, `DISPUTED` if that is being decided.
 
     An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If
@@ -146,7 +146,7 @@ class TakeGroup(msgspec.Struct, frozen=True):
     now: int
 
 
-class PutAside(msgspec.Struct, frozen=True):
+class Postpone(msgspec.Struct, frozen=True):
     """Neither ready nor due before then, if they are at all; nothing else of them changes. Answered by `None`.
 
     For records that cannot be read, and so cannot be written: whoever can read them is not disturbed.
@@ -163,16 +163,16 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     version: int
     ready_at: int | None
     due_at: int | None
-    is_over: bool
+    is_terminal: bool
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ListChange(msgspec.Struct, frozen=True):
     """On which lists a record is from now on, and on which no longer. `at` is when it was created: its place there."""
 
     id: str
-    at: int
-    joined: frozenset[ListKey]
-    left: frozenset[ListKey] = frozenset()
+    created_at: int
+    added: frozenset[ListKey]
+    removed: frozenset[ListKey] = frozenset()
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -185,11 +185,11 @@ class Write(msgspec.Struct, frozen=True):
     puts: list[Put]
     events: list[Event]
     is_last: bool = False
-    entries: list[Entry] = []
-    freed: frozenset[str] = frozenset()
+    list_changes: list[ListChange] = []
+    freed_tenants: frozenset[str] = frozenset()
 
 
-def made_ready(write: Write) -> dict[tuple[str, str], int]:
+def ready_counts(write: Write) -> dict[tuple[str, str], int]:
     """What can be claimed once this is committed, now or later: how much of each tenant in each queue."""
     found: dict[tuple[str, str], int] = {}
     for put in write.puts:
@@ -197,30 +197,30 @@ def made_ready(write: Write) -> dict[tuple[str, str], int]:
         if put.ready_at is not None and isinstance(record, Attempt):
             name = (record.tenant, record.queue_key)
             found[name] = found.get(name, 0) + 1
-    for tenant in write.freed:
-        found[tenant, ROOM] = 1
+    for tenant in write.freed_tenants:
+        found[tenant, FREED_CAPACITY] = 1
     return found
 
 
-Request = Open | OpenReady | Load | LoadJobs | FindReady | FindDue | CountHeld | TakeGroup | PutAside | Write
+Request = Begin | BeginClaim | Load | LoadJobs | FindReady | FindDue | CountLiveLeases | LockGroup | Postpone | Write
 Transaction = Generator[Request, Any, T]
-Look = Generator[Load | LoadJobs, list[Held], T]  # One that only reads.
+ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # One that only reads.
 
 
-def jobs_of(run_id: str) -> Look[list[Job]]:
+def load_jobs(run_id: str) -> ReadTransaction[list[Job]]:
     """A look at all jobs of a run that can be read, finished ones too, in the order of the plan."""
     held = yield LoadJobs(run_id)
     return sorted((each.record for each in held if isinstance(each.record, Job)), key=lambda each: each.position)
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class ListPosition(msgspec.Struct, frozen=True, order=True):
     """A place on a list: records that were created at one moment are told apart by their ids."""
 
-    at: int
+    created_at: int
     id: str
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What is on all of these lists, from `before` on: since <= at < until, 0 is open.
 
     Name the list first that holds the least: it is walked, the others are only asked about what is on it. At most
@@ -230,18 +230,18 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: str
     lists: Sequence[str]
-    before: Place | None = None
+    before: ListPosition | None = None
     since: int = 0
     until: int = 0
     limit: int
-    budget: int = BUDGET
+    scan_limit: int = SCAN_LIMIT
 
 
-class Page(msgspec.Struct, frozen=True):
+class RecordPage(msgspec.Struct, frozen=True):
     """A part of a list, newest first. It goes on behind `next`; None: nothing is left."""
 
     records: list[Record]
-    next: Place | None
+    next: ListPosition | None
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -258,7 +258,7 @@ class Document(msgspec.Struct, frozen=True):
     body: bytes
 
 
-def storable(text: str) -> bool:
+def is_storable_text(text: str) -> bool:
     """Whether every store can keep this text: PostgreSQL knows no null character, and nobody half of one."""
     try:
         return b"\x00" not in text.encode()
@@ -282,7 +282,7 @@ class Store(Protocol):
     """A place that keeps records and their events."""
 
     @property
-    def lanes(self) -> int:
+    def max_concurrent_transactions(self) -> int:
         """How many transactions may usefully run side by side."""
         ...
 
@@ -298,7 +298,7 @@ class Store(Protocol):
         """Run one transaction to its end. Raises `Conflict` or `Unavailable`, and then nothing was written."""
         ...
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run one that only reads to its end, beside whoever writes. What is committed meanwhile it may see, or not."""
         ...
 
@@ -310,7 +310,7 @@ class Store(Protocol):
         """These records, in this order; what does not exist is left out."""
         ...
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         """The records that were searched for, newest first. What is created later never changes what comes next."""
         ...
 
@@ -329,13 +329,13 @@ class Store(Protocol):
         """
         ...
 
-    async def documents(
+    async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents of this kind whose names begin like this, in the order of names, behind `after`."""
         ...
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it. Whether it was."""
         ...
 
@@ -347,18 +347,18 @@ class Store(Protocol):
         """Committed events with a greater seq, in order, of everything or of one entity or run."""
         ...
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits to be claimed since before then: of every queue of every tenant so many, best first."""
         ...
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What this tenant has in its queues, also for later and of groups that somebody has: for people to look at.
 
         Of at most so many queues, in the order of their names, the first `limit` of each, in the order of claims.
         """
         ...
 
-    async def holder(self, tenant: str, group: str) -> str:
+    async def group_holder(self, tenant: str, group: str) -> str:
         """The id of the attempt that has this group now; "" if nobody has."""
         ...
 
@@ -367,7 +367,7 @@ class Store(Protocol):
         ...
 
     @property
-    def wakers(self) -> Wakers:
+    def commit_hints(self) -> CommitHints:
         """Who wants to know when something was committed."""
         ...
 

@@ -19,48 +19,55 @@ from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
-from deltaci.storage.commit_hints import Arrived, Wakers
-from deltaci.storage.document_backends import DROP, SqlDocuments, conflict
-from deltaci.storage.list_index import SqlPages, dropped
-from deltaci.storage.migrate import migrations, missing
+from deltaci.storage.commit_hints import CommitHints, ReadyCounts
+from deltaci.storage.document_backends import DROP, SqlDocumentReader, document_conflict
+from deltaci.storage.list_index import SqlListReader, removals
+from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
-    DISPUTED,
+    CONTENDED,
+    Begin,
+    BeginClaim,
     Conflict,
-    CountHeld,
+    CountLiveLeases,
     Document,
     FindDue,
     FindReady,
-    Held,
+    ListQuery,
     Load,
     LoadJobs,
-    Look,
-    Open,
-    OpenReady,
-    Page,
-    PutAside,
-    Ready,
+    LockGroup,
+    Postpone,
+    ReadTransaction,
+    ReadyAttempt,
+    RecordPage,
     Request,
-    Search,
+    StoredRecord,
     T,
-    TakeGroup,
     Transaction,
     Unavailable,
     Write,
-    fits,
-    fitting,
-    made_ready,
+    matches_labels,
+    matching_queue_keys,
+    ready_counts,
 )
-from deltaci.storage.postgres_notify import Notifier
-from deltaci.storage.postgres_write import CLOCK, PUT_DOCUMENTS, document_columns, is_one_statement, leave, write_batch
-from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader
+from deltaci.storage.postgres_notify import PostgresNotifier
+from deltaci.storage.postgres_write import (
+    CLOCK,
+    PUT_DOCUMENTS,
+    document_columns,
+    is_single_statement,
+    remove_from_lists,
+    write_batch,
+)
+from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, POSTPONE, QUEUE_KEYS, LogReader, ReadyAttemptReader
 
-LANES: Final = 3
-READERS: Final = 4
+MAX_CONCURRENT_TRANSACTIONS: Final = 3
+READ_CONNECTIONS: Final = 4
 COMMAND_SECONDS: Final = 30.0
 
 # What the driver raises when the database is not there, goes, or has no room: a statement may also meet the farewell of
 # a server that is shut down, which the driver calls an error of its own.
-AWAY: Final = (
+CONNECTION_ERRORS: Final = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
@@ -70,10 +77,10 @@ AWAY: Final = (
     asyncpg.InternalClientError,
 )
 MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
-HELD_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
+TENANT_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
 GROUP_LOCK: Final = 0x0DE17AC2  # And of groups.
 # Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
-PLANS: Final = {
+PLANNER_SETTINGS: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",  # Good while a table is empty, and remembered until somebody counts its rows.
     "enable_bitmapscan": "off",
@@ -108,11 +115,11 @@ _READY: Final = (
 )
 # Groups that this transaction takes from are not held yet by what is stored.
 _READY_WITHOUT: Final = _READY.replace(
-    "ORDER BY", f"AND (group_name IS NULL OR group_name <> ALL($5)) AND {FREE.format('$3')} ORDER BY"
+    "ORDER BY", f"AND (group_name IS NULL OR group_name <> ALL($5)) AND {GROUP_IS_FREE.format('$3')} ORDER BY"
 )
 # Whoever would wait here for another one goes by: that one takes it, or leaves it to the next who looks.
 _LOCK_GROUP: Final = "SELECT pg_try_advisory_xact_lock($1, hashtext($2 || ' ' || $3))"
-_HOLDER: Final = HOLDER.format("$1", "$2", "$3")
+_HOLDER: Final = GROUP_HOLDER.format("$1", "$2", "$3")
 # The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
 _OPEN_READY: Final = (
     f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
@@ -125,7 +132,7 @@ _ONLY: Final = (
     "FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-_PUT_ASIDE: Final = PUT_ASIDE.format("$1::bigint", "$2")
+_PUT_ASIDE: Final = POSTPONE.format("$1::bigint", "$2")
 _DROP: Final = DROP.format(m="$")
 _DROP_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
@@ -140,18 +147,18 @@ _DROP_CHUNKS: Final = (
 class PostgresStore:
     """One database, shared by any number of servers."""
 
-    lanes = LANES
+    max_concurrent_transactions = MAX_CONCURRENT_TRANSACTIONS
 
     def __init__(self, dsn: str, *, shift: Callable[[], int] = lambda: 0) -> None:
         self._dsn = dsn
         self._shift = shift  # Microseconds that tests move the database's clock by.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
-        self._pages = SqlPages(self._fetch, "$", self.find_all)
-        self._documents = SqlDocuments(self._fetch, "$")
-        self._ready = ReadyReader(self._fetch, ("$1", "$2", "$3", "$4"))
-        self.wakers = Wakers()
-        self._notifier = Notifier(self._connect, self.wakers)
+        self._pages = SqlListReader(self._fetch, "$", self.find_all)
+        self._documents = SqlDocumentReader(self._fetch, "$")
+        self._ready = ReadyAttemptReader(self._fetch, ("$1", "$2", "$3", "$4"))
+        self.commit_hints = CommitHints()
+        self._notifier = PostgresNotifier(self._connect, self.commit_hints)
 
     def _connect(self) -> Awaitable[Any]:
         return asyncpg.connect(self._dsn, command_timeout=COMMAND_SECONDS)
@@ -162,9 +169,9 @@ class PostgresStore:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
                 min_size=1,
-                max_size=LANES + READERS,
+                max_size=MAX_CONCURRENT_TRANSACTIONS + READ_CONNECTIONS,
                 command_timeout=COMMAND_SECONDS,
-                server_settings=PLANS,
+                server_settings=PLANNER_SETTINGS,
                 reset=_stays_as_it_is,
             )
             async with self._pool.acquire() as connection, connection.transaction():
@@ -173,12 +180,12 @@ class PostgresStore:
                     "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, checksum text NOT NULL)"
                 )
                 applied = await connection.fetch("SELECT number, checksum FROM migrations")
-                for migration in missing(migrations("postgres"), [(row[0], row[1]) for row in applied]):
+                for migration in pending_migrations(migrations("postgres"), [(row[0], row[1]) for row in applied]):
                     await connection.execute(migration.text)
                     await connection.execute(
                         "INSERT INTO migrations VALUES ($1, $2)", migration.number, migration.checksum
                     )
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL cannot be reached: {error}") from error
         self._notifier.start()
 
@@ -198,19 +205,19 @@ class PostgresStore:
         try:
             async with self._connected().acquire() as connection:
                 result, ready = await self._drive(connection, work())
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
             raise Conflict(()) from error
         if ready is not None:
-            self.wakers.hint(ready)
+            self.commit_hints.publish(ready)
             self._notifier.announce(ready)
         return result
 
-    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, Arrived | None]:
+    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
         """Ask and answer. What only reads, and then writes with one statement, needs no BEGIN and no COMMIT."""
         begun: Any = None
-        ready: Arrived | None = None
+        ready: ReadyCounts | None = None
         try:
             request, result = _next(transaction, None)
             while request is not None:
@@ -218,7 +225,7 @@ class PostgresStore:
                     begun = connection.transaction()
                     await begun.start()
                 if isinstance(request, Write):
-                    ready = {**(ready or {}), **made_ready(request)}
+                    ready = {**(ready or {}), **ready_counts(request)}
                 request, result = _next(transaction, await self._answer(connection, request))
             if begun is not None:
                 await begun.commit()
@@ -234,7 +241,7 @@ class PostgresStore:
         return cast(T, result), ready
 
     async def _answer(self, connection: Any, request: Request) -> Any:
-        if isinstance(request, Open):
+        if isinstance(request, Begin):
             return await self._open_batch(connection, request.ids)
         if isinstance(request, Write):
             return await write_batch(connection, request)
@@ -244,60 +251,61 @@ class PostgresStore:
             return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
             return _held(await connection.fetch(_DUE, request.now, request.limit))
-        if isinstance(request, CountHeld):
-            await connection.execute(_LOCK_HELD, HELD_LOCK, request.tenant)
+        if isinstance(request, CountLiveLeases):
+            await connection.execute(_LOCK_HELD, TENANT_LOCK, request.tenant)
             return await connection.fetchval(_COUNT_HELD, request.tenant, request.limit)
-        if isinstance(request, TakeGroup):
+        if isinstance(request, LockGroup):
             return await self._take_group(connection, request)
-        if isinstance(request, PutAside):
+        if isinstance(request, Postpone):
             return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
-        if isinstance(request, OpenReady):
+        if isinstance(request, BeginClaim):
             return await self._open_ready(connection, request)
         assert isinstance(request, FindReady)
         return await self._find_ready(connection, request)
 
     @staticmethod
-    async def _take_group(connection: Any, request: TakeGroup) -> str:
+    async def _take_group(connection: Any, request: LockGroup) -> str:
         """First the lock, then the look: what the one before us wrote is seen by a statement that comes later."""
         if not await connection.fetchval(_LOCK_GROUP, GROUP_LOCK, request.tenant, request.group):
-            return DISPUTED
+            return CONTENDED
         return await connection.fetchval(_HOLDER, request.tenant, request.group, request.now) or ""
 
-    async def _open_ready(self, connection: Any, request: OpenReady) -> tuple[int, list[Held]]:
-        if request.labels or request.only:
+    async def _open_ready(self, connection: Any, request: BeginClaim) -> tuple[int, list[StoredRecord]]:
+        if request.labels or request.only_ids:
             now, _ = await self._open_batch(connection, ())
             return now, await self._find_ready(
-                connection, FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
+                connection,
+                FindReady(request.tenant, request.labels, now + request.clock_lead, request.limit, request.only_ids),
             )
-        shift = self._shift() + request.lead
+        shift = self._shift() + request.clock_lead
         rows = await connection.fetch(_OPEN_READY, request.tenant, shift, request.limit)
-        return int(rows[0][0]) - request.lead, _held([row[1:] for row in rows if row[1] is not None])
+        return int(rows[0][0]) - request.clock_lead, _held([row[1:] for row in rows if row[1] is not None])
 
     @staticmethod
-    async def _find_ready(connection: Any, request: FindReady) -> list[Held]:
-        best: list[Held] = []
-        if request.only:
-            rows = await connection.fetch(_ONLY, list(request.only), request.tenant, request.now)
-            best = [held for held in _held(rows) if fits(held, request.labels)]
+    async def _find_ready(connection: Any, request: FindReady) -> list[StoredRecord]:
+        best: list[StoredRecord] = []
+        if request.only_ids:
+            rows = await connection.fetch(_ONLY, list(request.only_ids), request.tenant, request.now)
+            best = [held for held in _held(rows) if matches_labels(held, request.labels)]
             best.sort(key=_claim_order)
             return best[: request.limit]
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
-        chosen = fitting(keys, request.labels)
+        chosen = matching_queue_keys(keys, request.labels)
         for key in chosen:
             values = (request.tenant, key, request.now, request.limit)
-            if request.without is not None:
-                best += _held(await connection.fetch(_READY_WITHOUT, *values, list(request.without)))
+            if request.excluded_groups is not None:
+                best += _held(await connection.fetch(_READY_WITHOUT, *values, list(request.excluded_groups)))
             else:
                 best += _held(await connection.fetch(_READY, *values))
         if len(chosen) > 1:
             best.sort(key=_claim_order)
         return best[: request.limit]
 
-    async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[Held]]:
+    async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
         rows = await connection.fetch(_OPEN, ids)
         return int(rows[0][0]) + self._shift(), _held([row[1:] for row in rows if row[1] is not None])
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run it on one connection."""
         looking = work()
         try:
@@ -305,7 +313,7 @@ class PostgresStore:
                 request, result = _next(looking, None)
                 while request is not None:
                     request, result = _next(looking, await self._answer(connection, request))
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         finally:
             looking.close()
@@ -322,7 +330,7 @@ class PostgresStore:
         found = {held.record.id: held.record for held in _held(await self._fetch(_LOAD, wanted))}
         return [found[id] for id in wanted if id in found]
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         """What is on all of these lists."""
         return await self._pages.page(search)
 
@@ -340,15 +348,15 @@ class PostgresStore:
         try:
             await self._fetch(PUT_DOCUMENTS, *columns, self._shift(), len(documents))
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
-            raise conflict(documents) from error
+            raise document_conflict(documents) from error
 
-    async def documents(
+    async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
         return await self._documents.listing(kind, tenant, after, limit, prefix)
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
         return bool(await self._fetch(f"{_DROP} RETURNING 1", kind, tenant, name, version))
 
@@ -359,7 +367,7 @@ class PostgresStore:
     async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         try:
             rows: list[Any] = await self._connected().fetch(sql, *values)
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return rows
 
@@ -367,15 +375,15 @@ class PostgresStore:
         """Committed events, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What the tenant has in its queues."""
         return await self._ready.queued(tenant, limit, queues)
 
-    async def holder(self, tenant: str, group: str) -> str:
+    async def group_holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         found = await self._fetch(_HOLDER, tenant, group, await self.now())
         return str(found[0][0]) if found else ""
@@ -389,18 +397,20 @@ class PostgresStore:
         try:
             async with self._connected().acquire() as connection, connection.transaction():
                 gone = await connection.fetch(_DROP_FINISHED, finished_before, limit)
-                await leave(connection, dropped(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
+                await remove_from_lists(
+                    connection, removals(decode_record(*row) for row in gone if row[1] in LISTED_KINDS)
+                )
             status: str = await self._connected().execute(_DROP_CHUNKS, events_before, limit)
-        except AWAY as error:
+        except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return len(gone) + int(status.rpartition(" ")[2])
 
 
-def _held(rows: list[Any]) -> list[Held]:
-    return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
+def _held(rows: list[Any]) -> list[StoredRecord]:
+    return [StoredRecord(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
 
-def _claim_order(held: Held) -> tuple[int, int, str]:
+def _claim_order(held: StoredRecord) -> tuple[int, int, str]:
     record = held.record
     if not isinstance(record, Attempt):
         return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
@@ -418,8 +428,8 @@ def _next(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T |
 def _stands_alone(request: Request) -> bool:
     """Whether it takes no lock that must be held until later, and is one statement."""
     if isinstance(request, Write):
-        return request.is_last and is_one_statement(request)
-    return isinstance(request, Open | Load | LoadJobs)
+        return request.is_last and is_single_statement(request)
+    return isinstance(request, Begin | Load | LoadJobs)
 
 
 async def _stays_as_it_is(_connection: object) -> None:

@@ -16,27 +16,27 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from deltaci.storage.commit_hints import Arrived, Wakers
+from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 
 CHANNEL: Final = "deltaci"
-QUIET_SECONDS: Final = 0.005  # What is committed meanwhile is told together.
+COALESCE_SECONDS: Final = 0.005  # What is committed meanwhile is told together.
 RETRY_SECONDS: Final = 1.0
 MAX_BYTES: Final = 7000  # PostgreSQL takes less than 8000.
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True):
+class Notification(msgspec.Struct, frozen=True, array_like=True):
     """Who says it, and what can be claimed since; None: too much to tell."""
 
     name: str
     ready: list[tuple[str, str, int]] | None = None
 
 
-class Notifier:
+class PostgresNotifier:
     """One connection that tells and hears."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], wakers: Wakers) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Any]], wakers: CommitHints) -> None:
         self._connect = connect
         self._wakers = wakers
         self._name = secrets.token_hex(8)
@@ -45,7 +45,7 @@ class Notifier:
         self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
-    def announce(self, ready: Arrived) -> None:
+    def announce(self, ready: ReadyCounts) -> None:
         """Something was committed here, and this can be claimed since."""
         for name, count in ready.items():
             self._ready[name] = self._ready.get(name, 0) + count
@@ -87,26 +87,26 @@ class Notifier:
         try:
             connection.add_termination_listener(lambda _: self._is_due.set())
             await connection.add_listener(CHANNEL, self._hear)
-            self._wakers.hint()  # What was told while nobody listened.
+            self._wakers.publish()  # What was told while nobody listened.
             while not self._is_stopped and not connection.is_closed():
                 await self._is_due.wait()
                 self._is_due.clear()
                 await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._word())
-                await asyncio.sleep(QUIET_SECONDS)
+                await asyncio.sleep(COALESCE_SECONDS)
         finally:
             with suppress(Exception):
                 connection.terminate()
 
     def _word(self) -> str:
         told, self._ready = self._ready, {}
-        word = msgspec.json.encode(Word(self._name, [(*name, count) for name, count in told.items()]))
-        return (word if len(word) <= MAX_BYTES else msgspec.json.encode(Word(self._name))).decode()
+        word = msgspec.json.encode(Notification(self._name, [(*name, count) for name, count in told.items()]))
+        return (word if len(word) <= MAX_BYTES else msgspec.json.encode(Notification(self._name))).decode()
 
     def _hear(self, _connection: object, _pid: int, _channel: str, said: str) -> None:
         try:
-            word = msgspec.json.decode(said, type=Word)
+            word = msgspec.json.decode(said, type=Notification)
         except msgspec.DecodeError:  # Of another version: all that it says is that there is something.
-            word = Word("")
+            word = Notification("")
         if word.name != self._name:
             ready = word.ready
-            self._wakers.hint(None if ready is None else {(tenant, key): count for tenant, key, count in ready})
+            self._wakers.publish(None if ready is None else {(tenant, key): count for tenant, key, count in ready})

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import asyncpg
 
-from deltaci.storage.codec import KIND_OF, Chunk, encode, pack
-from deltaci.storage.document_backends import checked
-from deltaci.storage.list_index import joined, left
-from deltaci.storage.port import Conflict, Document, Entry, Write
-from deltaci.storage.sql import new_row
+from deltaci.storage.codec import KIND_OF, EventChunk, encode, pack_events
+from deltaci.storage.document_backends import sorted_for_write
+from deltaci.storage.list_index import added_rows, removed_rows
+from deltaci.storage.port import Conflict, Document, ListChange, Write
+from deltaci.storage.sql import insert_values
 
 CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
@@ -83,48 +83,48 @@ PUT_DOCUMENTS: Final = f"""
     )
     SELECT CASE WHEN (SELECT count(*) FROM new) + (SELECT count(*) FROM old) = $7 THEN 0 ELSE deltaci_conflict() END
 """
-_NO_CHUNK: Final = Chunk(0, 0, b"", frozenset())
+_NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
 
-def is_one_statement(write: Write) -> bool:
+def is_single_statement(write: Write) -> bool:
     """Whether nothing must be written before: then it needs no BEGIN and no COMMIT."""
-    return all(put.version or not put.is_over for put in write.puts)
+    return all(put.version or not put.is_terminal for put in write.puts)
 
 
-async def leave(connection: Any, entries: list[Entry]) -> None:
+async def remove_from_lists(connection: Any, entries: list[ListChange]) -> None:
     """Take what is dropped off its lists."""
     if entries:
-        await connection.execute(_LEAVE_ALONE, *_columns(left(entries), 4))
+        await connection.execute(_LEAVE_ALONE, *_columns(removed_rows(entries), 4))
 
 
 def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
     """The first values of the statement that writes documents."""
-    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in checked(documents)]
+    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in sorted_for_write(documents)]
     return _columns(rows, 5)
 
 
 async def write_batch(connection: Any, write: Write) -> int:
     """Write it all; the seq of its last event."""
     puts = write.puts
-    new = [new_row(put) for put in puts if put.version == 0 and not put.is_over]
+    new = [insert_values(put) for put in puts if put.version == 0 and not put.is_terminal]
     *born, groups = _columns(new, 10)
     old = [
         (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
         for put in puts
-        if put.version and not put.is_over
+        if put.version and not put.is_terminal
     ]
-    over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_over]
-    born_over = [put.record for put in puts if put.version == 0 and put.is_over]
+    over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_terminal]
+    born_over = [put.record for put in puts if put.version == 0 and put.is_terminal]
     if born_over:
         rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
         status: str = await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
         if int(status.rpartition(" ")[2]) != len(rows):
             raise Conflict(tuple(record.id for record in born_over))
-    chunk = pack(write.events) if write.events else _NO_CHUNK
+    chunk = pack_events(write.events) if write.events else _NO_CHUNK
     ended_at = max((put.record.updated_at for put in puts), default=0)
     try:
         last_seq = await connection.fetchval(
-            _WRITE_LISTED if write.entries else _WRITE,
+            _WRITE_LISTED if write.list_changes else _WRITE,
             *born,
             *_columns(old, 5),
             *_columns(over, 3),
@@ -134,7 +134,7 @@ async def write_batch(connection: Any, write: Write) -> int:
             chunk.body,
             list(chunk.scopes),
             len(puts) - len(born_over),
-            *_list_columns(write.entries),
+            *_list_columns(write.list_changes),
             groups,
         )
     except asyncpg.SerializationError as error:
@@ -142,8 +142,8 @@ async def write_batch(connection: Any, write: Write) -> int:
     return int(last_seq or 0)
 
 
-def _list_columns(entries: list[Entry]) -> Iterable[Sequence[Any]]:
-    return (*_columns(joined(entries), 4), *_columns(left(entries), 4)) if entries else ()
+def _list_columns(entries: list[ListChange]) -> Iterable[Sequence[Any]]:
+    return (*_columns(added_rows(entries), 4), *_columns(removed_rows(entries), 4)) if entries else ()
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:

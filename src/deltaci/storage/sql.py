@@ -8,8 +8,8 @@ from typing import Any, Final
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.storage.codec import KIND_OF, encode, select
-from deltaci.storage.port import Put, Ready, Unreadable
+from deltaci.storage.codec import KIND_OF, encode, select_events
+from deltaci.storage.port import Put, ReadyAttempt, UnreadableRecord
 
 # The tenant's queues that hold something, one probe of the index for each, however long they are.
 QUEUE_KEYS: Final = """
@@ -23,15 +23,15 @@ QUEUE_KEYS: Final = """
 """
 
 # Who has a group: of this tenant, with this name, at this time. By a live lease, or after one that was lost.
-HOLDER: Final = (
+GROUP_HOLDER: Final = (
     "SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND due_at IS NOT NULL "
     "UNION ALL SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND ready_at > {2} LIMIT 1"
 )
 # Whether nobody has the group of `r`. What has no group is not looked after any further. A database might gather all
 # groups at once for an EXISTS; this is two probes of small indexes.
-FREE: Final = f"(r.group_name IS NULL OR ({HOLDER.format('r.tenant', 'r.group_name', '{0}')}) IS NULL)"
+GROUP_IS_FREE: Final = f"(r.group_name IS NULL OR ({GROUP_HOLDER.format('r.tenant', 'r.group_name', '{0}')}) IS NULL)"
 
-PUT_ASIDE: Final = (
+POSTPONE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
     "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"
 )
@@ -43,10 +43,10 @@ NEXT_QUEUE: Final = (
 )
 FIRST_READY: Final = (
     "SELECT id, ready_at FROM records r WHERE tenant = {0} AND queue_key = {1} AND ready_at <= {2} "
-    f"AND {FREE.format('{2}')} ORDER BY priority DESC, ready_at, id LIMIT {{3}}"
+    f"AND {GROUP_IS_FREE.format('{2}')} ORDER BY priority DESC, ready_at, id LIMIT {{3}}"
 )
 # The same of one tenant, with what nobody may claim yet.
-NEXT_QUEUE_OF: Final = (
+NEXT_QUEUE_OF_TENANT: Final = (
     "SELECT queue_key FROM records WHERE ready_at IS NOT NULL AND tenant = {0} AND queue_key > {1} "
     "ORDER BY queue_key LIMIT 1"
 )
@@ -58,7 +58,7 @@ FIRST_QUEUED: Final = (
 # Pages of the log. A chunk that holds the wanted seq in its middle ends behind it, so comparing ends is enough.
 PAGE: Final = 200
 CHUNKS: Final = "SELECT last_seq, count, body FROM chunks WHERE last_seq > {0} ORDER BY last_seq LIMIT {1}"
-CHUNKS_OF: Final = (
+CHUNKS_OF_SCOPE: Final = (
     "SELECT c.last_seq, c.count, c.body FROM chunk_scopes s JOIN chunks c ON c.last_seq = s.last_seq "
     "WHERE s.scope = {0} AND s.last_seq > {1} ORDER BY s.last_seq LIMIT {2}"
 )
@@ -70,7 +70,7 @@ class LogReader:
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str]) -> None:
         self._fetch = fetch
         self._all = CHUNKS.format(*marks)
-        self._of = CHUNKS_OF.format(*marks)
+        self._of = CHUNKS_OF_SCOPE.format(*marks)
 
     async def events(
         self, after: int, limit: int, entity_id: str, run_id: str, find: Callable[[str], Awaitable[Record | None]]
@@ -79,7 +79,7 @@ class LogReader:
         if run_id or not entity_id:
             return await self._read(run_id, after, limit, entity_id, run_id)
         record = await find(entity_id)
-        if record is not None and not isinstance(record, Unreadable):
+        if record is not None and not isinstance(record, UnreadableRecord):
             return await self._read(record.run_id or entity_id, after, limit, entity_id, "")
         # Dropped already, or unreadable; the log may know it all the same. What belongs to a run is named after it.
         found = await self._read(entity_id, after, limit, entity_id, "")
@@ -91,40 +91,42 @@ class LogReader:
         seen = after
         while len(found) < limit:
             rows = await (self._fetch(self._of, scope, seen, PAGE) if scope else self._fetch(self._all, seen, PAGE))
-            found += select(((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id)
+            found += select_events(
+                ((row[0], row[1], row[2]) for row in rows), after, limit - len(found), entity_id, run_id
+            )
             if len(rows) < PAGE:
                 break
             seen = rows[-1][0]
         return found
 
 
-class ReadyReader:
+class ReadyAttemptReader:
     """Reads what waits to be claimed, queue by queue, and locks nothing."""
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str, str]) -> None:
         self._fetch = fetch
         self._next = NEXT_QUEUE.format(*marks)
         self._first = FIRST_READY.format(*marks)
-        self._next_of = NEXT_QUEUE_OF.format(*marks)
+        self._next_of = NEXT_QUEUE_OF_TENANT.format(*marks)
         self._queued = FIRST_QUEUED.format(*marks)
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def waiting(self, before: int, limit: int) -> list[ReadyAttempt]:
         """Of every queue of every tenant the first that are ready since before then."""
-        found: list[Ready] = []
+        found: list[ReadyAttempt] = []
         tenant = key = ""
         while queues := await self._fetch(self._next, tenant, key):
             tenant, key = queues[0]
             rows = await self._fetch(self._first, tenant, key, before, limit)
-            found += [Ready(tenant, key, id, ready_at) for id, ready_at in rows]
+            found += [ReadyAttempt(tenant, key, id, ready_at) for id, ready_at in rows]
         return found
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """Of so many queues of this tenant the first, whether they may be claimed now or not."""
-        found: list[Ready] = []
+        found: list[ReadyAttempt] = []
         keys: list[str] = [""]  # The queue of what needs no label; nothing comes before it.
         while keys and queues:
             rows = await self._fetch(self._queued, tenant, keys[0], limit)
-            found += [Ready(tenant, keys[0], id, ready_at) for id, ready_at in rows]
+            found += [ReadyAttempt(tenant, keys[0], id, ready_at) for id, ready_at in rows]
             queues -= bool(rows)
             keys = [key for (key,) in await self._fetch(self._next_of, tenant, keys[0])]
         return found
@@ -135,7 +137,7 @@ def group_name(record: Record) -> str | None:
     return (record.group or None) if isinstance(record, Attempt) else None
 
 
-def new_row(put: Put) -> tuple[Any, ...]:
+def insert_values(put: Put) -> tuple[Any, ...]:
     """The columns of a record that is new."""
     record = put.record
     key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)

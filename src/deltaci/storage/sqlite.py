@@ -17,40 +17,48 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack
-from deltaci.storage.commit_hints import Arrived, Wakers
-from deltaci.storage.document_backends import DROP, SqlDocuments, checked, conflict
-from deltaci.storage.list_index import SqlPages, dropped, joined, left
-from deltaci.storage.memory import drive, wall_clock
-from deltaci.storage.migrate import migrations, missing
+from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
+from deltaci.storage.commit_hints import CommitHints, ReadyCounts
+from deltaci.storage.document_backends import DROP, SqlDocumentReader, document_conflict, sorted_for_write
+from deltaci.storage.list_index import SqlListReader, added_rows, removals, removed_rows
+from deltaci.storage.memory import run_transaction, wall_clock
+from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
+    Begin,
+    BeginClaim,
     Conflict,
-    CountHeld,
+    CountLiveLeases,
     Document,
-    Entry,
     FindDue,
     FindReady,
-    Held,
+    ListChange,
+    ListQuery,
     Load,
     LoadJobs,
-    Look,
-    Open,
-    OpenReady,
-    Page,
+    LockGroup,
+    Postpone,
     Put,
-    PutAside,
-    Ready,
+    ReadTransaction,
+    ReadyAttempt,
+    RecordPage,
     Request,
-    Search,
+    StoredRecord,
     T,
-    TakeGroup,
     Transaction,
     Unavailable,
     Write,
-    fits,
-    fitting,
+    matches_labels,
+    matching_queue_keys,
 )
-from deltaci.storage.sql import FREE, HOLDER, PUT_ASIDE, QUEUE_KEYS, LogReader, ReadyReader, new_row
+from deltaci.storage.sql import (
+    GROUP_HOLDER,
+    GROUP_IS_FREE,
+    POSTPONE,
+    QUEUE_KEYS,
+    LogReader,
+    ReadyAttemptReader,
+    insert_values,
+)
 
 READERS: Final = 4
 BUSY_SECONDS: Final = 10.0
@@ -67,7 +75,7 @@ _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
 _KEYS: Final = QUEUE_KEYS.format("?")
-_PUT_ASIDE: Final = PUT_ASIDE.format("?", "?")
+_PUT_ASIDE: Final = POSTPONE.format("?", "?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _FINISH: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
@@ -92,7 +100,7 @@ _DROP: Final = DROP.format(m="?")
 class SqliteStore:
     """One file. Reads for people go through connections of their own and never wait for the writer."""
 
-    lanes = 1
+    max_concurrent_transactions = 1
 
     def __init__(self, path: str, clock: Callable[[], int] = wall_clock) -> None:
         self._path = path
@@ -102,11 +110,11 @@ class SqliteStore:
         self._write_to: sqlite3.Connection | None = None
         self._idle: list[sqlite3.Connection] = []  # As many as there are threads that read, so one is always there.
         self._is_open = False
-        self._pages = SqlPages(self._read, "?", self.find_all)
-        self._documents = SqlDocuments(self._read, "?")
+        self._pages = SqlListReader(self._read, "?", self.find_all)
+        self._documents = SqlDocumentReader(self._read, "?")
         self._log = LogReader(self._read, ("?", "?", "?"))
-        self._ready = ReadyReader(self._read, ("?1", "?2", "?3", "?4"))
-        self.wakers = Wakers()
+        self._ready = ReadyAttemptReader(self._read, ("?1", "?2", "?3", "?4"))
+        self.commit_hints = CommitHints()
 
     async def open(self) -> None:
         """Create the file if need be, and bring it up to date under its own lock."""
@@ -146,7 +154,7 @@ class SqliteStore:
                 "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
             )
             applied = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-            for migration in missing(migrations("sqlite"), applied):
+            for migration in pending_migrations(migrations("sqlite"), applied):
                 for statement in migration.text.split(";"):
                     connection.execute(statement)
                 connection.execute("INSERT INTO migrations VALUES (?, ?)", (migration.number, migration.checksum))
@@ -159,11 +167,11 @@ class SqliteStore:
         """Run it in the writer thread: one hop, however many requests it makes."""
         result, ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
         if ready is not None:
-            self.wakers.hint(ready)
+            self.commit_hints.publish(ready)
         return result
 
-    def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, Arrived | None]:
-        return self._within(lambda _: drive(work(), self._answer))
+    def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, ReadyCounts | None]:
+        return self._within(lambda _: run_transaction(work(), self._answer))
 
     async def _as_writer(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._within, work)
@@ -190,21 +198,21 @@ class SqliteStore:
             raise Unavailable("the store is not open; call open() first")
         return connection
 
-    async def look(self, work: Callable[[], Look[T]]) -> T:
+    async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run it in a reader's thread: one hop, and all that it reads is of one moment."""
         if not self._is_open:
             raise Unavailable("the store is not open; call open() first")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, work)
 
-    def _look(self, work: Callable[[], Look[T]]) -> T:
+    def _look(self, work: Callable[[], ReadTransaction[T]]) -> T:
         with self._reader() as connection:
             connection.execute("BEGIN")
             try:
-                return drive(work(), lambda request: self._read_for(connection, request))[0]
+                return run_transaction(work(), lambda request: self._read_for(connection, request))[0]
             finally:
                 connection.execute("COMMIT")
 
-    def _read_for(self, connection: sqlite3.Connection, request: Request) -> list[Held]:
+    def _read_for(self, connection: sqlite3.Connection, request: Request) -> list[StoredRecord]:
         if isinstance(request, Load):
             return self._load(connection, request.ids)
         assert isinstance(request, LoadJobs), request
@@ -215,22 +223,22 @@ class SqliteStore:
         connection = self._connected(self._write_to)
         if isinstance(request, Load | LoadJobs):
             return self._read_for(connection, request)
-        if isinstance(request, Open):
+        if isinstance(request, Begin):
             return self._clock(), self._load(connection, request.ids)
-        if isinstance(request, OpenReady):
+        if isinstance(request, BeginClaim):
             now = self._clock()
             return now, self._find_ready(
-                FindReady(request.tenant, request.labels, now + request.lead, request.limit, request.only)
+                FindReady(request.tenant, request.labels, now + request.clock_lead, request.limit, request.only_ids)
             )
         if isinstance(request, Write):
             return self._write(request)
         if isinstance(request, FindReady):
             return self._find_ready(request)
-        if isinstance(request, CountHeld):
+        if isinstance(request, CountLiveLeases):
             return connection.execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
-        if isinstance(request, TakeGroup):
+        if isinstance(request, LockGroup):
             return _only(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
-        if isinstance(request, PutAside):
+        if isinstance(request, Postpone):
             rows = [(request.until, request.until, id) for id in request.ids]
             connection.executemany(_PUT_ASIDE, rows)
             return None
@@ -239,72 +247,78 @@ class SqliteStore:
         return self._held(connection, due, [request.now, request.limit])
 
     @staticmethod
-    def _held(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[Held]:
+    def _held(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[StoredRecord]:
         rows = connection.execute(sql, values)
-        return [Held(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
+        return [
+            StoredRecord(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows
+        ]
 
-    def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[Held]:
-        wanted, found = list(ids), list[Held]()
+    def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[StoredRecord]:
+        wanted, found = list(ids), list[StoredRecord]()
         for start in range(0, len(wanted), MAX_VARIABLES):
             some = wanted[start : start + MAX_VARIABLES]
             found += self._held(connection, _these(len(some)), some)
         return found
 
-    def _find_ready(self, request: FindReady) -> list[Held]:
+    def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         """The best of each queue, then the best of those: each is a short walk along the index."""
-        found: list[tuple[int, int, str, Held]] = []
+        found: list[tuple[int, int, str, StoredRecord]] = []
         connection = self._connected(self._write_to)
-        if request.only:
+        if request.only_ids:
             return self._find_only(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
-        for key in fitting(keys, request.labels):
-            without = _WITHOUT.format(", ".join("?" * len(request.without))) if request.without is not None else ""
-            values = [request.tenant, key, request.now, *(request.without or ()), request.limit]
+        for key in matching_queue_keys(keys, request.labels):
+            without = (
+                _WITHOUT.format(", ".join("?" * len(request.excluded_groups)))
+                if request.excluded_groups is not None
+                else ""
+            )
+            values = [request.tenant, key, request.now, *(request.excluded_groups or ()), request.limit]
             rows = connection.execute(_READY.format(without), values)
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                found.append((-priority, ready_at, id, Held(decode_record(id, kind, body), version, due_at)))
+                found.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found[: request.limit]]
 
-    def _find_only(self, request: FindReady) -> list[Held]:
-        found: list[tuple[int, int, str, Held]] = []
-        wanted = list(dict.fromkeys(request.only))
+    def _find_only(self, request: FindReady) -> list[StoredRecord]:
+        found: list[tuple[int, int, str, StoredRecord]] = []
+        wanted = list(dict.fromkeys(request.only_ids))
         for start in range(0, len(wanted), MAX_VARIABLES):
             some = wanted[start : start + MAX_VARIABLES]
             sql = _ONLY.format(", ".join("?" * len(some)))
             rows = self._connected(self._write_to).execute(sql, [*some, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                held = Held(decode_record(id, kind, body), version, due_at)
-                if fits(held, request.labels):
+                held = StoredRecord(decode_record(id, kind, body), version, due_at)
+                if matches_labels(held, request.labels):
                     found.append((-priority, ready_at, id, held))
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._connected(self._write_to)
-        new = [put for put in write.puts if put.version == 0 and not put.is_over]
-        old = [put for put in write.puts if put.version and not put.is_over]
-        over = [put for put in write.puts if put.is_over]
-        self._guarded(connection, _INSERT, [(*new_row(put), put.record.id) for put in new], new)
+        new = [put for put in write.puts if put.version == 0 and not put.is_terminal]
+        old = [put for put in write.puts if put.version and not put.is_terminal]
+        over = [put for put in write.puts if put.is_terminal]
+        self._guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in new], new)
         updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
         self._guarded(connection, _UPDATE, updates, old)
         leaving = [put for put in over if put.version]
         self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
         self._guarded(connection, _FINISH, [_over_row(put) for put in over], over)
-        if write.entries:
-            self._list(connection, write.entries)
+        if write.list_changes:
+            self._list(connection, write.list_changes)
         if not write.events:
             return 0
-        chunk = pack(write.events)
+        chunk = pack_events(write.events)
         (last,) = connection.execute("UPDATE log_head SET seq = seq + ? RETURNING seq", (chunk.count,)).fetchone()
         connection.execute(_CHUNK, (last, chunk.count, chunk.at, chunk.body))
         connection.executemany(_SCOPE, [(scope, last) for scope in chunk.scopes])
         return int(last)
 
     @staticmethod
-    def _list(connection: sqlite3.Connection, entries: list[Entry]) -> None:
-        connection.executemany(_LEAVE, left(entries))
-        connection.executemany(_JOIN, joined(entries))
+    def _list(connection: sqlite3.Connection, entries: list[ListChange]) -> None:
+        connection.executemany(_LEAVE, removed_rows(entries))
+        connection.executemany(_JOIN, added_rows(entries))
 
     @staticmethod
     def _guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
@@ -345,7 +359,7 @@ class SqliteStore:
             found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [found[id] for id in wanted if id in found]
 
-    async def page(self, search: Search) -> Page:
+    async def page(self, search: ListQuery) -> RecordPage:
         """What is on all of these lists."""
         return await self._pages.page(search)
 
@@ -363,22 +377,22 @@ class SqliteStore:
 
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
         now = self._clock()
-        for each in checked(documents):
+        for each in sorted_for_write(documents):
             name = (each.kind, each.tenant, each.name)
             if each.version:
                 done = connection.execute(_OLD_DOCUMENT, (now, each.body, *name, each.version))
             else:
                 done = connection.execute(_NEW_DOCUMENT, (*name, now, each.body))
             if not done.rowcount:
-                raise conflict(documents)
+                raise document_conflict(documents)
 
-    async def documents(
+    async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
         return await self._documents.listing(kind, tenant, after, limit, prefix)
 
-    async def drop_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
+    async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
         values = (kind, tenant, name, version)
         return bool(await self._as_writer(lambda connection: connection.execute(_DROP, values).rowcount))
@@ -391,15 +405,15 @@ class SqliteStore:
         """Committed events, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
-    async def waiting(self, before: int, limit: int) -> list[Ready]:
+    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits since before then."""
         return await self._ready.waiting(before, limit)
 
-    async def queued(self, tenant: str, limit: int, queues: int) -> list[Ready]:
+    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What the tenant has in its queues."""
         return await self._ready.queued(tenant, limit, queues)
 
-    async def holder(self, tenant: str, group: str) -> str:
+    async def group_holder(self, tenant: str, group: str) -> str:
         """Who has it."""
         return _only(await self._read(_HOLDER, tenant, group, self._clock()))
 
@@ -413,7 +427,7 @@ class SqliteStore:
 
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
         gone = connection.execute(_DROP_FINISHED, (finished_before, limit)).fetchall()
-        self._list(connection, dropped(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
+        self._list(connection, removals(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
         for table in ("chunk_scopes", "chunks"):
             chunks = connection.execute(_DROP_CHUNKS.format(table), (events_before, limit)).rowcount
         return len(gone) + chunks
@@ -425,8 +439,8 @@ _READY: Final = (
     "{} ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
 # Groups that this transaction takes from are not held yet by what is stored.
-_WITHOUT: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {FREE.format('?3')}"
-_HOLDER: Final = HOLDER.format("?1", "?2", "?3")
+_WITHOUT: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {GROUP_IS_FREE.format('?3')}"
+_HOLDER: Final = GROUP_HOLDER.format("?1", "?2", "?3")
 # The ids lead to the rows: without the sign the way to what is ready, which begins with the tenant, might be taken.
 _ONLY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE id IN ({{}}) AND +tenant = ? AND +ready_at <= ?"

@@ -37,7 +37,7 @@ from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Moved, Workshop
 from deltaci.git.mirrors import Mirrors
-from deltaci.storage.documents import Documents
+from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Conflict, Store, Unavailable
 
 KIND: Final = "merge-queue"
@@ -77,7 +77,7 @@ class MergeQueue:
         self._is_wanted = is_wanted
         self._landing = landing or Pushing()
         self._limits = limits or Limits()
-        self._lines = Documents(store, KIND, Line)
+        self._lines = TypedDocuments(store, KIND, Line)
         self._claims = Claims(store, CLAIM, owner or secrets.token_hex(8), CLAIM_SECONDS)
         self._told: list[Told] = []
         self._deaf: dict[str, frozenset[str]] = {}  # Whose outcomes nobody heard just now.
@@ -111,13 +111,13 @@ class MergeQueue:
             entry = replace(entry, at=await self._store.now())
         empty = Line(tenant=entry.tenant, project=entry.project, base=entry.base)
         name = _name_of(entry.tenant, entry.project, entry.base)
-        await self._lines.edit(ALL_TENANTS, name, lambda line: lines.entered(line or empty, entry))
+        await self._lines.update(ALL_TENANTS, name, lambda line: lines.entered(line or empty, entry))
         self.hands.give(name)
 
     async def leave(self, tenant: str, project: str, base: str, id: str) -> bool:
         """Not to be merged any more. Whether that holds; False: it is too late, and the outcome will be told."""
         name = _name_of(tenant, project, base)
-        line = await self._lines.edit(ALL_TENANTS, name, lambda line: line and lines.without(line, [id]))
+        line = await self._lines.update(ALL_TENANTS, name, lambda line: line and lines.without(line, [id]))
         self.hands.give(name)
         return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
@@ -129,7 +129,7 @@ class MergeQueue:
 
     async def queues(self, tenant: str) -> list[QueueView]:
         """The tenant's lines in which somebody waits."""
-        found = [each async for _, each in self._lines.each(ALL_TENANTS, of(tenant, ""))]
+        found = [each async for _, each in self._lines.iterate(ALL_TENANTS, of(tenant, ""))]
         return [shown(each) for each in found if each.places]
 
     async def bring(self, tenant: str, stream: str, commit: str) -> bool:
@@ -151,7 +151,7 @@ class MergeQueue:
 
     async def sweep(self) -> None:
         """Take up every line in which there is something to do."""
-        async for name, line in self._lines.each(ALL_TENANTS):
+        async for name, line in self._lines.iterate(ALL_TENANTS):
             if not line.is_idle:
                 self.hands.give(name)
 
@@ -164,7 +164,7 @@ class MergeQueue:
         try:
             while True:
                 line = await self._lines.find(ALL_TENANTS, name)
-                if line is None or (line.is_idle and await self._lines.drop_if(ALL_TENANTS, name, _is_idle)):
+                if line is None or (line.is_idle and await self._lines.delete_if(ALL_TENANTS, name, _is_idle)):
                     return
                 if not await self._is_changed(name, line):
                     break
@@ -337,7 +337,7 @@ class MergeQueue:
 
     async def _edit(self, name: str, seen: Line, change: Callable[[Line], Line]) -> bool:
         """Change it as it is now; whether it is not what was seen before. Somebody else's change is as good."""
-        after = await self._lines.edit(ALL_TENANTS, name, lambda line: line and change(line))
+        after = await self._lines.update(ALL_TENANTS, name, lambda line: line and change(line))
         return after != seen
 
     async def _trouble(self, name: str, line: Line, problem: str) -> None:

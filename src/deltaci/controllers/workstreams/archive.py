@@ -36,8 +36,8 @@ from deltaci.core.run import Run
 from deltaci.core.status.workstreams import WORKSTREAM_VIEW, task_state, workstream_state
 from deltaci.engine.feed import PAGE
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.port import Store, jobs_of
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.port import Store, load_jobs
 
 FOLDER: Final = "archive"
 STREAM, EVENTS, TRANSITIONS = "workstream.json", "events.jsonl", "transitions.jsonl"
@@ -55,7 +55,7 @@ def place(folder: Path, id: str) -> Path:
     return folder / FOLDER / keys.safe_name(id)
 
 
-async def archive(store: Store, logs: Logs, stream: Workstream, folder: Path) -> Path:
+async def archive(store: Store, logs: LogStore, stream: Workstream, folder: Path) -> Path:
     """Put all of it aside, and remove the files that it had while it went on. Safe to repeat. Where it is."""
     target = place(folder, stream.id)
     if not await asyncio.to_thread(target.is_dir):
@@ -72,8 +72,8 @@ async def archive(store: Store, logs: Logs, stream: Workstream, folder: Path) ->
     return target
 
 
-async def _fill(store: Store, logs: Logs, stream: Workstream, record: Run, folder: Path, draft: Path) -> None:
-    jobs = await store.look(lambda: jobs_of(stream.id))
+async def _fill(store: Store, logs: LogStore, stream: Workstream, record: Run, folder: Path, draft: Path) -> None:
+    jobs = await store.read(lambda: load_jobs(stream.id))
     attempts = await _attempts(store, jobs)
     gauge, first = await _log(store, stream.id, draft)
     specs = [each.spec for each in jobs]
@@ -147,7 +147,7 @@ def outputs(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> dict[str, Any]:
     }
 
 
-def places(logs: Logs, jobs: Sequence[Job], attempts: Sequence[Attempt], folder: Path) -> list[dict[str, Any]]:
+def places(logs: LogStore, jobs: Sequence[Job], attempts: Sequence[Attempt], folder: Path) -> list[dict[str, Any]]:
     """Where what each attempt left behind is: its logs on this server's disk, its artifacts among the blobs."""
     names = {each.id: each.spec.name for each in jobs}
     found = []
@@ -167,7 +167,7 @@ def places(logs: Logs, jobs: Sequence[Job], attempts: Sequence[Attempt], folder:
     return found
 
 
-def _logs(logs: Logs, attempt: Attempt, folder: Path) -> Iterator[dict[str, Any]]:
+def _logs(logs: LogStore, attempt: Attempt, folder: Path) -> Iterator[dict[str, Any]]:
     """One for each lease that wrote something here; a lease that was lost has its own."""
     for number in range(1, attempt.claims + 1):
         size = logs.size(attempt.id, number)

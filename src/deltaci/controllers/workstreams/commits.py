@@ -22,8 +22,8 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import HEADS, Signature, Workshop
 from deltaci.git.mirrors import is_commit
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.disk_reserve import check_room
-from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.blobs.disk_reserve import check_free_space
+from deltaci.storage.blobs.store import BlobStore
 
 TREE: Final = "tree"  # The type of the artifact in which a runner sends what a tree has.
 NAME: Final = "Delta CI"
@@ -42,7 +42,7 @@ def sent(attempt: Attempt) -> tuple[str, str]:
     return head, ""
 
 
-async def taken(workshop: Workshop, stream: Workstream, blobs: Blobs, bundle: str, head: str) -> str:
+async def taken(workshop: Workshop, stream: Workstream, blobs: BlobStore, bundle: str, head: str) -> str:
     """Take what a task sent; the tip of its workstream at which it had begun. `GitFailed` when it stands nowhere.
 
     The workstream may have moved on since: a tree of its own begins where the others were by then.
@@ -74,7 +74,7 @@ async def join(workshop: Workshop, tip: str, task: str, head: str) -> str:
     return await workshop.merge(tip, [head], f"Join {task}", Signature(NAME, EMAIL, at * SECOND))
 
 
-async def restored(workshop: Workshop, stream: Workstream, blobs: Blobs) -> None:
+async def restored(workshop: Workshop, stream: Workstream, blobs: BlobStore) -> None:
     """Have every commit of the workstream in the mirror: the base, and on it all that its tasks added."""
     mirror = workshop.mirror
     if await mirror.has(stream.tip):
@@ -94,7 +94,7 @@ async def restored(workshop: Workshop, stream: Workstream, blobs: Blobs) -> None
 # -- files
 
 
-async def _brought(workshop: Workshop, blobs: Blobs, key: str, head: str, start: str) -> None:
+async def _brought(workshop: Workshop, blobs: BlobStore, key: str, head: str, start: str) -> None:
     async with _file(workshop) as file:
         await asyncio.to_thread(_copy, blobs, key, file)
         await workshop.take(file, head, start)
@@ -115,14 +115,14 @@ async def _file(workshop: Workshop) -> AsyncIterator[Path]:
         path.rmdir()
 
 
-def _copy(blobs: Blobs, key: str, file: Path) -> None:
+def _copy(blobs: BlobStore, key: str, file: Path) -> None:
     try:
         stored = blobs.stat(key)
         if stored is None:
             raise GitFailed("the bundle with these commits is not kept any more")
         if stored.bytes > MAX_BUNDLE_BYTES:
             raise GitFailed(f"the bundle has {stored.bytes:,} bytes; at most {MAX_BUNDLE_BYTES:,} are taken")
-        check_room(file.parent, 2 * stored.bytes)  # Once as it is, once in the mirror.
+        check_free_space(file.parent, 2 * stored.bytes)  # Once as it is, once in the mirror.
         with file.open("wb") as target:
             for part in keys.read_all(blobs, key):
                 target.write(part)

@@ -15,9 +15,9 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
 from deltaci.git.mirrors import Mirrors
 from deltaci.pipeline.workstream import model
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.store import Blobs
-from deltaci.storage.port import Store, jobs_of
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.store import BlobStore
+from deltaci.storage.port import Store, load_jobs
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +27,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine
     projects: Projects
     mirrors: Mirrors
-    blobs: Blobs
-    logs: Logs
+    blobs: BlobStore
+    logs: LogStore
     folder: Path  # of the server's data
     records: Workstreams
 
@@ -45,7 +45,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
 
     async def jobs(self, run_id: str) -> list[Job]:
         """All jobs of the run, in the order of the plan."""
-        return await self.store.look(lambda: jobs_of(run_id))
+        return await self.store.read(lambda: load_jobs(run_id))
 
 
 def spec_of(stream: Workstream) -> model.Workstream:

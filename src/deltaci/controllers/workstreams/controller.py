@@ -148,7 +148,7 @@ class Streams:
 
     async def sweep(self) -> None:
         """Take up everything that is not archived."""
-        async for _, each in self.desk.records.opened.each(ALL_TENANTS):
+        async for _, each in self.desk.records.opened.iterate(ALL_TENANTS):
             self._give(each.tenant, each.id)
 
     def _give(self, tenant: str, id: str) -> None:
@@ -211,7 +211,7 @@ class Streams:
         """One without a run: it is being made, or never was."""
         if await self.desk.store.now() - stream.created_at > ABANDONED_SECONDS * SECOND:
             await self._drop(stream)
-            await self.desk.records.kept.drop(stream.tenant, stream.id)
+            await self.desk.records.kept.delete(stream.tenant, stream.id)
 
     # -- the end
 
@@ -271,7 +271,7 @@ class Streams:
                 return None
             return replace(known, merged_as=outcome.commit, problem="" if outcome.is_merged else outcome.details)
 
-        stream = await self.desk.records.kept.edit(outcome.tenant, outcome.id, told)
+        stream = await self.desk.records.kept.update(outcome.tenant, outcome.id, told)
         if stream is not None and outcome.is_merged and not outcome.commit:
             await self._publish(stream)
         await self._validate(outcome.id, outcome.details, is_passed=outcome.is_merged)
@@ -304,7 +304,7 @@ class Streams:
         await self._drop(stream)
 
     async def _drop(self, stream: Workstream) -> None:
-        await self.desk.records.opened.drop(ALL_TENANTS, of(stream.tenant, stream.id))
+        await self.desk.records.opened.delete(ALL_TENANTS, of(stream.tenant, stream.id))
         self._forget(stream.id)
 
     def _forget(self, id: str) -> None:

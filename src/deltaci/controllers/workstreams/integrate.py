@@ -67,7 +67,7 @@ class Joining:
                 return None
             return replace(known, verdicts={**known.verdicts, task: (broken.verdict,)}, place=place or known.place)
 
-        await self._desk.records.kept.edit(stream.tenant, stream.id, noted)
+        await self._desk.records.kept.update(stream.tenant, stream.id, noted)
 
     async def _joined(self, stream: Workstream, task: Job, attempt: Attempt, place: str) -> Workstream:
         if any(each.attempt_id == attempt.id for each in stream.joined):
@@ -88,7 +88,7 @@ class Joining:
                 raise GitFailed("another server joined a task at the same moment", is_passing=True)
             return replace(known, joined=(*known.joined, added), place=place or known.place)
 
-        return await self._desk.records.kept.edit(stream.tenant, stream.id, grown) or stream
+        return await self._desk.records.kept.update(stream.tenant, stream.id, grown) or stream
 
     async def _added(
         self, workshop: Workshop, stream: Workstream, attempt: Attempt, task: str, head: str, bundle: str

@@ -40,7 +40,7 @@ class Planning:
                     return known
                 return replace(known, base=base, base_commit=commit, branch=branch)
 
-            stream = await self._desk.records.kept.edit(stream.tenant, stream.id, begun) or stream
+            stream = await self._desk.records.kept.update(stream.tenant, stream.id, begun) or stream
         source = Source(
             url=project.url,
             commit=stream.base_commit,
@@ -60,7 +60,7 @@ class Planning:
     async def fail(self, record: Run, why: str) -> None:
         """There is no plan, and the run says why; so does the workstream, first."""
         kept = self._desk.records.kept
-        await kept.edit(record.tenant, record.id, lambda known: known and replace(known, problem=why))
+        await kept.update(record.tenant, record.id, lambda known: known and replace(known, problem=why))
         await self._say(record, run.PlanFailed(id=record.id, error=why))
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.protocol.messages import RuleResult
-from deltaci.storage.documents import Documents
+from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Store
 
 KIND: Final = "workstream"
@@ -65,8 +65,8 @@ class Workstreams:
     """All of them, as documents. Named by their ids; `opened` is found under EVERYBODY."""
 
     def __init__(self, store: Store) -> None:
-        self.kept = Documents(store, KIND, Workstream)
-        self.opened = Documents(store, OPEN, Open)
+        self.kept = TypedDocuments(store, KIND, Workstream)
+        self.opened = TypedDocuments(store, OPEN, Open)
 
     async def find(self, tenant: str, id: str) -> Workstream | None:
         """The tenant's workstream of this id."""

@@ -48,7 +48,7 @@ from deltaci.server.api.complaints import explained
 from deltaci.server.api.ranges import BadRange
 from deltaci.server.api.tenants import TooOften
 from deltaci.server.http import Receive, Request, Scope, Send
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ def refusal(error: Exception, request: Request, request_id: str) -> tuple[str, s
             return "bad_json", f"the body is not JSON: {error}", {}
         case Overloaded():
             return "overloaded", str(error), RETRY
-        case Unavailable() | Conflict() | BlobsUnavailable():
+        case Unavailable() | Conflict() | BlobStoreUnavailable():
             return "unavailable", str(error), RETRY
     LOGGER.error("request %s: an error of ours", request_id, exc_info=error)
     return "internal", f"an error of ours; the server's log has it under {request_id}", {}

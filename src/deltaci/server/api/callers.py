@@ -161,7 +161,7 @@ class Keys:
 
     async def page(self, tenant: str, after: str, limit: int) -> list[KeyRecord]:
         """The tenant's keys, in the order of their ids."""
-        return [_decode(each.body) for each in await self._store.documents(KEY, tenant, after=after, limit=limit)]
+        return [_decode(each.body) for each in await self._store.list_documents(KEY, tenant, after=after, limit=limit)]
 
     async def revoke(self, tenant: str, id: str, by: str) -> KeyRecord | None:
         """Let nobody in with it any more. Safe to repeat; None when there is no such key."""

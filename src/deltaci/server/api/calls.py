@@ -16,7 +16,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import USER
 from deltaci.core.machine import Record
 from deltaci.engine.engine import Engine
-from deltaci.engine.unreadable_records import refusal
+from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.fleet.incarnations import Lives
 from deltaci.fleet.liveness import Fleet
 from deltaci.pipeline.workstream.model import Workstream as WorkstreamFile
@@ -30,8 +30,8 @@ from deltaci.server.http import Request
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.reports import TestReports
 from deltaci.server.secrets import Secrets
-from deltaci.storage.blobs.logs import Logs
-from deltaci.storage.blobs.store import Blobs
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.store import BlobStore
 from deltaci.storage.port import Store
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -56,8 +56,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Store
     engine: Engine
-    logs: Logs
-    blobs: Blobs
+    logs: LogStore
+    blobs: BlobStore
     disk: Disk
     signer: Signer
     keys: Keys
@@ -121,6 +121,6 @@ def missing(what: str, id: str) -> Refused:
 def own(call: Call, record: Record | None, what: str, id: str) -> Record:
     """The record, if it is there and the caller's. One way for both refusals, so that nothing tells them apart."""
     if record is None or record.tenant != call.who.tenant:
-        unread = refusal(record)
+        unread = unreadable_refusal(record)
         raise unread if unread is not None else missing(what, id)
     return record

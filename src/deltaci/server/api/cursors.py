@@ -5,22 +5,22 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from deltaci.core.errors import Refused
-from deltaci.storage.port import Place
+from deltaci.storage.port import ListPosition
 
 
-def cursor(place: Place | None) -> str | None:
+def cursor(place: ListPosition | None) -> str | None:
     """The text for a place in a list."""
-    return written(f"{place.at} {place.id}") if place is not None else None
+    return written(f"{place.created_at} {place.id}") if place is not None else None
 
 
-def place(cursor: str) -> Place | None:
+def place(cursor: str) -> ListPosition | None:
     """The place that a cursor names; none for an empty one."""
     if not cursor:
         return None
     at, _, id = read(cursor).partition(" ")
     if not (at.isascii() and at.isdecimal()) or len(at) > 18 or not id:
         raise _bad(cursor)
-    return Place(int(at), id)
+    return ListPosition(int(at), id)
 
 
 def written(text: str) -> str:

@@ -18,7 +18,7 @@ from deltaci.engine import feed
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 
 MAX_EVENTS: Final = 200_000
 MAX_WORKERS: Final = 1000
@@ -65,7 +65,7 @@ async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.TenantS
         workers=tuple(await fleet_of(call)),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
-        groups={group: await store.holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
+        groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
         flaky=await _flaky(call, run, tries),
     )
 
@@ -75,7 +75,7 @@ async def fleet_of(call: Call) -> list[Worker]:
     workers: list[Worker] = []
     before = None
     while len(workers) < MAX_WORKERS:
-        search = Search(tenant=call.who.tenant, lists=[WORKERS], before=before, limit=_PAGE)
+        search = ListQuery(tenant=call.who.tenant, lists=[WORKERS], before=before, limit=_PAGE)
         page = await call.parts.store.page(search)
         workers += [each for each in page.records if isinstance(each, Worker)]
         before = page.next

@@ -18,7 +18,7 @@ from deltaci.server.api.ranges import Bytes, chosen
 from deltaci.server.api.sending import disposition, sending, write_span
 from deltaci.server.api.tails import last_lease
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.store import Blobs, BlobsUnavailable, Stored
+from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 
 MAX_LISTED: Final = 10_000  # Of one run, at once.
 AT_A_TIME: Final = 200
@@ -46,7 +46,7 @@ async def list_run_artifacts(call: Call) -> api.Artifacts:
     return api.Artifacts(artifacts=found)
 
 
-def _kept(blobs: Blobs, attempt: Attempt, job: str) -> list[api.RunArtifact]:
+def _kept(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArtifact]:
     lease = last_lease(attempt)
     if lease is None:
         return []
@@ -78,7 +78,7 @@ async def read_artifact(call: Call) -> File:
 class File:
     """An answer that is a file, or a part of one."""
 
-    def __init__(self, call: Call, key: str, stored: Stored, span: Bytes) -> None:
+    def __init__(self, call: Call, key: str, stored: BlobStat, span: Bytes) -> None:
         self._call = call
         self._key = key
         self._stored = stored
@@ -104,11 +104,11 @@ class File:
     def _part(self, at: int) -> bytes:
         part = self._call.parts.blobs.get(self._key, at, min(keys.PART_BYTES, self._span.stop - at))
         if not part:
-            raise BlobsUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
+            raise BlobStoreUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
         return part
 
 
-def _etag(stored: Stored) -> str:
+def _etag(stored: BlobStat) -> str:
     return f'"{stored.sha256}"'
 
 

@@ -163,7 +163,7 @@ class EventStream:
 
     async def _is_settled(self) -> bool:
         """Whether nothing more can happen in the run: one that failed may be reported while its jobs still stop."""
-        jobs = await self._call.parts.store.look(lambda: all_jobs(self._run_id))
+        jobs = await self._call.parts.store.read(lambda: all_jobs(self._run_id))
         return not any(isinstance(each, Job) and not is_over(each) for each in jobs)
 
 

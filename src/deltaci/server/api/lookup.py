@@ -11,9 +11,9 @@ from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.engine.unreadable_records import refusal
+from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.server.api.calls import Call, missing, own
-from deltaci.storage.port import Load, LoadJobs, Look
+from deltaci.storage.port import Load, LoadJobs, ReadTransaction
 
 
 class Family(NamedTuple):
@@ -46,15 +46,15 @@ def _run(call: Call, id: str, found: Record | None, *, is_workstream: bool = Fal
 
 async def family_of(call: Call, limit: int | None = None) -> Family:
     """The run that the address names with all that belongs to it; attempts of its first jobs only, up to a limit."""
-    return await call.parts.store.look(lambda: _family(call, str(call.params["run"]), limit))
+    return await call.parts.store.read(lambda: _family(call, str(call.params["run"]), limit))
 
 
 async def workstream_family(call: Call, id: str) -> Family:
     """The run of a workstream with its jobs and attempts."""
-    return await call.parts.store.look(lambda: _family(call, id, None, is_workstream=True))
+    return await call.parts.store.read(lambda: _family(call, id, None, is_workstream=True))
 
 
-def _family(call: Call, id: str, limit: int | None, *, is_workstream: bool = False) -> Look[Family]:
+def _family(call: Call, id: str, limit: int | None, *, is_workstream: bool = False) -> ReadTransaction[Family]:
     found = yield Load((id,))
     # Before more is read: that it is there must not show.
     run = _run(call, id, found[0].record if found else None, is_workstream=is_workstream)
@@ -84,10 +84,10 @@ async def attempt_of(call: Call) -> Attempt:
 
 async def jobs_of(call: Call, run: Run) -> list[Job]:
     """All jobs of a run, in the order of the plan."""
-    return _jobs(await call.parts.store.look(lambda: all_jobs(run.id)))
+    return _jobs(await call.parts.store.read(lambda: all_jobs(run.id)))
 
 
-def all_jobs(run_id: str) -> Look[list[Record]]:
+def all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
     """Every job of a run, finished ones too, in no order."""
     return [held.record for held in (yield LoadJobs(run_id))]
 
@@ -120,7 +120,7 @@ def _attempts(records: Iterable[Record]) -> dict[str, list[Attempt]]:
 def readable(records: Iterable[Record]) -> Iterator[Record]:
     """The records, if all of them can be read."""
     for each in records:
-        unread = refusal(each)
+        unread = unreadable_refusal(each)
         if unread is not None:
             raise unread
         yield each

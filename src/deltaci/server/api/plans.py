@@ -14,7 +14,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, resolve_needs
 from deltaci.core.worker import queue_key
-from deltaci.engine.validation import as_json
+from deltaci.engine.validation import json_copy
 
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:
@@ -50,7 +50,7 @@ def _spec(asked: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> Jo
         raise Refused("bad_request", f"job {asked.name!r} has no 'work'; say what its worker does, see docs/jobs.md")
     if asked.work.tree is not None:
         raise Refused("bad_request", f"job {asked.name!r} has a 'tree'; only the tasks of workstreams have one")
-    as_json(f"'contexts' of job {asked.name!r}", asked.work.contexts)
+    json_copy(f"'contexts' of job {asked.name!r}", asked.work.contexts)
     work: dict[str, Any] = msgspec.to_builtins(asked.work)
     if env:
         work["env"] = {**env, **work.get("env", {})}

@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.protocol.messages import RuleResult
-from deltaci.storage.port import Load, Look, Store, jobs_of
+from deltaci.storage.port import Load, ReadTransaction, Store, load_jobs
 
 MAX_NAMES: Final = 5  # Of tasks that are told by name.
 
@@ -29,13 +29,13 @@ class Known(msgspec.Struct, frozen=True):
 async def known_of(store: Store, runs: Iterable[Run]) -> dict[str, Known]:
     """Of each of them, by id."""
     ids = [each.id for each in runs]
-    return await store.look(lambda: _look(ids))
+    return await store.read(lambda: _look(ids))
 
 
-def _look(ids: Sequence[str]) -> Look[dict[str, Known]]:
+def _look(ids: Sequence[str]) -> ReadTransaction[dict[str, Known]]:
     found = {}
     for id in ids:
-        found[id] = progress((yield from jobs_of(id)))
+        found[id] = progress((yield from load_jobs(id)))
     failed = {id: each.failed.attempt_id for id, each in found.items() if each.failed and each.failed.attempt_id}
     held = (yield Load(tuple(failed.values()))) if failed else []
     last = {each.record.id: each.record for each in held if isinstance(each.record, Attempt)}

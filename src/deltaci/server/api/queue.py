@@ -29,7 +29,7 @@ from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler
 from deltaci.server.api.cursors import read, written
 from deltaci.server.api.explain import MAX_GROUPS, because, fleet_of
-from deltaci.storage.port import LoadJobs, Look, Search
+from deltaci.storage.port import ListQuery, LoadJobs, ReadTransaction
 
 MAX_QUEUES: Final = 50  # Sets of labels.
 MAX_QUEUED: Final = 300  # Of each of them.
@@ -80,7 +80,7 @@ async def list_queue(call: Call) -> api_queue.Queue:
 async def _look(call: Call) -> Seen:
     tenant, store = call.who.tenant, call.parts.store
     is_asked = call.query.part == "all"
-    ready = await store.queued(tenant, MAX_QUEUED, MAX_QUEUES) if is_asked else []
+    ready = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if is_asked else []
     by_queue: dict[str, int] = {}
     for each in ready:
         by_queue[each.queue_key] = by_queue.get(each.queue_key, 0) + 1
@@ -88,10 +88,10 @@ async def _look(call: Call) -> Seen:
     workers = await fleet_of(call)
     open: list[Run] = []
     for status in _OPEN if is_asked else ():
-        page = await store.page(Search(tenant=tenant, lists=[runs_with_status(status)], limit=MAX_RUNS))
+        page = await store.page(ListQuery(tenant=tenant, lists=[runs_with_status(status)], limit=MAX_RUNS))
         open += [each for each in page.records if isinstance(each, Run)]
         is_whole = is_whole and page.next is None
-    jobs, is_read = await store.look(lambda: _jobs([each.id for each in open]))
+    jobs, is_read = await store.read(lambda: _jobs([each.id for each in open]))
     wanted = dict.fromkeys([each.id for each in ready])
     tasks = [task for each in workers for task in each.tasks]
     wanted |= dict.fromkeys(tasks[:MAX_TASKS])
@@ -107,7 +107,7 @@ async def _look(call: Call) -> Seen:
         workers=tuple(workers),
         running_quota=quota,
         running=await call.parts.tenants.running(tenant) if quota else 0,
-        groups={group: await store.holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
+        groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
     )
     return Seen(
         around=around,
@@ -124,7 +124,7 @@ def _own(call: Call, records: Iterable[Record]) -> list[Record]:
     return [each for each in records if each.tenant == call.who.tenant]
 
 
-def _jobs(runs: Sequence[str]) -> Look[tuple[list[Job], bool]]:
+def _jobs(runs: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]]:
     """The jobs of these runs, and whether of all of them."""
     found: list[Job] = []
     for id in runs:

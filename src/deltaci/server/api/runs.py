@@ -25,7 +25,7 @@ from deltaci.server.api.cursors import cursor, place
 from deltaci.server.api.lookup import family_of, jobs_of, run_of
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.templates import template_of
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 
 # -- start and repeat
 
@@ -131,7 +131,7 @@ def _made(record: Run, status: int, *, is_repeat: bool) -> Made:
 async def list_runs(call: Call) -> api.RunPage:
     """The newest first."""
     query: RunQuery = call.query
-    search = Search(
+    search = ListQuery(
         tenant=call.who.tenant,
         lists=_lists(query),
         before=place(query.cursor),

@@ -28,7 +28,7 @@ from deltaci.server.api.staying import Stay
 from deltaci.server.api.streams import Subscription
 from deltaci.server.log_index import BLOCK_BYTES
 from deltaci.storage.blobs.keys import PART_BYTES
-from deltaci.storage.blobs.store import BlobsUnavailable
+from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Unavailable
 
 POLL_SECONDS: Final = 1.0
@@ -135,7 +135,7 @@ class LogFile:
         limit = min(PART_BYTES, self._span.stop - at)
         part = self._call.parts.logs.read(self._id, self._number, at, limit)
         if not part:
-            raise BlobsUnavailable(f"the log of {self._id} ended at byte {at}: it was removed while it was read")
+            raise BlobStoreUnavailable(f"the log of {self._id} ended at byte {at}: it was removed while it was read")
         return part
 
 
@@ -191,7 +191,7 @@ class Tail:
             loop.call_soon_threadsafe(self._hear, subscription)
 
         logs = self._call.parts.logs
-        with logs.heard(self._id, self._number, hear):
+        with logs.subscribe(self._id, self._number, hear):
             while True:
                 # Whether it is over is asked before the log is: what comes after that is no longer of this lease.
                 was_over, self._is_appended = self._is_over, False

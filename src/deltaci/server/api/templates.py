@@ -141,7 +141,7 @@ async def list_templates(call: Call) -> api.TemplatePage:
     """By name."""
     query = call.query
     after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.store.documents(HEAD, call.who.tenant, after=after, limit=query.limit)
+    found = await call.parts.store.list_documents(HEAD, call.who.tenant, after=after, limit=query.limit)
     heads = [(each.name, _decode_head(each.body)) for each in found]
     return api.TemplatePage(
         templates=[_line(name, head) for name, head in heads if not head.is_removed],
@@ -156,7 +156,7 @@ async def list_versions(call: Call) -> api.TemplatePage:
     if head is None or head.is_removed:
         raise missing("template", name)
     after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.store.documents(
+    found = await call.parts.store.list_documents(
         VERSION, call.who.tenant, after=after, limit=query.limit, prefix=f"{name} "
     )
     kept = [_decode_version(each.body) for each in found]

@@ -22,8 +22,8 @@ from deltaci.core.status.steps import PENDING
 from deltaci.engine.requests import Overloaded
 from deltaci.server.api.remembered import Remembered
 from deltaci.storage.blobs import keys
-from deltaci.storage.blobs.store import Blobs
-from deltaci.storage.port import Conflict, CountHeld, Document, Store, Transaction
+from deltaci.storage.blobs.store import BlobStore
+from deltaci.storage.port import Conflict, CountLiveLeases, Document, Store, Transaction
 
 QUOTAS: Final = "quotas"  # The kind of document, and its name.
 REMEMBERED_SECONDS: Final = 2.0
@@ -114,7 +114,7 @@ class Turns:
 class Tenants:
     """Quotas, and what is used of them."""
 
-    def __init__(self, store: Store, blobs: Blobs, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, blobs: BlobStore, clock: Callable[[], float]) -> None:
         self._store = store
         self._blobs = blobs
         self._clock = clock
@@ -192,5 +192,5 @@ class Tenants:
 
 
 def _held(tenant: str) -> Transaction[int]:
-    count: int = yield CountHeld(tenant, MAX_COUNTED)
+    count: int = yield CountLiveLeases(tenant, MAX_COUNTED)
     return count

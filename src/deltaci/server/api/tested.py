@@ -37,7 +37,7 @@ from deltaci.server.api.lookup import family_of
 from deltaci.server.api.shown import moment
 from deltaci.server.api.tails import last_lease
 from deltaci.server.reports import Reported
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 
 MAX_JOBS: Final = 100
 MAX_EARLIER: Final = 20
@@ -205,7 +205,7 @@ async def _earlier(call: Call, run: Run) -> list[Run]:
         lists = [listing.runs_of_template(origin.template)]
     else:
         return []
-    search = Search(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)
+    search = ListQuery(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)
     page = await call.parts.store.page(search)
     return [each for each in page.records if isinstance(each, Run)]
 

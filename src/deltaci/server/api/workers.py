@@ -18,14 +18,14 @@ from deltaci.fleet.incarnations import Life
 from deltaci.server.api import shown
 from deltaci.server.api.calls import Call, Handler, missing
 from deltaci.server.api.cursors import cursor, place
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 
 
 async def list_workers(call: Call) -> api.WorkerPage:
     """The newest first."""
     query = call.query
     lists = [GONE_WORKERS if query.gone else WORKERS]
-    search = Search(tenant=call.who.tenant, lists=lists, before=place(query.cursor), limit=query.limit)
+    search = ListQuery(tenant=call.who.tenant, lists=lists, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     found = [_shown(call, each) for each in page.records if isinstance(each, Worker)]
     return api.WorkerPage(workers=found, next=cursor(page.next))

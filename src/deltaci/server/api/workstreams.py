@@ -36,7 +36,7 @@ from deltaci.server.api.progress import Known, known_of, report, rules, verdicts
 from deltaci.server.api.progress import shown as progress_shown
 from deltaci.server.api.repeats import Repeat
 from deltaci.server.api.shown import failure, maybe, moment
-from deltaci.storage.port import Search
+from deltaci.storage.port import ListQuery
 
 MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
 
@@ -125,7 +125,7 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     names = [name(value) for name, value in asked if value]
     if not query.state:  # The lists by state have nothing but workstreams.
         names = [listing.WORKSTREAMS, *names]
-    search = Search(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
+    search = ListQuery(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
     page = await call.parts.store.page(search)
     now = await call.parts.store.now()
     runs = [each for each in page.records if isinstance(each, Run)]

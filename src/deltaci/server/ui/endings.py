@@ -45,6 +45,6 @@ class Endings:
 
     async def _sweep(self, after: str) -> None:
         """Drop some that are over by themselves: ids are random, so in the long run all of them have their turn."""
-        for each in await self._store.documents(ENDING, PLACE, after=after, limit=SWEPT_AT_ONCE):
+        for each in await self._store.list_documents(ENDING, PLACE, after=after, limit=SWEPT_AT_ONCE):
             if int(each.body) <= self._now():
-                await self._store.drop_document(ENDING, PLACE, each.name, each.version)
+                await self._store.delete_document(ENDING, PLACE, each.name, each.version)

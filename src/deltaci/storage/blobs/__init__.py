@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaci.storage.blobs.store import Blobs, FolderBlobs
+from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 
 EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
 
 
-def open_blobs(url: str) -> Blobs:
+def open_blob_store(url: str) -> BlobStore:
     """The store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
     if url == "memory:":
-        from deltaci.storage.blobs.memory import MemoryBlobs
+        from deltaci.storage.blobs.memory import MemoryBlobStore
 
-        return MemoryBlobs()
+        return MemoryBlobStore()
     if url.startswith("s3://"):
         from deltaci.storage.blobs.s3 import open_s3
 
@@ -22,4 +22,4 @@ def open_blobs(url: str) -> Blobs:
     path = url.removeprefix("file:")
     if not path or "://" in path:
         raise ValueError(f"{url!r} names no store of blobs; {EXPECTED}")
-    return FolderBlobs(Path(path))
+    return FolderBlobStore(Path(path))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_RESERVE_BYTES: Final = 256 * 1024**2
-RESERVE_SHARE: Final = 20  # One part in so many of a small disk.
+RESERVE_DIVISOR: Final = 20  # One part in so many of a small disk.
 
 
 def free_bytes(disk: os.statvfs_result) -> int:
@@ -21,10 +21,10 @@ def free_bytes(disk: os.statvfs_result) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def check_room(folder: Path, wanted: int, *, is_small: bool = False) -> None:
+def check_free_space(folder: Path, wanted: int, *, is_small: bool = False) -> None:
     """Raise what a full disk raises, if these bytes would be taken from the reserve; what is small has half of it."""
     disk = os.statvfs(folder)
-    reserve = min(MAX_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // RESERVE_SHARE) // (2 if is_small else 1)
+    reserve = min(MAX_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // RESERVE_DIVISOR) // (2 if is_small else 1)
     free = free_bytes(disk)
     if free < reserve + wanted:
         raise OSError(

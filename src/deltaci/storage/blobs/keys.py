@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.store import MAX_LISTED, Blobs, checked
+from deltaci.storage.blobs.store import MAX_LISTED, BlobStore, parse_key
 
 MAX_PATH_BYTES: Final = 600
 PART_BYTES: Final = 512 * 1024  # Whoever reads slowly keeps one or two of them in memory.
@@ -37,7 +37,7 @@ MAX_TRIED: Final = 20  # and so many of them are tried: caches may be removed.
 SECRET_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SAFE - 1}}}")
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Artifact(msgspec.Struct, frozen=True):
     """An artifact, by its path in the job's workspace."""
 
     path: str
@@ -69,7 +69,7 @@ def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
         size = 0
     if not 0 < size <= MAX_PATH_BYTES:
         raise Refused("bad_request", f"the path {path[:80]!r} is not one of 1 to {MAX_PATH_BYTES} bytes; rename it")
-    checked(path)
+    parse_key(path)
     return artifacts_of(tenant, attempt_id, number) + path
 
 
@@ -94,18 +94,18 @@ def shared_name(path: str) -> str:
     return unquote(path[len(SHARED) : -len(PACKED)]) if is_one else ""
 
 
-def artifacts(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> list[Kept]:
+def artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> list[Artifact]:
     """What a lease left behind, by path. There are never more than one listing holds."""
     prefix = artifacts_of(tenant, attempt_id, number)
-    return [Kept(each.key.removeprefix(prefix), each.bytes) for each in blobs.list(prefix, limit=MAX_LISTED)]
+    return [Artifact(each.key.removeprefix(prefix), each.bytes) for each in blobs.list(prefix, limit=MAX_LISTED)]
 
 
-def read_artifact(blobs: Blobs, tenant: str, attempt_id: str, number: int, path: str) -> Iterator[bytes]:
+def read_artifact(blobs: BlobStore, tenant: str, attempt_id: str, number: int, path: str) -> Iterator[bytes]:
     """All of it, part by part. Refused `not_found` if there is none."""
     return read_all(blobs, artifact_key(tenant, attempt_id, number, path))
 
 
-def remove_lost(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> int:
+def remove_lost(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> int:
     """Remove what earlier leases of an attempt left: they were lost, and nothing refers to it. How much it was."""
     prefix, own = artifacts_of(tenant, attempt_id), artifacts_of(tenant, attempt_id, number)
     removed, after = 0, ""
@@ -115,7 +115,7 @@ def remove_lost(blobs: Blobs, tenant: str, attempt_id: str, number: int) -> int:
     return removed
 
 
-def bytes_of(blobs: Blobs, tenant: str) -> int:
+def bytes_of(blobs: BlobStore, tenant: str) -> int:
     """How much a tenant keeps: artifacts and caches."""
     size = 0
     for prefix in (f"artifacts/{safe_name(tenant)}/", f"caches/{safe_name(tenant)}/"):
@@ -126,7 +126,7 @@ def bytes_of(blobs: Blobs, tenant: str) -> int:
     return size
 
 
-def read_all(blobs: Blobs, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
     """A blob, part by part."""
     at = 0
     while part := blobs.get(key, at, part_bytes):
@@ -146,7 +146,7 @@ def _whose(scope: str) -> str:
     return f"of-{safe_name(scope)}" if scope else TRUSTED
 
 
-def remember_cache(blobs: Blobs, tenant: str, scope: str, key: str, at: int) -> None:
+def remember_cache(blobs: BlobStore, tenant: str, scope: str, key: str, at: int) -> None:
     """A cache was kept at this moment, in milliseconds."""
     whole = quote(key, safe="", errors="surrogatepass")
     # A long key is found by its beginning, and told apart from others with the same one by its hash.
@@ -155,7 +155,7 @@ def remember_cache(blobs: Blobs, tenant: str, scope: str, key: str, at: int) -> 
     blobs.put(place, key.encode("utf-8", "surrogatepass"))
 
 
-def newest_cache(blobs: Blobs, tenant: str, scope: str, prefix: str) -> str:
+def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
     """The key of the newest cache that is there and whose key begins so; empty if there is none."""
     begins = quote(prefix, safe="", errors="surrogatepass")[:MAX_SAFE]
     place, after, found = f"recent/{safe_name(tenant)}/{_whose(scope)}/k{begins}", "", list[str]()
@@ -195,7 +195,7 @@ def project_secrets(tenant: str, project: str) -> str:
     return f"{scoped_secrets(tenant)}{safe_name(project)}/"
 
 
-def all_keys(blobs: Blobs, prefix: str) -> Iterator[str]:
+def all_keys(blobs: BlobStore, prefix: str) -> Iterator[str]:
     """Every key that begins like this."""
     after = ""
     while page := blobs.list(prefix, after):
@@ -203,7 +203,7 @@ def all_keys(blobs: Blobs, prefix: str) -> Iterator[str]:
         yield from (each.key for each in page)
 
 
-def secret_names(blobs: Blobs, tenant: str) -> list[str]:
+def secret_names(blobs: BlobStore, tenant: str) -> list[str]:
     """The names of a tenant's secrets that are for all of its jobs."""
     prefix = secrets_of(tenant)
     return [key.removeprefix(prefix) for key in all_keys(blobs, prefix)]

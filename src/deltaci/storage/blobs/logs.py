@@ -16,14 +16,14 @@ from typing import Final
 from urllib.parse import quote
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.disk_reserve import check_room
+from deltaci.storage.blobs.disk_reserve import check_free_space
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
 SMALL_LOG_BYTES: Final = 64 * 1024  # So much is kept while there is little room.
 MAX_NAME: Final = 200
 
 
-class Logs:
+class LogStore:
     """A folder of logs."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -32,7 +32,7 @@ class Logs:
         self._ears: dict[tuple[str, int], tuple[Callable[[], None], ...]] = {}  # Replaced as a whole: threads read it.
 
     @contextmanager
-    def heard(self, attempt_id: str, number: int, hear: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, attempt_id: str, number: int, hear: Callable[[], None]) -> Iterator[None]:
         """Call this, in whatever thread, when somebody appended to the log through this object."""
         key = (attempt_id, number)
         self._ears[key] = (*self._ears.get(key, ()), hear)
@@ -79,7 +79,7 @@ class Logs:
                 raise Refused("log_full", f"a log has at most {self._max_bytes} bytes; write less, or keep a file")
             new = data[end - offset :]
             if new:
-                check_room(path.parent, len(new), is_small=end + len(new) <= SMALL_LOG_BYTES)
+                check_free_space(path.parent, len(new), is_small=end + len(new) <= SMALL_LOG_BYTES)
                 file.write(new)
                 file.flush()
                 os.fsync(file.fileno())

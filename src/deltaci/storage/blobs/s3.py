@@ -26,12 +26,12 @@ from deltaci.storage.blobs.store import (
     MAX_BLOB_BYTES,
     MAX_LISTED,
     MAX_READ_BYTES,
-    BlobsUnavailable,
-    Listed,
-    Stored,
-    bounds,
-    checked,
-    parts,
+    BlobEntry,
+    BlobStat,
+    BlobStoreUnavailable,
+    clamp_range,
+    parse_key,
+    read_chunks,
 )
 
 try:
@@ -64,7 +64,7 @@ class _Head:
         self.size = size
 
 
-class S3Blobs:
+class S3BlobStore:
     """Blobs in one bucket, below one prefix. Any number of servers may share it."""
 
     def __init__(self, open_store: Callable[[str], S3Store], max_bytes: int = MAX_BLOB_BYTES) -> None:
@@ -72,9 +72,9 @@ class S3Blobs:
         self._contents = open_store("contents")
         self._max_bytes = max_bytes
 
-    def put(self, key: str, source: BinaryIO | bytes) -> Stored:
+    def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
         """Keep all bytes of the source, in place of what was there."""
-        checked(key)
+        parse_key(key)
         with self._held(source) as (file, stored):
             before = self._look(key)
             self._send(self._blobs, key, file, stored)
@@ -82,9 +82,9 @@ class S3Blobs:
                 self._ask(lambda: obstore.delete(self._contents, before.content))
         return stored
 
-    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> Stored | None:
+    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
         """Keep the bytes if nothing is there; None if something is."""
-        checked(key)
+        parse_key(key)
         if self._look(key) is not None:
             return None
         with self._held(source) as (file, stored):
@@ -99,8 +99,8 @@ class S3Blobs:
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
         """Some bytes from an offset on."""
-        checked(key)
-        offset, limit = bounds(offset, limit, MAX_READ_BYTES)
+        parse_key(key)
+        offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         # The first byte more than was asked for tells of the object even when nothing was asked for.
         found = self._range(self._blobs, key, 0 if not limit else offset, max(1, limit))
         head = self._look(key) if found is None or found[0].content else found[0]
@@ -109,21 +109,21 @@ class S3Blobs:
         if head.content:
             found = self._range(self._contents, head.content, offset, max(1, limit))
         if found is None and offset < head.size:
-            raise BlobsUnavailable(f"the blob {key[:80]!r} changed while it was read; read it again")
+            raise BlobStoreUnavailable(f"the blob {key[:80]!r} changed while it was read; read it again")
         return found[1][:limit] if found is not None else b""
 
-    def stat(self, key: str) -> Stored | None:
+    def stat(self, key: str) -> BlobStat | None:
         """Size and checksum, or None."""
-        checked(key)
+        parse_key(key)
         head = self._look(key)
         if head is None:
             return None
-        return Stored(head.size, head.sha256 or self._sha256(key))
+        return BlobStat(head.size, head.sha256 or self._sha256(key))
 
-    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[Listed]:
+    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
         """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
-        _, limit = bounds(0, limit, MAX_LISTED)
-        found: list[Listed] = []
+        _, limit = clamp_range(0, limit, MAX_LISTED)
+        found: list[BlobEntry] = []
         # The store lists whole folders: begin right before the prefix, and stop behind it.
         folder, begin = prefix.rpartition("/")[0], _place(max(after, prefix[:-1]))
         if folder != _place(folder):
@@ -136,12 +136,12 @@ class S3Blobs:
                     return found
                 if key.startswith(prefix) and key > after and len(found) < limit:
                     head = self._look(key) if not meta["size"] else None
-                    found.append(Listed(key, head.size if head is not None else meta["size"]))
+                    found.append(BlobEntry(key, head.size if head is not None else meta["size"]))
         return found
 
     def delete(self, key: str) -> bool:
         """Forget it. Of two at once both may be told that there was something."""
-        checked(key)
+        parse_key(key)
         head = self._look(key)
         if head is None:
             return False
@@ -159,7 +159,7 @@ class S3Blobs:
             return False
         return True
 
-    def _send(self, store: S3Store, name: str, file: BinaryIO, stored: Stored) -> None:
+    def _send(self, store: S3Store, name: str, file: BinaryIO, stored: BlobStat) -> None:
         attributes = {_SHA256: stored.sha256}
         if stored.bytes <= SINGLE_BYTES:
             data = file.read()
@@ -229,7 +229,7 @@ class S3Blobs:
             raise _unavailable(error) from error
 
     @contextmanager
-    def _held(self, source: BinaryIO | bytes) -> Iterator[tuple[BinaryIO, Stored]]:
+    def _held(self, source: BinaryIO | bytes) -> Iterator[tuple[BinaryIO, BlobStat]]:
         """All of the source in a file, with what it is."""
         with ExitStack() as stack:
             if not isinstance(source, bytes) and source.seekable() and source.tell() == 0:
@@ -237,13 +237,13 @@ class S3Blobs:
             else:
                 file = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(PART_BYTES)))
             digest, size = hashlib.sha256(), 0
-            for part in parts(source, self._max_bytes):
+            for part in read_chunks(source, self._max_bytes):
                 digest.update(part)
                 size += len(part)
                 if file is not source:
                     file.write(part)
             file.seek(0)
-            yield file, Stored(size, digest.hexdigest())
+            yield file, BlobStat(size, digest.hexdigest())
 
 
 def _place(text: str) -> str:
@@ -253,13 +253,13 @@ def _place(text: str) -> str:
     return "/".join(names[:good])
 
 
-def _unavailable(error: BaseError) -> BlobsUnavailable:
-    return BlobsUnavailable(
+def _unavailable(error: BaseError) -> BlobStoreUnavailable:
+    return BlobStoreUnavailable(
         f"the store of blobs does not answer as it should: {str(error).partition(chr(10))[0][:500]}"
     )
 
 
-def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3Blobs:
+def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
     """The bucket and prefix that a URL names, e.g. `s3://ci/delta?endpoint=http://10.0.0.7:9000&allow_http=true`."""
     at = urlsplit(url)
     said = parse_qsl(at.query, keep_blank_values=True)
@@ -287,4 +287,4 @@ def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3Blobs:
             **more,
         )
 
-    return S3Blobs(open_store, max_bytes)
+    return S3BlobStore(open_store, max_bytes)

@@ -21,59 +21,59 @@ from typing import BinaryIO, Final, Protocol
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.storage.blobs.disk_reserve import check_room
+from deltaci.storage.blobs.disk_reserve import check_free_space
 
 MAX_KEY_BYTES: Final = 900
 MAX_NAME_BYTES: Final = 200
 MAX_BLOB_BYTES: Final = 10 * 1024**3
 MAX_READ_BYTES: Final = 16 * 1024**2
 MAX_LISTED: Final = 1000
-_PART_BYTES: Final = 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 _DIGEST_BYTES: Final = 32
 _PLACING_TRIES: Final = 10
 
 
-class Stored(msgspec.Struct, frozen=True):
+class BlobStat(msgspec.Struct, frozen=True):
     """What is kept under a key."""
 
     bytes: int
     sha256: str
 
 
-class Listed(msgspec.Struct, frozen=True):
+class BlobEntry(msgspec.Struct, frozen=True):
     """One line of a listing."""
 
     key: str
     bytes: int
 
 
-class BlobsUnavailable(Exception):
+class BlobStoreUnavailable(Exception):
     """The store does not answer, or not as it should. Whether it did what it was asked is unknown: ask again."""
 
 
-class Blobs(Protocol):
+class BlobStore(Protocol):
     """What every store of blobs does. A key that breaks the rules of `checked` is refused by each of these."""
 
-    def put(self, key: str, source: BinaryIO | bytes) -> Stored:
+    def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
         """Keep all bytes of the source, in place of what was there. Safe to repeat."""
 
-    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> Stored | None:
+    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
         """Keep the bytes if nothing is there; None if something is. Of many at once, exactly one succeeds."""
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
         """Some bytes from an offset on, none beyond the end. Refused `not_found` if there is no such blob."""
 
-    def stat(self, key: str) -> Stored | None:
+    def stat(self, key: str) -> BlobStat | None:
         """Size and checksum, or None."""
 
-    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[Listed]:
+    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
         """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
 
     def delete(self, key: str) -> bool:
         """Forget it; whether there was something to forget. Safe to repeat."""
 
 
-def checked(key: str) -> list[str]:
+def parse_key(key: str) -> list[str]:
     """The names in a key, or a refusal."""
     try:
         size = len(key.encode())
@@ -91,25 +91,25 @@ def checked(key: str) -> list[str]:
     return names
 
 
-def parts(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
+def read_chunks(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
     """The source, part by part; refused as soon as it is too much."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     size = 0
-    while part := file.read(_PART_BYTES):
+    while part := file.read(_CHUNK_BYTES):
         size += len(part)
         if size > max_bytes:
             raise Refused("too_large", f"a blob has at most {max_bytes} bytes; split it")
         yield part
 
 
-def bounds(offset: int, limit: int, max_limit: int) -> tuple[int, int]:
+def clamp_range(offset: int, limit: int, max_limit: int) -> tuple[int, int]:
     """What a reader asked for, as far as it makes sense."""
     if offset < 0 or limit < 0:
         raise Refused("bad_request", f"offset {offset}, limit {limit}: neither can be negative")
     return offset, min(limit, max_limit)
 
 
-class FolderBlobs:
+class FolderBlobStore:
     """Blobs in a folder of one file system. Processes may share it."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BLOB_BYTES) -> None:
@@ -118,10 +118,10 @@ class FolderBlobs:
         self._max_bytes = max_bytes
 
     def _path(self, key: str) -> Path:
-        *folders, name = checked(key)
+        *folders, name = parse_key(key)
         return self._folder.joinpath(*(f"+{folder}" for folder in folders), f"={name}")
 
-    def put(self, key: str, source: BinaryIO | bytes) -> Stored:
+    def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
         """Keep all bytes of the source, in place of what was there."""
         path = self._path(key)
         unfinished, stored = self._write(source)
@@ -129,7 +129,7 @@ class FolderBlobs:
             self._place(path, lambda: os.replace(unfinished, path))
         return stored
 
-    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> Stored | None:
+    def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
         """Keep the bytes if nothing is there; None if something is."""
         path = self._path(key)
         if path.exists():
@@ -144,7 +144,7 @@ class FolderBlobs:
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
         """Some bytes from an offset on."""
-        offset, limit = bounds(offset, limit, MAX_READ_BYTES)
+        offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         try:
             with self._path(key).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
@@ -153,19 +153,19 @@ class FolderBlobs:
         except FileNotFoundError:
             raise Refused("not_found", f"there is no blob {key[:80]!r}") from None
 
-    def stat(self, key: str) -> Stored | None:
+    def stat(self, key: str) -> BlobStat | None:
         """Size and checksum, or None."""
         try:
             with self._path(key).open("rb") as file:
                 size = file.seek(-_DIGEST_BYTES, os.SEEK_END)
-                return Stored(size, file.read().hex())
+                return BlobStat(size, file.read().hex())
         except FileNotFoundError:
             return None
 
-    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[Listed]:
+    def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
         """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
-        _, limit = bounds(0, limit, MAX_LISTED)
-        found: list[Listed] = []
+        _, limit = clamp_range(0, limit, MAX_LISTED)
+        found: list[BlobEntry] = []
         # What the prefix names whole is gone straight to: its neighbours may be many.
         *names, _ = prefix.split("/")
         if any(name in ("", ".", "..") for name in names):
@@ -201,15 +201,15 @@ class FolderBlobs:
                     removed += 1
         return removed
 
-    def _write(self, source: BinaryIO | bytes) -> tuple[Path, Stored]:
+    def _write(self, source: BinaryIO | bytes) -> tuple[Path, BlobStat]:
         """All of it in a file of its own, on the disk."""
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / secrets.token_hex(16)
         digest, size = hashlib.sha256(), 0
         try:
             with path.open("xb") as file:
-                for part in parts(source, self._max_bytes):
-                    check_room(self._unfinished, len(part))
+                for part in read_chunks(source, self._max_bytes):
+                    check_free_space(self._unfinished, len(part))
                     digest.update(part)
                     size += len(part)
                     file.write(part)
@@ -219,7 +219,7 @@ class FolderBlobs:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return path, Stored(size, digest.hexdigest())
+        return path, BlobStat(size, digest.hexdigest())
 
     def _place(self, path: Path, place: Callable[[], None]) -> None:
         """Give the file its name, for good. Its folder may be removed as empty in the same moment: then again."""
@@ -233,7 +233,7 @@ class FolderBlobs:
                 if not left:
                     raise
 
-    def _walk(self, folder: Path, key: str, prefix: str, after: str) -> Iterator[Listed]:
+    def _walk(self, folder: Path, key: str, prefix: str, after: str) -> Iterator[BlobEntry]:
         try:
             with os.scandir(folder) as entries:
                 # A folder is ordered as what all keys in it begin with: `a-b` is before `a/b`.
@@ -250,7 +250,7 @@ class FolderBlobs:
                     yield from self._walk(folder / f"+{name[:-1]}", here, prefix, after)
             elif here.startswith(prefix) and here > after:
                 with suppress(FileNotFoundError):
-                    yield Listed(here, (folder / f"={name}").stat().st_size - _DIGEST_BYTES)
+                    yield BlobEntry(here, (folder / f"={name}").stat().st_size - _DIGEST_BYTES)
 
 
 @contextmanager
