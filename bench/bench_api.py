@@ -29,8 +29,8 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
-from deltaci.server.api.cursors import cursor
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.rest.http.cursors import cursor
 from deltaci.server.service import KEY_FILE
 from deltaci.storage import port
 from tests.servers import PostgresServer, ServerFailed
@@ -105,7 +105,7 @@ def served(yard: Yard, place: Place) -> Iterator[Server]:
     """A server on this place."""
     data = yard.folder / f"data-{Path(place.url).name.partition('?')[0]}"
     store = place.url if place.kind == POSTGRES else f"sqlite:{place.url}"
-    command = ("-m", "deltaci.main", "server", "--store", store, "--data", str(data), "--port", "0")
+    command = ("-m", "deltaci", "server", "--store", store, "--data", str(data), "--port", "0")
     with started(*command) as process:
         yield Server(process, data)
 

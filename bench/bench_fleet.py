@@ -21,7 +21,7 @@ from bench.figures import Figure
 from bench.load import Beat, Beaten, Wait
 from bench.places import say
 from bench.processes import Memory, Process, address, started
-from deltaci.server.credentials import server_key
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.service import KEY_FILE
 
 RUNNERS = 10_000

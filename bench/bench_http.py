@@ -25,7 +25,7 @@ from bench.processes import Process, address, started
 from bench.serving import births
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
-from deltaci.server.credentials import server_key
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.service import KEY_FILE
 from tests.servers import PostgresServer, ServerFailed
 
@@ -135,7 +135,7 @@ def _served(yard: Yard, kind: str, shape: Shape) -> Measured:
 
 @contextmanager
 def _server(store: str, data: Path) -> Iterator[Process]:
-    with started("-m", "deltaci.main", "server", "--store", store, "--data", str(data), "--port", "0") as process:
+    with started("-m", "deltaci", "server", "--store", store, "--data", str(data), "--port", "0") as process:
         yield process
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 from bench.figures import Figure
 from bench.places import say
 from bench.processes import Process, address, started
-from deltaci.runner.logstream import CHUNK_BYTES
-from deltaci.runner.masking import Mask
+from deltaci.runner.log.masking import Mask
+from deltaci.runner.log.stream import CHUNK_BYTES
 from deltaci.server.service import registration_token
 
 MEGABYTES = 200
@@ -58,7 +58,7 @@ def _site(folder: Path) -> Iterator[tuple[Process, Process]]:
     with started("-m", "bench.serving", "server", f"sqlite:{folder}/log.db", str(folder)) as server:
         url = address(server)
         token = registration_token(folder, "logger", "default")
-        command = ("-m", "deltaci.main", "runner", "--server", url, "--work", str(folder / "work"))
+        command = ("-m", "deltaci", "runner", "--server", url, "--work", str(folder / "work"))
         with started(*command, env={"DELTACI_TOKEN": token}) as runner:
             yield server, runner
 

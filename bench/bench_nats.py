@@ -47,7 +47,7 @@ async def _measure(folder: Path, url: str | None) -> list[float]:
         serving = asyncio.create_task(listener.serve())
         words = ["--nats", url] if url else []
         runner = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "deltaci.main", "runner", "--server", listener.url, "--work", str(folder / "work")),
+            *(sys.executable, "-m", "deltaci", "runner", "--server", listener.url, "--work", str(folder / "work")),
             *words,
             env={**os.environ, "DELTACI_TOKEN": registration_token(folder, "bench", "default")},
             stderr=asyncio.subprocess.DEVNULL,

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from bench.figures import Figure
-from deltaci.pipeline.compile import compile
-from deltaci.pipeline.found import Found
-from deltaci.pipeline.problems import Problems
-from deltaci.pipeline.reader import read
-from deltaci.pipeline.yaml import read_yaml
+from deltaci.pipeline.parse.parse_result import Found
+from deltaci.pipeline.parse.problems import Problems
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.yaml import read_yaml
+from deltaci.pipeline.planning.compile import compile
 from tests.pipeline.monorepo import files, pipeline
 from tests.pipeline.planned import PUSH, SOURCE
 

@@ -63,7 +63,7 @@ async def _measure(folder: Path) -> tuple[list[float], float]:
             sys.executable,
             *(
                 "-m",
-                "deltaci.main",
+                "deltaci",
                 "runner",
                 "--server",
                 listener.url,

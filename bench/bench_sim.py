@@ -8,9 +8,9 @@ import time
 from msgspec import structs
 
 from bench.figures import Figure
-from deltaci.sim.loop import VirtualLoop
-from deltaci.sim.mix import drawn
-from deltaci.sim.world import World
+from deltaci.simulation.history import World
+from deltaci.simulation.scenario import drawn
+from deltaci.simulation.virtual_time import VirtualLoop
 
 SEEDS = range(8)
 HOURS = 12.0

@@ -26,8 +26,8 @@ from bench.watching import Watch
 from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, with_seq
-from deltaci.server.api.streams import PIECE_BYTES, Frame
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.rest.event_streams import PIECE_BYTES, Frame
 from deltaci.server.service import KEY_FILE
 
 STREAMS = 1000

@@ -129,13 +129,13 @@ def run() -> list[Figure]:
     """Pages, changes, a log."""
     with tempfile.TemporaryDirectory() as name, browsers() as browser:
         folder = Path(name)
-        words = ("-m", "deltaci.main", "server", "--data", name, "--host", "127.0.0.1", "--port", "0")
+        words = ("-m", "deltaci", "server", "--data", name, "--host", "127.0.0.1", "--port", "0")
         with started(*words, log=folder / "server.log") as server:
             stand = Stand(browser, server, folder)
             try:
                 _fill(stand)
                 figures = [*_pages(stand), *_changes(stand)]
-                command = ("-m", "deltaci.main", "runner", "--server", stand.url, "--work", str(folder / "work"))
+                command = ("-m", "deltaci", "runner", "--server", stand.url, "--work", str(folder / "work"))
                 token = registration_token(folder, "writer", "default")
                 with started(*command, env={"DELTACI_TOKEN": token}, log=folder / "runner.log"):
                     figures += _log(stand)

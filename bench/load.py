@@ -21,7 +21,7 @@ import msgspec
 from bench.serving import TENANT, more_files
 from deltaci.engine import event_loop
 from deltaci.protocol.routes import ROOT
-from deltaci.server.credentials import Signer
+from deltaci.server.auth.credentials import Signer
 
 STAMP: Final = b"2026-01-04T08:00:00Z"
 GRANTED: Final = re.compile(rb'"lease_id":"([^"]+)","job_id":"([^"]+)"')

@@ -18,7 +18,7 @@ PROJECT: Final = "shop"
 CORES: Final = os.cpu_count() or 1
 POLL_SECONDS: Final = 1.0  # Seldom: whoever asks is work for the server, too.
 PATIENCE_SECONDS: Final = 1800.0
-_MAIN: Final = ("-m", "deltaci.main")
+_MAIN: Final = ("-m", "deltaci")
 
 
 class Site:

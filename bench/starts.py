@@ -19,7 +19,7 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
-from deltaci.server.api import plans
+from deltaci.server.rest import job_specs
 
 TENANT: Final = "default"
 PERSON: Final = "ada"
@@ -37,7 +37,7 @@ def order(asked: RunInput) -> StartRun:
     """The command that the server makes of it."""
     assert asked.plan is not None
     id = f"r{secrets.token_hex(10)}"
-    specs = plans.specs(asked.plan)
+    specs = job_specs.specs(asked.plan)
     origin = Origin(project=asked.project, branch=asked.branch, commit=asked.commit, title=asked.title)
     record = Run(id=id, run_id=id, tenant=TENANT, started_by=PERSON, origin=origin)
     hashed = plan_hash(specs, is_fail_fast=False, timeout_seconds=record.timeout_seconds)

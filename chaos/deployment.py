@@ -26,7 +26,7 @@ from chaos.witness import Witness
 from chaos.workload import TENANT, Workload
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.runner.reaper import MARK
+from deltaci.runner.sandbox.process_tree import MARK
 from deltaci.server.service import registration_token
 from tests.support.ports import ReservedPort
 from tests.support.processes import command_line
@@ -116,7 +116,7 @@ class Deployment:
     def keeper(self, runner: Part) -> int:
         """The process that proves the leases of a runner."""
         children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
-        found = [int(pid) for pid in children if b"deltaci.runner.keeper" in command_line(int(pid))]
+        found = [int(pid) for pid in children if b"deltaci.runner.lease.keeper" in command_line(int(pid))]
         assert len(found) == 1, f"{runner.name} has {len(found)} keepers"
         return found[0]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner, decode
 from deltaci.protocol.messages import LeaseGranted, Registered
-from deltaci.server.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
+from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 
 GOOD_ANSWERS: Final = ("HeartbeatAck", "CompleteAck", "CancelAcked")

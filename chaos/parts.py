@@ -61,7 +61,7 @@ class Part:
         with self.log.open("ab") as log:
             self._began = log.tell()
             self._process = subprocess.Popen(
-                [*DIES_WITH_US, *self.under, sys.executable, "-m", "deltaci.main", *self.words],
+                [*DIES_WITH_US, *self.under, sys.executable, "-m", "deltaci", *self.words],
                 cwd=self._folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **self.env},
                 stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from chaos.rows import Row, measured
 from chaos.stage import Stage, until
 from deltaci.core.attempt import SUCCEEDED
 from deltaci.engine.queue import NewJob
-from deltaci.runner.logstream import CHUNK_BYTES
+from deltaci.runner.log.stream import CHUNK_BYTES
 from deltaci.storage.blobs.disk_reserve import RESERVE_DIVISOR, free_bytes
 
 FAULT: Final = "disk full"

@@ -19,7 +19,7 @@ from chaos.rows import Row, measured, not_run, p99
 from chaos.stage import Stage, TooLate, until
 from deltaci.core.attempt import FAILED, SUCCEEDED, Attempt
 from deltaci.core.instants import SECOND
-from deltaci.runner.reaper import MARK
+from deltaci.runner.sandbox.process_tree import MARK
 from tests.runner.leftovers import DAEMONS
 
 FAULT: Final = "fork bomb, memory hog, and other hostile jobs"

@@ -21,7 +21,7 @@ from chaos.verdict import Verdict
 from deltaci.core import attempt
 from deltaci.core.events import ATTEMPT
 from deltaci.core.instants import SECOND
-from deltaci.runner.reaper import MARK
+from deltaci.runner.sandbox.process_tree import MARK
 from tests.e2e.proxy import Held, Proxy
 
 FAULT: Final = "runner killed in each state"

@@ -22,7 +22,7 @@ from chaos.jobs import log_of, over
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage
 from deltaci.core.errors import Refused
-from deltaci.server.credentials import server_key
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs import open_blob_store

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from deltaci.sim.checker import INVARIANTS
-from deltaci.sim.mix import drawn
+from deltaci.simulation.checker.history_checker import INVARIANTS
+from deltaci.simulation.scenario import drawn
 from tests.simulation.planted import FAULTS, MOST_SEEDS, TABLE
 
 FAULT: Final = "everything in the simulator"
@@ -56,7 +56,7 @@ async def _told(stage: Stage, seeds: int) -> AsyncIterator[dict[str, Any]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "deltaci.main",
+        "deltaci",
         *words,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -26,7 +26,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, RUN, WORKER, Event
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
-from deltaci.runner.reaper import MARK
+from deltaci.runner.sandbox.process_tree import MARK
 from deltaci.storage.port import Unavailable
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _verify(place: Deployment, found: Verdict) -> None:
     """The real command over the real log."""
     path = place.folder / "events.jsonl"
     path.write_bytes(b"".join(line + b"\n" for line in canonical_lines(found.log)))
-    command = [sys.executable, "-m", "deltaci.main", "verify", "--json", str(path)]
+    command = [sys.executable, "-m", "deltaci", "verify", "--json", str(path)]
     told = subprocess.run(command, capture_output=True, env=place.environment, timeout=120, check=False)
     if told.returncode != 0:
         report = msgspec.json.decode(told.stdout) if told.stdout else {"violations": told.stderr.decode()}

@@ -40,11 +40,11 @@ SEES: dict[str, set[str]] = {
     "runner": {"core", "protocol", "pipeline", "engine", "storage"},
     "conformance": {"protocol"},
     "client": {"api", "core"},
-    "sim": {"core", "engine", "protocol", "runner", "server", "storage"},
+    "simulation": {"core", "engine", "protocol", "runner", "server", "storage"},
     "local": LOCAL_SEES,
-    "cli": LOCAL_SEES | {"sim", "local", "conformance", "client"},
+    "cli": LOCAL_SEES | {"simulation", "local", "conformance", "client"},
     "library": {"engine", "storage"},
-    "main": {"cli"},
+    "__main__": {"cli"},
 }
 
 PURE_MODULES = {
@@ -72,8 +72,8 @@ PURE_MODULES = {
 }
 # The modules of pure rooms that need a pure library.
 PURE_EXCEPT = {
-    "deltaci.pipeline.yaml": {"ruamel"},
-    "deltaci.pipeline.syntax": {"ruamel"},
+    "deltaci.pipeline.parse.yaml": {"ruamel"},
+    "deltaci.pipeline.parse.yaml_errors": {"ruamel"},
 }
 PURE_ROOMS = {"core", "audit", "pipeline"}
 IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}
@@ -189,7 +189,7 @@ def wrong_way_imports(module: Module) -> Iterator[str]:
 
 
 def named_stores(module: Module) -> Iterator[str]:
-    if module.room in ("", "storage", "library", "cli", "sim", "main"):
+    if module.room in ("", "storage", "library", "cli", "simulation"):
         return
     names: list[tuple[ast.stmt | ast.expr, str]] = [*imports(module), *strings(module)]
     for node, target in names:
@@ -310,7 +310,7 @@ def test_a_named_store_is_found() -> None:
     naming = ("from deltaci.storage import sqlite", "import deltaci.storage.port", "f('deltaci.storage.memory')")
 
     assert found(named_stores, "src/deltaci/engine/engine.py", *naming) == [1, 3]
-    assert found(named_stores, "src/deltaci/main.py", *naming) == []
+    assert found(named_stores, "src/deltaci/cli/commands/server.py", *naming) == []
 
 
 def test_only_who_starts_the_program_names_a_concrete_store() -> None:
@@ -322,7 +322,7 @@ def test_an_impurity_in_core_is_found() -> None:
     impure = ("import uuid", "from os.path import join", "import msgspec", "print(1)", "async def f(): ...")
 
     assert found(impurities, "src/deltaci/core/run.py", *impure) == [1, 2, 4, 5]
-    assert found(impurities, "src/deltaci/pipeline/reader.py", *impure, "import ruamel.yaml") == [1, 2, 4, 5, 6]
+    assert found(impurities, "src/deltaci/pipeline/parse/reader.py", *impure, "import ruamel.yaml") == [1, 2, 4, 5, 6]
 
 
 def test_core_is_pure() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.api import openapi
-from deltaci.pipeline import schema
+from deltaci.pipeline.parse import json_schema
 from scripts.docgen import (
     api_reference,
     cli,
@@ -37,10 +37,10 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/api-reference.md": lambda _: api_reference.page(),
     "docs/cli.md": cli.page,
     "docs/pipelines.md": pipelines.page,
-    "docs/pipeline.schema.json": lambda _: schema.text(),
+    "docs/pipeline.schema.json": lambda _: json_schema.text(),
     "docs/github-workflows.md": github_workflows.page,
     "docs/workstreams.md": workstreams.page,
-    "docs/workstream.schema.json": lambda _: schema.text(workstreams.document()),
+    "docs/workstream.schema.json": lambda _: json_schema.text(workstreams.document()),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from deltaci.cli.commands import COMMANDS, loaded
+from deltaci.cli.registry import COMMANDS, loaded
 from deltaci.cli.session import EXIT_CODES, shared_options
 from scripts.docgen.pages import replace_below_mark
 

@@ -32,7 +32,7 @@ from deltaci.protocol.schema_names import structs
 from deltaci.storage.codec import KINDS
 
 # Packages whose data is never read by another version of the program.
-EXCLUDED_PACKAGES: Final = ("deltaci.sim", "deltaci.conformance")
+EXCLUDED_PACKAGES: Final = ("deltaci.simulation", "deltaci.conformance")
 # The position of the type in the arguments of each decoding function; `decode` takes it by keyword only.
 DECODING: Final = {"Decoder": 0, "_reader": 0, "decoder": 0, "convert": 1, "TypedDocuments": 2, "decode": sys.maxsize}
 
@@ -44,11 +44,11 @@ PARAMETERS: Final = {
     ("deltaci.protocol.decoding", "union"),
     ("deltaci.protocol.decoding", "kind"),
     ("deltaci.runner.client", "kind"),
-    ("deltaci.runner.reports", "_level(part)"),
-    ("deltaci.server.api.app", "given"),
-    ("deltaci.server.api.app", "kind"),
-    ("deltaci.server.api.app", "route.body"),
-    ("deltaci.server.api.queries", "kind"),
+    ("deltaci.runner.steps.report_values", "_level(part)"),
+    ("deltaci.server.rest.http.app", "given"),
+    ("deltaci.server.rest.http.app", "kind"),
+    ("deltaci.server.rest.http.app", "route.body"),
+    ("deltaci.server.rest.http.query_parameters", "kind"),
     ("deltaci.storage.codec", "kind"),
 }
 

@@ -9,7 +9,7 @@ from msgspec import inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
-from deltaci.pipeline.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
+from deltaci.pipeline.parse.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
 from scripts.docgen.pages import replace_below_mark, table
 
 Homes = Mapping[type[model.Part], str]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from deltaci.pipeline import model, schema
-from deltaci.pipeline.rule_keys import NumberRule
-from deltaci.pipeline.shapes import reachable
+from deltaci.pipeline import model
+from deltaci.pipeline.parse import json_schema
+from deltaci.pipeline.parse.shapes import reachable
+from deltaci.pipeline.rule_model import NumberRule
 from deltaci.pipeline.workstream.model import Merge, Task, Workstream
 from scripts.docgen.pages import replace_below_mark
 from scripts.docgen.pipelines import Homes, tables
@@ -38,4 +39,4 @@ def _lines() -> Iterator[str]:
 
 def document() -> dict[str, Any]:
     """The schema for editors."""
-    return schema.document(Workstream, "Delta CI workstream")
+    return json_schema.document(Workstream, "Delta CI workstream")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 try:
-    from deltaci.main import main
+    from deltaci.cli.app import main
 except ModuleNotFoundError:
     python = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
     print(f"deltaci is not installed for {sys.executable}; run 'make test' once, then use {python}", file=sys.stderr)

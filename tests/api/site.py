@@ -15,7 +15,7 @@ import httpx
 from deltaci.api.routes import ROOT
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.storage.port import Store
 from tests.contract.places import Place, legal

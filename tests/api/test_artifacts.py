@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from deltaci.server.api import files
-from deltaci.server.api.sending import disposition
+from deltaci.server.rest import files
+from deltaci.server.rest.http.streaming import disposition
 from deltaci.storage.blobs import keys
 from tests.api.following import asked
 from tests.api.site import ApiSite, task

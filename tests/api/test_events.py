@@ -12,8 +12,9 @@ import pytest
 
 from deltaci.client import AsyncClient
 from deltaci.core.events import Event, to_json_line
-from deltaci.server.api import live, staying, streams
-from deltaci.server.api.live import wants_stream
+from deltaci.server.auth import revalidate
+from deltaci.server.rest import event_streams, live
+from deltaci.server.rest.live import wants_stream
 from tests.api.following import Answer, Told, stream
 from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
 from tests.contract.places import Place, on_both_stores, on_loop, within
@@ -233,7 +234,7 @@ async def test_a_stream_without_news_shows_that_it_lives(
 ) -> None:
     """Nobody on the way takes it for dead, and whoever reads sees that the server is there."""
     monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(streams, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(event_streams, "TICK_SECONDS", 0.05)
     async with opened(place, tmp_path / "data") as here:
         ada = await here.key()
         async with stream(here.url, "/events", ada.token) as answer:
@@ -267,7 +268,7 @@ async def test_a_stream_goes_on_while_jobs_of_a_reported_run_still_stop(site: Op
 @on_loop
 async def test_a_stream_ends_with_its_key(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that expires, and one that is revoked: what may not be opened may not stay open."""
-    monkeypatch.setattr(staying, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(revalidate, "LOOK_SECONDS", 0.1)
     async with opened(place, tmp_path / "data") as here:
         short, long = await here.key("ada", "read", expires_seconds=60), await here.key("bob", "read")
         async with (
@@ -315,8 +316,8 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_pa
 @on_loop
 async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one tenant cannot have all of them."""
-    monkeypatch.setattr(streams, "MAX_STREAMS", 3)
-    monkeypatch.setattr(streams, "MAX_OF_TENANT", 2)
+    monkeypatch.setattr(event_streams, "MAX_STREAMS", 3)
+    monkeypatch.setattr(event_streams, "MAX_OF_TENANT", 2)
     async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         for _ in range(2):

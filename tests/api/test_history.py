@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from deltaci.server import reports
-from deltaci.server.api import history, tested
+from deltaci.server import test_reports
+from deltaci.server.rest import history
+from deltaci.server.rest import tests as tested
 from tests.api.site import ApiSite, Caller, Player, gate, task
 from tests.contract.places import on_loop
 
@@ -202,7 +203,7 @@ async def test_of_what_cannot_be_read_the_record_tells(
     site: Opened, report: bytes, kept: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The totals, and the first that failed; and it says why there is no more."""
-    monkeypatch.setattr(reports, "MAX_BYTES", 300)
+    monkeypatch.setattr(test_reports, "MAX_BYTES", 300)
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("test"))

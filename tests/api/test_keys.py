@@ -12,8 +12,8 @@ import pytest
 from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
-from deltaci.server.api.callers import INCLUDED, REMEMBERED_SECONDS, Keys
-from deltaci.server.credentials import Signer
+from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, Keys
+from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
 from tests.api.site import ApiSite, Caller
 from tests.api.test_isolation import address

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.sections import Writer, new_nonce
-from deltaci.server.api.ranges import BadRange, chosen, first_byte
+from deltaci.runner.log.sections import Writer, new_nonce
+from deltaci.server.rest.http.ranges import BadRange, chosen, first_byte
 from deltaci.storage.blobs.logs import LogStore
 from tests.api.following import asked
 from tests.api.site import ApiSite, gate, opened, task

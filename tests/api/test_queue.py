@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.server.api import queue
+from deltaci.server.rest import queue
 from tests.api.site import ApiSite, Caller, gate, task
 from tests.contract.places import on_both_stores, on_loop
 

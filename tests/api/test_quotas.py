@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from deltaci.engine.requests import Overloaded
-from deltaci.server.api.tenants import Bucket, TooOften, Turns
+from deltaci.server.tenants import Bucket, TooOften, Turns
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 

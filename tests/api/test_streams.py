@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from deltaci.core.events import Event, with_seq
-from deltaci.server.api import streams
-from deltaci.server.api.streams import Frame, Streams, Subscription
+from deltaci.server.rest import event_streams
+from deltaci.server.rest.event_streams import Frame, Streams, Subscription
 from deltaci.server.service import Listener, Service
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.following import stream
@@ -92,8 +92,8 @@ class Reader:
 async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers come and wait, the log grows, the hub hears late, misses pages and forgets: in any order."""
     chance = random.Random(seed)
-    monkeypatch.setattr(streams, "PAGE", chance.choice((1, 3, 500)))
-    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
+    monkeypatch.setattr(event_streams, "PAGE", chance.choice((1, 3, 500)))
+    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
     log = Log()
     log.grow(chance.randrange(30), chance)
     hub = Streams(log)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
 @on_loop
 async def test_no_more_is_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads slowly keeps nothing here: the store has it all."""
-    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", 5000)
+    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", 5000)
     log = Log()
     hub = Streams(log)  # type: ignore[arg-type]
     chance = random.Random(0)
@@ -170,7 +170,7 @@ async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes nothing while far more is sent than any buffer holds; another one reads all of it meanwhile."""
-    monkeypatch.setattr(streams, "MAX_REMEMBERED_BYTES", 100_000)
+    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", 100_000)
     place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
     async with Service(place.store(), tmp_path) as service:
         listener = Listener(service, "127.0.0.1", 0)

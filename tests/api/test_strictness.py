@@ -9,8 +9,8 @@ import pytest
 
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from deltaci.core.errors import Refused
-from deltaci.server.api import queries
-from deltaci.server.api.app import MAX_MESSAGE
+from deltaci.server.rest.http import query_parameters
+from deltaci.server.rest.http.app import MAX_MESSAGE
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 
@@ -38,10 +38,10 @@ def test_a_query_that_cannot_be_read_is_refused() -> None:
     """Bytes that are no UTF-8, names given twice, and more fields than anybody needs."""
     for query in (b"branch=%ff", b"branch=\xff", b"limit=1&limit=1", b"&".join([b"label=x"] * 101)):
         with pytest.raises(Refused, match="bad_request"):
-            queries.read(query, RunQuery)
+            query_parameters.read(query, RunQuery)
 
-    assert queries.read(b"label=x&label=y&limit=7", RunQuery) == RunQuery(label=["x", "y"], limit=7)
-    assert queries.read(b"gone=true", WorkerQuery) == WorkerQuery(gone=True)
+    assert query_parameters.read(b"label=x&label=y&limit=7", RunQuery) == RunQuery(label=["x", "y"], limit=7)
+    assert query_parameters.read(b"gone=true", WorkerQuery) == WorkerQuery(gone=True)
 
 
 @on_loop

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 
 from deltaci.api.routes import ROOT
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from tests.support.fork_server import Deltaci
 from tests.support.ports import ReservedPort
@@ -98,7 +98,7 @@ class House:
                 "start_new_session": True,
             }
             if not self._is_forked:
-                return subprocess.Popen([sys.executable, "-m", "deltaci.main", *words], **options)
+                return subprocess.Popen([sys.executable, "-m", "deltaci", *words], **options)
             return Deltaci(words, **options)
 
     # -- people

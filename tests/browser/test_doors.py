@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 from playwright.sync_api import Page, Request, expect
 
-from deltaci.server.ui import routes
-from deltaci.server.ui.assets import FIRST
+from deltaci.server.web import routes
+from deltaci.server.web.assets import FIRST
 from tests.browser.browsing import PATIENCE_MS, Person
 from tests.browser.house import TENANT, House, task
 from tests.people_issuer import PeopleIssuer, people_issuer, settings_file
@@ -74,7 +74,7 @@ def test_the_door_opens_by_keyboard_alone_and_leads_to_what_was_wanted(visitor: 
 
 def test_a_link_of_the_operator_opens_the_door_by_itself(visitor: Visitor, house: House) -> None:
     """`deltaci web` prints it. What follows # is neither sent nor kept; a link that anybody could make does nothing."""
-    asked = [sys.executable, "-m", "deltaci.main", "web", "--print", "--data", str(house.folder), "--server", house.url]
+    asked = [sys.executable, "-m", "deltaci", "web", "--print", "--data", str(house.folder), "--server", house.url]
     link = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     person = visitor()
     sent: list[str] = []

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Page, Request
 
-from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.routes import PAGES
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.routes import PAGES
 from tests.browser.browsing import LARGE, Person
 from tests.browser.scene import Scene
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import APIResponse, Page, Response, Route, expect
 
-from deltaci.server.ui.live import APART_SECONDS
+from deltaci.server.web.live import APART_SECONDS
 from tests.browser.browsing import Person
 from tests.browser.house import House, task
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Dialog, Locator, Page, expect
 
 from deltaci.core.decide import job_id
 from deltaci.core.ids import attempt_id
-from deltaci.runner.sections import Writer, new_nonce
+from deltaci.runner.log.sections import Writer, new_nonce
 from deltaci.storage.blobs.logs import LogStore
 from tests.browser.browsing import Person
 from tests.browser.house import House, task

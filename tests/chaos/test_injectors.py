@@ -23,8 +23,8 @@ from deltaci.conformance.http_client import HttpClient
 from deltaci.conformance.scripted_runner import ScriptedRunner
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
-from deltaci.runner.archive import Bounds, unpack
-from deltaci.server.credentials import Signer, server_key
+from deltaci.runner.workspace.archive import Bounds, unpack
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
 
 SECONDS = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from deltaci.main import app
+from deltaci.cli.app import app
 from tests.client.hosted import Hosted
 from tests.support.fork_server import Deltaci
 

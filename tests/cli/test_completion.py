@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.cli.commands import COMMANDS
+from deltaci.cli.registry import COMMANDS
 from tests.cli.desk import ROOT, Desk
 from tests.client.hosted import gate, plan
 
@@ -23,13 +23,13 @@ MOST_SECONDS = 15
 @pytest.fixture
 def shims(tmp_path: Path) -> Path:
     """A folder with a command `deltaci`, as an installation has one."""
-    return folder_with_command(tmp_path, "-m deltaci.main")
+    return folder_with_command(tmp_path, "-m deltaci")
 
 
 @pytest.fixture
 def patient_shims(tmp_path: Path) -> Path:
     """The same, with a command that waits longer than a second for the server, which may be busy here."""
-    start = "from deltaci.cli import completing; completing.SECONDS = 60.0; from deltaci.main import main; main()"
+    start = "from deltaci.cli import completing; completing.SECONDS = 60.0; from deltaci.cli.app import main; main()"
     return folder_with_command(tmp_path, f'-c "{start}"')
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from deltaci.main import app
+from deltaci.cli.app import app
 from tests.cli.desk import Desk
 from tests.client.hosted import Player, plan, task
 

@@ -22,7 +22,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder in which `deltaci up` runs."""
     up = subprocess.Popen(
-        [sys.executable, "-m", "deltaci.main", "up"],
+        [sys.executable, "-m", "deltaci", "up"],
         cwd=tmp_path,
         env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def deltaci(folder: Path, *words: str) -> str:
     """What a command prints that goes well."""
     done = subprocess.run(
-        [sys.executable, "-m", "deltaci.main", *words],
+        [sys.executable, "-m", "deltaci", *words],
         cwd=folder,
         env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "src"), "USER": "ada"},
         capture_output=True,

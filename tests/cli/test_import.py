@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from deltaci.main import app
+from deltaci.cli.app import app
 
 GOOD = "name: CI\non: [push]\njobs:\n  test: {runs-on: ubuntu-latest, steps: [{run: make test}]}\n"
 MIXED = (

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from deltaci.main import app
+from deltaci.cli.app import app
 
 
 def init(*arguments: str) -> Result:

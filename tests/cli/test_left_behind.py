@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deltaci.runner.sections import Writer
+from deltaci.runner.log.sections import Writer
 from tests.cli.desk import Desk
 from tests.client.hosted import Player, gate, plan, task
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from deltaci.main import app
+from deltaci.cli.app import app
 
 GOOD = "jobs:\n  test:\n    steps: [make test]\n"
 BAD = "jobs:\n  test:\n    runs_on: linux\n    steps: [make test]\n"

@@ -18,7 +18,7 @@ from termios import TIOCSWINSZ
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.main import app
+from deltaci.cli.app import app
 from tests.cli.desk import Desk
 from tests.client.hosted import gate, plan, task
 

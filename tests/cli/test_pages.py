@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.cli.commands import COMMANDS, loaded
+from deltaci.cli.registry import COMMANDS, loaded
 from tests.cli.desk import ROOT, Desk
 
 

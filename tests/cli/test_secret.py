@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.main import app
-from deltaci.server.credentials import server_key
+from deltaci.cli.app import app
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.cli.desk import Desk

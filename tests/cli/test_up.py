@@ -13,7 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.main import app
+from deltaci.cli.app import app
 
 
 def test_up_shows_a_run_that_ends_well_and_leaves_a_log_that_verifies(
@@ -32,7 +32,7 @@ def test_up_shows_a_run_that_ends_well_and_leaves_a_log_that_verifies(
 
 def test_up_prints_a_link_that_signs_in(tmp_path: Path) -> None:
     """From the command to the first page it is one click."""
-    words = [sys.executable, "-m", "deltaci.main", "up", "--port", "0"]
+    words = [sys.executable, "-m", "deltaci", "up", "--port", "0"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         [link] = [found[1] for found in (re.search(r"signed in: (\S+)", line) for line in _until(up)) if found]

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from deltaci.cli.verify import MAX_LINE_BYTES
-from deltaci.main import app
+from deltaci.cli.app import app
+from deltaci.cli.commands.verify import MAX_LINE_BYTES
 from tests.lab import Lab, gate, task
 
 ROOT = Path(__file__).parents[2]

@@ -67,7 +67,7 @@ def test_where_there_is_no_such_server_it_says_what_to_do(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, code: int, words: tuple[str, ...], why: str
 ) -> None:
     """One line, and nothing is printed that could be mistaken for a link."""
-    monkeypatch.setattr("deltaci.cli.web.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("deltaci.cli.commands.web.PATIENCE_SECONDS", 0.0)
 
     assert why in desk.refused(code, "web", "--print", *words)
 

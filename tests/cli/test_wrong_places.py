@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deltaci.main import app
+from deltaci.cli.app import app
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import httpx
 from deltaci.client import Client, Patience
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, Listener, Service, announced, registration_token
 from deltaci.storage import open_store
 from tests.contract.places import legal

@@ -13,7 +13,7 @@ from deltaci.conformance.transcript import Transcript
 from tests.contract.places import within
 
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
-OURS: Final = (sys.executable, "-m", "deltaci.main", "runner")
+OURS: Final = (sys.executable, "-m", "deltaci", "runner")
 PATIENCE_SECONDS: Final = 30.0
 AT_ONCE: Final = 12
 MAX_SECONDS: Final = 600.0

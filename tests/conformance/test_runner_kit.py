@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from deltaci.cli.app import app
 from deltaci.conformance.results import FAIL, PASS, CheckResult
 from deltaci.conformance.runner_checks import RUNNER_CHECKS, check_runner
 from deltaci.conformance.transcript import Transcript
-from deltaci.main import app
 from tests.conformance.stage import OURS, SMALL, played
 from tests.e2e.deployment import is_alive
 
@@ -47,7 +47,7 @@ FAULTS = {
 
 def conformance(*words: str) -> list[str]:
     """The command."""
-    return [sys.executable, "-m", "deltaci.main", "conformance", *words]
+    return [sys.executable, "-m", "deltaci", "conformance", *words]
 
 
 def verdicts(found: subprocess.CompletedProcess[bytes]) -> dict[str, CheckResult]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from deltaci.cli.app import app
 from deltaci.conformance.results import NOT_SHOWN, PASS, CheckResult
 from deltaci.conformance.scripted_runner import SPEC
 from deltaci.conformance.server_checks import SERVER_CHECKS
-from deltaci.main import app
 from deltaci.server.service import registration_token
 from tests.conformance.stage import patiently
 from tests.e2e.deployment import Deployment, deployed
@@ -24,7 +24,7 @@ def visited(place: Deployment, *words: str, runners: int = 2) -> dict[str, Check
     """The report about the deployment's server."""
     names = [f"kit-{number}-{len(words)}" for number in range(runners)]
     tokens = [word for name in names for word in ("--token", registration_token(place.folder, name, "default"))]
-    command = [sys.executable, "-m", "deltaci.main", "conformance", "server", f"http://127.0.0.1:{place.port}"]
+    command = [sys.executable, "-m", "deltaci", "conformance", "server", f"http://127.0.0.1:{place.port}"]
     found = subprocess.run([*command, *tokens, "--json", *words], capture_output=True, timeout=120, check=False)
     report: dict[str, Any] = json.loads(found.stdout)
     assert found.returncode == (0 if report["compliant"] else 1), found.stderr

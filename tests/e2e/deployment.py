@@ -25,8 +25,8 @@ from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue
-from deltaci.runner import reaper
-from deltaci.runner.reaper import Handle
+from deltaci.runner.sandbox import process_tree
+from deltaci.runner.sandbox.process_tree import Handle
 from deltaci.server.service import registration_token
 from deltaci.storage import open_store
 from deltaci.storage.blobs.logs import LogStore
@@ -80,7 +80,7 @@ class Deployment:
                 "start_new_session": True,
             }
             if under or self.interpreter_words:
-                program = self.interpreter_words or ("-m", "deltaci.main")
+                program = self.interpreter_words or ("-m", "deltaci")
                 return subprocess.Popen([*under, sys.executable, *program, *words], **options)
             return Deltaci(words, **options)
 
@@ -206,7 +206,7 @@ class Deployment:
         record = await self.outcome(id)
         assert record.lease is None
         for mark in marks:
-            assert reaper.members(Handle(marker=mark)) == []
+            assert process_tree.members(Handle(marker=mark)) == []
         for event in await feed.read(self.store, 0, 1_000_000):
             if event.entity == "worker":
                 assert id not in (await self.worker(event.entity_id)).tasks

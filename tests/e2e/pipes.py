@@ -101,7 +101,7 @@ def child_of(parent: int, word: bytes) -> int:
 
 def keeper_of(runner: int) -> int:
     """The lease keeper of a runner."""
-    return child_of(runner, b"deltaci.runner.keeper")
+    return child_of(runner, b"deltaci.runner.lease.keeper")
 
 
 def first_time(

@@ -24,7 +24,7 @@ LOUD: Final = (
     "-X",
     "dev",
     "-c",
-    "import logging; logging.basicConfig(level=0); from deltaci.main import main; main()",
+    "import logging; logging.basicConfig(level=0); from deltaci.cli.app import main; main()",
 )
 
 
@@ -129,7 +129,7 @@ async def test_no_secret_is_in_any_log_or_command_line(tmp_path: Path, monkeypat
             assert [process.wait(60) for process in refused] == [1, 1, 1, 1]
             kept = [msgspec.json.decode((tmp_path / name / "credential.json").read_bytes()) for name in ("r1", "r2")]
 
-        assert shown.count("deltaci.runner.keeper") == 3
+        assert shown.count("deltaci.runner.lease.keeper") == 3
         assert [record.state for record in records] == ["SUCCEEDED"] * 3
         jobs = "".join(place.log_of(record) for record in records)
         logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}

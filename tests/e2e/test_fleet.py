@@ -30,7 +30,7 @@ def keeper_of(pid: int) -> int:
 def _is_keeper(process: Path, of: int) -> bool:
     try:
         parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        return parent == of and b"deltaci.runner.keeper" in (process / "cmdline").read_bytes()
+        return parent == of and b"deltaci.runner.lease.keeper" in (process / "cmdline").read_bytes()
     except OSError:
         return False
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.attempt import Attempt
-from deltaci.runner import reaper
-from deltaci.runner.reaper import Handle
+from deltaci.runner.sandbox import process_tree
+from deltaci.runner.sandbox.process_tree import Handle
 from tests.e2e.deployment import (
     LONG_TTL_SECONDS,
     TTL_SECONDS,
@@ -75,7 +75,7 @@ class Scene:
 
     def assert_nobody_is_left(self) -> None:
         """Neither of the job nor of what was around it."""
-        assert not [mark for mark in self.marks if reaper.members(Handle(marker=mark))]
+        assert not [mark for mark in self.marks if process_tree.members(Handle(marker=mark))]
 
 
 def scene(

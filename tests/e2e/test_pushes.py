@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from deltaci.core import run
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs.store import FolderBlobStore
@@ -69,7 +69,7 @@ class Person:
         """The command line."""
         told = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "deltaci.main", *words],
+            [sys.executable, "-m", "deltaci", *words],
             env={**os.environ, "DELTACI_SERVER": self._place.url, "DELTACI_KEY": self._key},
             capture_output=True,
             timeout=60,

@@ -14,8 +14,8 @@ from deltaci.api.routes import ROOT
 from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
-from deltaci.runner.disguises import disguises
-from deltaci.server.credentials import Signer, server_key
+from deltaci.runner.log.secret_encodings import disguises
+from deltaci.server.auth.credentials import Signer, server_key
 from tests.e2e.deployment import Deployment, deployed, on_loop
 
 # One of each scope, each in many lines and with signs that tools write differently.

@@ -16,8 +16,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import Client
-from deltaci.runner.sections import sections
-from deltaci.server.credentials import server_key
+from deltaci.runner.log.sections import sections
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import registration_token
 from deltaci.storage.blobs import keys, open_blob_store

@@ -13,7 +13,7 @@ from deltaci.core.ids import first_incarnation_id, incarnation_id, worker_name
 from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTDOWN
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
 from deltaci.fleet.incarnations import Lives
-from deltaci.server.credentials import REGISTRATION_SECONDS
+from deltaci.server.auth.credentials import REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT

@@ -12,7 +12,7 @@ import msgspec
 from deltaci.controllers.change_records import Accepted
 from deltaci.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
-from deltaci.server.hooks import Hooks
+from deltaci.server.webhooks import Hooks
 from deltaci.storage.port import Conflict, Document, Store
 from tests.forges.payloads import NOW, SECRET, Sent
 

@@ -12,7 +12,7 @@ import pytest
 from deltaci.forges.projects import ForgeProject
 from deltaci.forges.webhook_event import TOLERANCE_SECONDS
 from deltaci.pipeline.change import Change
-from deltaci.server import hooks
+from deltaci.server import webhooks
 from tests.contract.places import Place, on_loop
 from tests.forges.notebook import TENANT, post_office
 from tests.forges.payloads import (
@@ -248,7 +248,7 @@ async def test_there_is_room_for_so_much_at_once(memory: Place, monkeypatch: pyt
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         with monkeypatch.context() as small:
-            small.setattr(hooks, "MAX_HELD_BYTES", 100)
+            small.setattr(webhooks, "MAX_HELD_BYTES", 100)
             status, said = await post.send(PUSHES["github"])
         assert (status, said["code"]) == (503, "unavailable")
 
@@ -325,7 +325,7 @@ async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_an
 
         assert all(each == answers[0] for each in answers)
         assert answers[0][0] == 401
-        assert min(times) >= hooks.REFUSED_AFTER_SECONDS * 0.9
+        assert min(times) >= webhooks.REFUSED_AFTER_SECONDS * 0.9
 
 
 @on_loop
@@ -398,7 +398,7 @@ async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: Sent, st
 
 @on_loop
 async def test_what_is_too_large_is_refused_before_it_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "MAX_BYTES", 2000)
+    monkeypatch.setattr(webhooks, "MAX_BYTES", 2000)
     big = github("push", github_push(filler="x" * 3000))
 
     async with memory.opened() as store, post_office(store) as post:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deltaci.server.credentials import server_key
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import KEY_FILE, Listener, Service
 from deltaci.storage.memory import wall_clock

@@ -73,7 +73,7 @@ def _child(words: list[str], told: int) -> None:
     sys.argv = ["deltaci", *words]
     code = 99
     try:
-        from deltaci.main import main
+        from deltaci.cli.app import main
 
         main()
         code = 0

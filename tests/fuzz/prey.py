@@ -18,7 +18,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import Client
-from deltaci.server.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.storage import open_store
 from tests.support.fork_server import Deltaci

@@ -18,12 +18,12 @@ from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
 from deltaci.protocol import junit
 from deltaci.protocol.messages import ArtifactRule, CacheRule
-from deltaci.runner import archive
-from deltaci.runner.artifacts import find, open_found
-from deltaci.runner.disguises import disguises
-from deltaci.runner.lockfiles import cache_key
-from deltaci.runner.masking import Mask
-from deltaci.runner.sections import Writer, sections, sections_from
+from deltaci.runner.log.masking import Mask
+from deltaci.runner.log.secret_encodings import disguises
+from deltaci.runner.log.sections import Writer, sections, sections_from
+from deltaci.runner.workspace import archive
+from deltaci.runner.workspace.artifacts import find, open_found
+from deltaci.runner.workspace.cache_keys import cache_key
 from tests.fuzz.profile import fuzzed
 
 NONCE: Final = "0123456789abcdef" * 2

@@ -18,9 +18,9 @@ from deltaci.core.cascade import NewRecord
 from deltaci.protocol.messages import LeaseRequest
 from deltaci.runner.client import Client
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Hold, Order, Proved
-from deltaci.runner.machine import Machine
-from deltaci.runner.places import Places
+from deltaci.runner.lease.keeper import Hold, Order, Proved
+from deltaci.runner.runtime import Machine
+from deltaci.runner.sandbox.cell_pool import Places
 from tests.fuzz.profile import fuzzed
 from tests.server.live import Live, served
 

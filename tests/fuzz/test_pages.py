@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from deltaci.api.routes import ROOT
 from deltaci.core.instants import SECOND
 from deltaci.server.service import Service
-from deltaci.server.ui import routes
-from deltaci.server.ui.app import SAFE
-from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.sessions import Grant
+from deltaci.server.web import routes
+from deltaci.server.web.app import SAFE
+from deltaci.server.web.auth.sessions import Grant
+from deltaci.server.web.pages import PageRoute
 from deltaci.storage import open_store
 from tests.fuzz.json_texts import ODD_TEXTS
 from tests.fuzz.profile import fuzzed

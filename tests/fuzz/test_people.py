@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from deltaci.api.routes import REFUSALS, ROOT, ROUTES
 from deltaci.core.errors import Refused
 from deltaci.engine import feed
-from deltaci.server.api import queries, ranges
-from deltaci.server.api.cursors import written
-from deltaci.server.api.live import wants_stream
+from deltaci.server.rest.http import query_parameters, ranges
+from deltaci.server.rest.http.cursors import written
+from deltaci.server.rest.live import wants_stream
 from deltaci.server.service import Service
 from tests.contract.places import Place, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
@@ -304,7 +304,7 @@ def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject
 def test_a_query_is_read_or_refused(kind: Any, query: bytes) -> None:
     """And what was read would be read again."""
     try:
-        found = queries.read(query, kind)
+        found = query_parameters.read(query, kind)
     except (Refused, msgspec.ValidationError):
         return
 

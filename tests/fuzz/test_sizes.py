@@ -98,7 +98,7 @@ def read_reports() -> None:
 def unpack_bombs() -> None:
     """A gigabyte of zeros, a million empty files, headers in headers."""
     from deltaci.core.errors import Refused
-    from deltaci.runner import archive
+    from deltaci.runner.workspace import archive
 
     zeros = tarfile.TarInfo("zeros")
     zeros.size = 1024 * MB
@@ -112,7 +112,7 @@ def unpack_bombs() -> None:
 
 def mask_what_is_periodic() -> None:
     """Secrets and output that begin again and again, byte by byte and at once."""
-    from deltaci.runner.masking import Mask
+    from deltaci.runner.log.masking import Mask
 
     for mask in (Mask(["a" * 1000 + "b", "ab" * 500, "a" * 4]), Mask([f"{n:08d}secret" for n in range(2000)])):
         for part in (b"a" * MB, b"ab" * 500_000, *([b"a"] * 4_000), b"0" * MB):
@@ -122,7 +122,7 @@ def mask_what_is_periodic() -> None:
 
 def read_sections() -> None:
     """A log of nothing but what looks like markers."""
-    from deltaci.runner.sections import sections
+    from deltaci.runner.log.sections import sections
 
     head = b"::log 1 nonce=" + b"0" * 32 + b"\n"
     marker = b"::step " + b"0" * 32 + b' begin index=1 name="'
@@ -134,7 +134,7 @@ def match_patterns() -> None:
     """Patterns that a backtracking matcher never ends with."""
     from deltaci.core.errors import Refused
     from deltaci.protocol.messages import ArtifactRule
-    from deltaci.runner.artifacts import find
+    from deltaci.runner.workspace.artifacts import find
 
     with tempfile.TemporaryDirectory() as folder:
         for n in range(20):
@@ -156,7 +156,7 @@ def read_tokens() -> None:
     """Tokens and lease ids of a megabyte."""
     from deltaci.core import ids
     from deltaci.core.errors import Refused
-    from deltaci.server.credentials import Signer
+    from deltaci.server.auth.credentials import Signer
 
     signer = Signer(b"k" * 32, lambda: 0.0)
     for text in (

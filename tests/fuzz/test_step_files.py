@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.builtins.versions import fits
-from deltaci.runner.git import KNOWN_PROTOCOLS, checked_ref, checked_url
-from deltaci.runner.layout import layout_of
-from deltaci.runner.outfiles import MAX_VALUES, values
-from deltaci.runner.spoken import Spoken
+from deltaci.runner.actions.versions import fits
+from deltaci.runner.steps.command_files import MAX_VALUES, values
+from deltaci.runner.steps.workflow_commands import Spoken
+from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, checked_ref, checked_url
+from deltaci.runner.workspace.layout import layout_of
 
 LINES = st.lists(st.sampled_from(["a=b", "a<<E", "E", "<<", "=", "x", "\0", "a<<E=1", ""]) | st.text(max_size=9))
 

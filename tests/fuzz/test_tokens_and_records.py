@@ -16,10 +16,10 @@ from deltaci.core.machine import Record
 from deltaci.protocol import nats_subjects
 from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
 from deltaci.protocol.nats_client import NatsAddress
-from deltaci.runner import dispatches
-from deltaci.runner.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, Release, decode_news, decode_order
-from deltaci.runner.reaper import Handle
-from deltaci.server.credentials import Signer, is_runner_name
+from deltaci.runner import nats_dispatch
+from deltaci.runner.lease.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, Release, decode_news, decode_order
+from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.server.auth.credentials import Signer, is_runner_name
 from deltaci.server.secrets import MIN_CHARACTERS, Secrets
 from deltaci.storage import codec
 from deltaci.storage.blobs.memory import MemoryBlobStore
@@ -160,7 +160,7 @@ def test_what_the_keeper_hears_and_says_is_a_line_of_json(said: bytes) -> None:
 )
 def test_what_nats_delivers_is_a_hint_or_nothing(said: bytes) -> None:
     """Anybody who may publish there may say anything."""
-    for decode in (dispatches._dispatch, dispatches._cancel):
+    for decode in (nats_dispatch._dispatch, nats_dispatch._cancel):
         with suppress(msgspec.DecodeError):
             decode(said)
 

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from deltaci.main import app
+from deltaci.cli.app import app
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
 from tests.lab import Lab, gate, task

@@ -36,7 +36,7 @@ async def served(folder: Path) -> AsyncIterator[Service]:
         token = registration_token(folder, "runner", TENANT)
         with (folder / "runner.log").open("wb") as log:
             runner = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "deltaci.main", *words),
+                *(sys.executable, "-m", "deltaci", *words),
                 env={**os.environ, "DELTACI_TOKEN": token, "DELTACI_GIT_PROTOCOLS": "file"},
                 stdout=log,
                 stderr=log,

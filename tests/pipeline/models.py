@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from deltaci.pipeline import model
-from deltaci.pipeline.builtins import REQUIRED, WITH
-from deltaci.pipeline.shapes import Option, options, shape
+from deltaci.pipeline.parse.action_inputs import REQUIRED, WITH
+from deltaci.pipeline.parse.shapes import Option, options, shape
 
 ANY_TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "${{" not in text)
 A_LINE: Final = ANY_TEXT.filter(lambda text: not re.search(r"[\x00-\x1f\x7f]", text))

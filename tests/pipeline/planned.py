@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.compile import Compiled, compile
-from deltaci.pipeline.plan import Kept, Plan
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.planning.compile import Compiled, compile
+from deltaci.pipeline.planning.plan import Kept, Plan
 from deltaci.protocol.messages import Source
 
 COMMIT = "a" * 40

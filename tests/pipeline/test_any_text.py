@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline import model
-from deltaci.pipeline.printing import printed
-from deltaci.pipeline.problems import with_source
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.problems import with_source
+from deltaci.pipeline.parse.reader import read
 from tests.pipeline import broken, good
 from tests.pipeline.models import pipelines
 from tests.support.budget import budget

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core.text import edit_distance, nearest
-from deltaci.pipeline.problems import with_source
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.problems import with_source
+from deltaci.pipeline.parse.reader import read
 from tests.pipeline.broken import ALL, Broken, job, top
 
 

@@ -12,8 +12,8 @@ from deltaci.api.schemas import inputs as api_input
 from deltaci.core.approvals import Gate
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.compile import compile
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.planning.compile import compile
 from deltaci.protocol.messages import JobSpec, Source
 from tests.pipeline.good import on_the_page
 from tests.pipeline.planned import COMMIT, PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work

@@ -14,9 +14,9 @@ from deltaci.api.schemas import inputs as api_input
 from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.compile import compile
 from deltaci.pipeline.expressions import format_expression, parse, uses_status_function
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.planning.compile import compile
 from deltaci.protocol.messages import JobSpec
 from tests.pipeline.good import ALL
 from tests.pipeline.models import pipelines

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from deltaci.pipeline.compile import compile, triggered
-from deltaci.pipeline.plan import Plan
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.planning.compile import compile, triggered
+from deltaci.pipeline.planning.plan import Plan
 from tests.pipeline.monorepo import files, pipeline
 from tests.pipeline.planned import PUSH, SOURCE, problems
 

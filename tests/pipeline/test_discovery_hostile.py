@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.pipeline.discovery import propose, wanted
-from deltaci.pipeline.discovery.tree import MAX_READ_CHARS, MAX_READ_FILES, is_plain
-from deltaci.pipeline.discovery.writing import NOTHING, written
-from deltaci.pipeline.printing import printed
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.detect import propose, wanted
+from deltaci.pipeline.detect.tree import MAX_READ_CHARS, MAX_READ_FILES, is_plain
+from deltaci.pipeline.detect.writing import NOTHING, written
+from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.reader import read
 from tests.pipeline.test_discovery_node import JEST
 from tests.pipeline.test_discovery_others import TREES
 from tests.pipeline.test_discovery_python import WAYS

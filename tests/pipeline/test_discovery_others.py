@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline.discovery import discovered
-from deltaci.pipeline.discovery.projects import MAX_PROJECTS
+from deltaci.pipeline.detect import discovered
+from deltaci.pipeline.detect.projects import MAX_PROJECTS
 from tests.pipeline.trees import PACKAGE, PYTEST, jobs, package, proposed, steps
 
 GO = {"go.mod": "module x\n\ngo 1.23\n", "a.go": "", "a_test.go": ""}

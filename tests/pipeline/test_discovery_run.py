@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deltaci.pipeline.discovery import Finding, propose, wanted
+from deltaci.pipeline.detect import Finding, propose, wanted
 from tests.pipeline.trees import package
 
 FETCHING = ("pip install", "npm install", "npm ci")

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.failures import MAX_LINE_CHARS, RULES, Facts, FailureRule, classify
-from deltaci.pipeline import failure_rules, log_patterns
-from deltaci.pipeline.failure_rules import read
-from deltaci.pipeline.paths import BadPattern
+from deltaci.pipeline.parse import failure_rules
+from deltaci.pipeline.parse.failure_rules import read
+from deltaci.protocol import log_patterns
+from deltaci.protocol.path_patterns import BadPattern
 
 ROOT = Path(__file__).parents[2]
 GOOD = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
-from deltaci.pipeline.builtins import WITH
 from deltaci.pipeline.github.builtin_actions import ACTIONS
+from deltaci.pipeline.parse.action_inputs import WITH
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
 PATH = ".github/actions/go/action.yml"

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaci.pipeline import model, reader
+from deltaci.pipeline import model
 from deltaci.pipeline.github import composite_actions, read
 from deltaci.pipeline.github.builtin_actions import ACTIONS
 from deltaci.pipeline.github.keys import KEYS
-from deltaci.pipeline.printing import printed
+from deltaci.pipeline.parse import reader
+from deltaci.pipeline.parse.printer import printed
 from tests.pipeline.workflows import FILE, job
 from tests.support.budget import budget
 

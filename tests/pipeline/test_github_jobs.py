@@ -6,10 +6,10 @@ import pytest
 
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.contexts import github
 from deltaci.pipeline.expressions import interpolate
 from deltaci.pipeline.github.converter import OF_GITHUB
-from deltaci.pipeline.problems import Place
+from deltaci.pipeline.parse.problems import Place
+from deltaci.pipeline.planning.contexts import github
 from tests.pipeline.workflows import first_step, found, job, only_job, told
 
 SERVICES = """

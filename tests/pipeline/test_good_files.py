@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from deltaci.pipeline import model, schema
-from deltaci.pipeline.printing import printed
-from deltaci.pipeline.problems import Place, inside
-from deltaci.pipeline.reader import read
-from deltaci.pipeline.rules import OF_STREAMS
-from deltaci.pipeline.shapes import NOUNS, shape
+from deltaci.pipeline import model
+from deltaci.pipeline.parse import json_schema
+from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.problems import Place, inside
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.shapes import NOUNS, shape
+from deltaci.pipeline.parse.validation_rules import OF_STREAMS
 from tests.pipeline.good import ALL, OTHERS, on_the_page
 
 
@@ -106,6 +107,6 @@ def test_every_key_has_an_example_on_the_page() -> None:
 
 def test_every_key_says_what_it_means() -> None:
     """For the table and for editors."""
-    for part in schema.document()["$defs"].values():
+    for part in json_schema.document()["$defs"].values():
         for way in part.get("anyOf", [part]):
             assert all(field["description"] for field in way.get("properties", {}).values())

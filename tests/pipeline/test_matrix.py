@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaci.pipeline import matrix
-from deltaci.pipeline.matrix import BadMatrix, expand
+from deltaci.pipeline.planning import matrix
+from deltaci.pipeline.planning.matrix import BadMatrix, expand
 
 
 def values(raw: object) -> list[dict[str, Any]]:

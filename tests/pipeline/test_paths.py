@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaci.pipeline import automaton, paths
-from deltaci.pipeline.paths import BadPattern, branch_filter, path_filter
+from deltaci.protocol import path_patterns, pattern_automaton
+from deltaci.protocol.path_patterns import BadPattern, branch_filter, path_filter
 
 # The examples of GitHub's page about filter patterns, and next to them what must not match.
 BRANCHES = [
@@ -138,7 +138,7 @@ def test_paths_match_as_on_github_and_folders_mean_what_is_below(
 def test_what_is_no_pattern_is_refused_with_its_column(pattern: str, column: int, found: str) -> None:
     """A pattern that silently matched nothing would leave out a job."""
     with pytest.raises(BadPattern) as refused:
-        paths.read_path(pattern)
+        path_patterns.read_path(pattern)
 
     assert (refused.value.column, refused.value.found) == (column, found)
     assert refused.value.expected
@@ -147,7 +147,7 @@ def test_what_is_no_pattern_is_refused_with_its_column(pattern: str, column: int
 @pytest.mark.parametrize(("pattern", "column"), [("refs/heads/main", 1), ("!refs/heads/x", 2), ("a/", 2), ("/a", 1)])
 def test_what_no_branch_can_be_called_is_refused(pattern: str, column: int) -> None:
     with pytest.raises(BadPattern) as refused:
-        paths.read_branch(pattern)
+        path_patterns.read_branch(pattern)
 
     assert refused.value.column == column
 
@@ -191,7 +191,7 @@ def test_an_empty_list_matches_nothing_and_the_last_match_is_named() -> None:
     ],
 )
 def test_the_folder_of_a_pattern_is_what_stands_before_its_first_wildcard(pattern: str, folder: str) -> None:
-    assert paths.read_path(pattern).folder == folder
+    assert path_patterns.read_path(pattern).folder == folder
 
 
 # --- A second matcher that is slow and obvious ------------------------------------------------------
@@ -280,7 +280,7 @@ def test_in_a_list_the_last_match_decides(listed: list[tuple[bool, str]], path: 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_a_pattern_or_is_refused_at_a_column_that_it_has(text: str) -> None:
-    for read in (paths.read_path, paths.read_branch):
+    for read in (path_patterns.read_path, path_patterns.read_branch):
         with contextlib.suppress(BadPattern):
             read(text)
             continue
@@ -319,8 +319,8 @@ def test_what_is_kept_is_bounded_and_forgetting_changes_no_answer(monkeypatch: p
     listed = ["**/*a*b*c", "a+b?/**", "!**/x?y", "[a-c]+/[!a]*"]
     some = ["".join(names) for names in product(["a", "b/", "abc", "x/y", "ü", "c"], repeat=4)]
     expected = [path_filter(listed).matches(path) for path in some]
-    monkeypatch.setattr(automaton, "MAX_KEPT_BYTES", 2_000)
-    monkeypatch.setattr(automaton, "MAX_MASKS", 2)
+    monkeypatch.setattr(pattern_automaton, "MAX_KEPT_BYTES", 2_000)
+    monkeypatch.setattr(pattern_automaton, "MAX_MASKS", 2)
     forgetful = path_filter(listed)
 
     assert [forgetful.matches(path) for path in some] == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash
-from deltaci.pipeline.plan import Kept, Plan, without
+from deltaci.pipeline.planning.plan import Kept, Plan, without
 
 SPECS = (
     JobSpec(name="a"),

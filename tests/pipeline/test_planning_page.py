@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from deltaci.pipeline import choosing, compile, selection
+from deltaci.pipeline.planning import compile, job_filter, select
 from tests.pipeline.good import ROOT
 from tests.pipeline.planned import PUSH, plan
 
@@ -37,7 +37,7 @@ def test_a_diff_keeps_what_the_page_says(branch: str, changed: str, kept: str) -
     names = [each.spec.name for each in made.kept]
     assert sorted(names) == sorted(kept.split())
     assert sorted([*names, *(each.name for each in made.left_out)]) == sorted(plan_of_all())
-    codes = {*selection.CODES, *choosing.CODES}
+    codes = {*select.CODES, *job_filter.CODES}
     assert all(each.code in codes and each.reason for each in made.kept)
     assert all(each.code in codes and each.reason for each in made.left_out)
 
@@ -55,5 +55,5 @@ def test_the_table_is_long_enough() -> None:
 
 def test_the_page_has_every_code() -> None:
     """Programs depend on these words."""
-    for code in (*choosing.CODES, compile.UNTRUSTED):
+    for code in (*job_filter.CODES, compile.UNTRUSTED):
         assert f"| `{code}` |" in PAGE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.pipeline.paths import BadPattern
-from deltaci.pipeline.report_paths import Element, InJson, InXml, ReportPath, read
+from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.report_paths import Element, InJson, InXml, ReportPath, read
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.pipeline.nodes import child
-from deltaci.pipeline.problems import Problems
-from deltaci.pipeline.reader import read_part
-from deltaci.pipeline.rule_keys import KINDS, NumberRule, Rule
-from deltaci.pipeline.rules import OF_STREAMS, check, texts_of, wire_rules
+from deltaci.pipeline.parse.nodes import child
+from deltaci.pipeline.parse.problems import Problems
+from deltaci.pipeline.parse.reader import read_part
+from deltaci.pipeline.parse.validation_rules import OF_STREAMS, check, texts_of, wire_rules
+from deltaci.pipeline.parse.yaml import read_yaml
+from deltaci.pipeline.rule_model import KINDS, NumberRule, Rule
 from deltaci.pipeline.workstream.model import Rules
-from deltaci.pipeline.yaml import read_yaml
 from deltaci.protocol import messages as wire
 from tests.pipeline.planned import work
 

@@ -8,11 +8,11 @@ import pytest
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from deltaci.pipeline import schema
+from deltaci.pipeline.parse import json_schema
 from tests.pipeline import broken, good
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
-VALIDATOR = jsonschema_rs.validator_for(schema.document())
+VALIDATOR = jsonschema_rs.validator_for(json_schema.document())
 
 
 def plain(text: str) -> Any:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline import selection
-from deltaci.pipeline.paths import path_filter
-from deltaci.pipeline.projects import Project
-from deltaci.pipeline.selection import CODES, Choice, Job, select
+from deltaci.pipeline.planning import select as selection
+from deltaci.pipeline.planning.projects import Project
+from deltaci.pipeline.planning.select import CODES, Choice, Job, select
+from deltaci.protocol.path_patterns import path_filter
 
 SHOP = [
     Project(name="web", path="web/", needs=("libs/ui", "api-client")),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from deltaci.pipeline import selection
-from deltaci.pipeline.projects import Project
-from deltaci.pipeline.selection import Job, select
+from deltaci.pipeline.planning import select as selection
+from deltaci.pipeline.planning.projects import Project
+from deltaci.pipeline.planning.select import Job, select
 
 
 def monorepo(count: int) -> tuple[list[Job], list[Project]]:

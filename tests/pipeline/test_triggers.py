@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.compile import triggered
-from deltaci.pipeline.reader import read
+from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.planning.compile import triggered
 from tests.pipeline.planned import PULL, PUSH
 
 TAG = replace(PUSH, branch="", tag="v1", ref="refs/tags/v1")

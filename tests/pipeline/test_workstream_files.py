@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from deltaci.pipeline.reader import read as read_pipeline
+from deltaci.pipeline.parse.reader import read as read_pipeline
 from deltaci.pipeline.workstream.model import Merge, Workstream
 from deltaci.pipeline.workstream.parse import is_workstream, parse_file, parse_values
 from scripts.docgen.workstreams import document

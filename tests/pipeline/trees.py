@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from deltaci.pipeline.discovery import Proposal, propose, wanted
+from deltaci.pipeline.detect import Proposal, propose, wanted
 
 PACKAGE = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "x"\n'
 PYTEST = "[tool.pytest.ini_options]\naddopts = ''\n"

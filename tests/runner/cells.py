@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.executors.cell import Cell, Executor, Exit
-from deltaci.runner.executors.nursery import Nursery
-from deltaci.runner.executors.process import ProcessExecutor
-from deltaci.runner.executors.sandbox import SandboxExecutor
+from deltaci.runner.sandbox.bubblewrap import SandboxExecutor
+from deltaci.runner.sandbox.cell import Cell, Executor, Exit
+from deltaci.runner.sandbox.process import ProcessExecutor
+from deltaci.runner.sandbox.zygote import Nursery
 
 PATIENCE_SECONDS = 60.0
 

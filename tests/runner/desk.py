@@ -15,9 +15,9 @@ from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.client import Client
-from deltaci.runner.joblog import JobLog
-from deltaci.runner.logstream import LogStream
-from deltaci.runner.sections import new_nonce
+from deltaci.runner.log.job_log import JobLog
+from deltaci.runner.log.sections import new_nonce
+from deltaci.runner.log.stream import LogStream
 from deltaci.runner.transfers import Transfers
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.blobs.memory import MemoryBlobStore

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.executors.nursery import Nursery
+from deltaci.runner.sandbox.zygote import Nursery
 from tests.runner.cells import KINDS, Bench
 from tests.runner.leftovers import LEFTOVERS, READY
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.builtins.stage import Stage
-from deltaci.runner.caches import Caches
-from deltaci.runner.contexts import Scene
-from deltaci.runner.executors.nursery import Nursery
-from deltaci.runner.git import KNOWN_PROTOCOLS
-from deltaci.runner.harvest import Harvester
-from deltaci.runner.layout import layout_of
+from deltaci.runner.actions.context import Stage
+from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.steps.contexts import Scene
+from deltaci.runner.workspace.caches import Caches
+from deltaci.runner.workspace.collect_outputs import Harvester
+from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
+from deltaci.runner.workspace.layout import layout_of
 from tests.runner.cells import executor_of
 from tests.runner.desk import Desk, Office, opened
 

@@ -16,13 +16,13 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, LeaseRequest
-from deltaci.runner import archive
 from deltaci.runner.client import PART_BYTES, Client, Unreachable
-from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance, NoWayIn
-from deltaci.runner.executors import Executors
-from deltaci.runner.layout import inside
-from deltaci.runner.places import Places
-from deltaci.runner.sections import Writer, sections
+from deltaci.runner.log.sections import Writer, sections
+from deltaci.runner.registration import CREDENTIAL_FILE, Entrance, NoWayIn
+from deltaci.runner.sandbox import Executors
+from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.workspace import archive
+from deltaci.runner.workspace.layout import inside
 
 NONCE = "0" * 32
 

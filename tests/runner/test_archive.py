@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.runner.archive import Bounds, inner_path, move, pack, unpack
+from deltaci.runner.workspace.archive import Bounds, inner_path, move, pack, unpack
 
 SMALL = Bounds(entries=20, bytes=10_000, depth=5)
 

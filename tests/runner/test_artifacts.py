@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import ArtifactRule
-from deltaci.runner.artifacts import Bounds, Found, find, open_found
+from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found
 
 
 @pytest.fixture

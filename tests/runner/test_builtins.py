@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.runner.builtins import node, python
-from deltaci.runner.builtins.artifacts import download, upload
-from deltaci.runner.builtins.cache import cache
-from deltaci.runner.builtins.stage import Stage, StepFailed
+from deltaci.runner.actions import node, python
+from deltaci.runner.actions.artifacts import download, upload
+from deltaci.runner.actions.cache import cache
+from deltaci.runner.actions.context import Stage, StepFailed
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk, opened
 from tests.runner.stages import on_stage, staged

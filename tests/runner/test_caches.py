@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from deltaci.runner import caches as module
-from deltaci.runner.caches import Caches
 from deltaci.runner.client import Unreachable
-from deltaci.runner.layout import layout_of
+from deltaci.runner.workspace import caches as module
+from deltaci.runner.workspace.caches import Caches
+from deltaci.runner.workspace.layout import layout_of
 from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.runner.builtins.checkout import check_out
-from deltaci.runner.builtins.stage import Stage, StepFailed
-from deltaci.runner.checkout import Wanted, _for_submodules, bring, remote_of
-from deltaci.runner.git import (
+from deltaci.runner.actions.checkout import check_out
+from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.workspace.checkout import Wanted, _for_submodules, bring, remote_of
+from deltaci.runner.workspace.git import (
     KNOWN_PROTOCOLS,
     PROTOCOLS,
     GitFailed,
@@ -27,7 +27,7 @@ from deltaci.runner.git import (
     environment,
     git,
 )
-from deltaci.runner.mirrors import USED, prune
+from deltaci.runner.workspace.mirrors import USED, prune
 from deltaci.server.secrets import Secrets
 from tests.contract.places import on_loop
 from tests.e2e.pipes import Death
@@ -384,8 +384,8 @@ async def test_an_input_that_cannot_be_is_the_authors_mistake(
 @on_loop
 async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another runner, or the same one later, may have more luck."""
-    monkeypatch.setattr("deltaci.runner.mirrors.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("deltaci.runner.mirrors.MAX_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("deltaci.runner.workspace.mirrors.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("deltaci.runner.workspace.mirrors.MAX_PAUSE_SECONDS", 0.001)
 
     async def story(stage: Stage, desk: Desk) -> None:
         with pytest.raises(StepFailed, match="does not appear to be a git repository") as failed:

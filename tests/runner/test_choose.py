@@ -8,15 +8,14 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Limits
-from deltaci.runner import reaper
-from deltaci.runner.executors import Executors, container, sandbox
-from deltaci.runner.executors.container import ContainerCell, ContainerExecutor
+from deltaci.runner.sandbox import Executors, bubblewrap, container, process_tree
+from deltaci.runner.sandbox.container import ContainerCell, ContainerExecutor
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without bubblewrap, podman and docker."""
-    monkeypatch.setattr(sandbox, "probe", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr(bubblewrap, "probe", lambda: "bubblewrap is not installed")
     monkeypatch.setattr(container, "working_tool", lambda: ("", "podman is not installed; docker is not installed"))
 
 
@@ -44,7 +43,7 @@ def test_without_a_wish_the_best_one_is_taken(monkeypatch: pytest.MonkeyPatch) -
     """The sandbox where there is one, else plain processes."""
     assert Executors().choose(None).name == "process"
 
-    monkeypatch.setattr(sandbox, "probe", lambda: "")
+    monkeypatch.setattr(bubblewrap, "probe", lambda: "")
     assert Executors().choose(None).name == "sandbox"
     assert Executors().choose("process").name == "process"
 
@@ -73,4 +72,4 @@ def test_a_secret_is_not_in_the_containers_commands(tmp_path: Path) -> None:
         *(f"deltaci-{cell.handle.marker}", "sh", "-c", "make"),
     ]
     assert "--network none --memory 268435456 --pids-limit 9 --cpus 0.5" in start
-    assert f"--env {reaper.MARK}={cell.handle.marker}" in start
+    assert f"--env {process_tree.MARK}={cell.handle.marker}" in start

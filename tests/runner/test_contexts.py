@@ -11,8 +11,8 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Source
 from deltaci.protocol.responses import NeededJob
-from deltaci.runner.contexts import Scene, hash_files
-from deltaci.runner.layout import layout_of
+from deltaci.runner.steps.contexts import Scene, hash_files
+from deltaci.runner.workspace.layout import layout_of
 
 
 def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> Scene:

@@ -13,9 +13,9 @@ import pytest
 
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import CancelRequested, ControlRequest
-from deltaci.runner import ear
+from deltaci.runner import control_channel
 from deltaci.runner.client import Client
-from deltaci.runner.ear import Ear
+from deltaci.runner.control_channel import Ear
 from tests.contract.places import on_loop
 
 
@@ -106,7 +106,7 @@ async def test_a_cancel_counts_once_and_only_for_a_lease_that_is_held() -> None:
 @on_loop
 async def test_what_was_told_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a job that takes its time to stop would be told so without end."""
-    monkeypatch.setattr(ear, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(control_channel, "RETRY_SECONDS", 0.01)
     answers = Answers(told("l1"), (503, b"{}"), told("l2"), told())
     heard = asyncio.Queue[str]()
     with serving(answers) as url:

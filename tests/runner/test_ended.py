@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.runner.executors import Exit
 from deltaci.runner.result import Ended
+from deltaci.runner.sandbox import Exit
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
 from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
-from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance, NoWayIn, token_in
+from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Entrance, NoWayIn, token_in
 from deltaci.runner.tls import Tls
-from deltaci.server.credentials import Signer, server_key
-from deltaci.server.oidc import OidcIssuer
+from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
 from deltaci.server.tls import server_context
 from tests.certificates import HERE, Authority, uri

@@ -11,10 +11,10 @@ from pathlib import Path
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
-from deltaci.runner.executors import Executors
 from deltaci.runner.job import Job
-from deltaci.runner.machine import Machine
-from deltaci.runner.places import Places
+from deltaci.runner.runtime import Machine
+from deltaci.runner.sandbox import Executors
+from deltaci.runner.sandbox.cell_pool import Places
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Office, opened
 

@@ -12,12 +12,13 @@ import pytest
 
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
-from deltaci.runner import harvest, transfers
+from deltaci.runner import transfers
 from deltaci.runner.client import Unreachable
-from deltaci.runner.executors import Exit
-from deltaci.runner.harvest import Harvest, Harvester
 from deltaci.runner.result import cost, fitting
+from deltaci.runner.sandbox import Exit
 from deltaci.runner.transfers import Over
+from deltaci.runner.workspace import collect_outputs
+from deltaci.runner.workspace.collect_outputs import Harvest, Harvester
 from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
@@ -134,7 +135,7 @@ async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: p
             file.truncate(wire.MAX_ARTIFACT_BYTES + 1)
         assert "split it" in (await brought(desk)).summary
         with monkeypatch.context() as patch:
-            patch.setattr(harvest, "MAX_LISTED_BYTES", 100)
+            patch.setattr(collect_outputs, "MAX_LISTED_BYTES", 100)
             desk = await office.desk(artifacts=[{"path_glob": "*"}])
             for name in ("a", "b", "c"):
                 (desk.workspace / name).write_text("x")
@@ -187,7 +188,7 @@ async def test_a_server_that_keeps_nothing_is_asked_again_and_then_given_up(
         assert len(tries) == 2
 
         tries.clear()
-        monkeypatch.setattr(harvest, "PATIENCE_SECONDS", -1.0)
+        monkeypatch.setattr(collect_outputs, "PATIENCE_SECONDS", -1.0)
         found = await brought(desk)
         assert (found.error_code, found.artifacts) == ("UPLOAD", [])
 
@@ -207,7 +208,7 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         (desk.workspace / "b.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]><testsuite/>')
         (desk.workspace / "c.xml").write_text("<testsuite>" + " " * 60_000 + "</testsuite>")
         monkeypatch.setattr(junit, "MAX_REPORT_BYTES", 59_999 + 30_000)
-        monkeypatch.setattr(harvest, "MAX_REPORTS_BYTES", 100_000)
+        monkeypatch.setattr(collect_outputs, "MAX_REPORTS_BYTES", 100_000)
         desk.log.hide(["hunter2secret"])
 
         tests = (await brought(desk)).tests
@@ -217,7 +218,7 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         assert len(tests.failures) == wire.MAX_FAILED_TESTS
         assert tests.failures[0].name == "c.t000\N{REPLACEMENT CHARACTER}"
         assert tests.failures[0].message.startswith("*** mmm")
-        assert len(tests.failures[0].message) == harvest.MAX_MESSAGE
+        assert len(tests.failures[0].message) == collect_outputs.MAX_MESSAGE
         told = "\n".join(desk.said)
         assert "b.xml, line 1, has a document type" in told
         assert "c.xml is too large" in told

@@ -14,10 +14,10 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.keeper import Hold, Keeper, Lost, News, Proved, Release
-from deltaci.runner.lastwords import NOTHING, Rest, opened, send_rests
-from deltaci.runner.logstream import LogStream
-from deltaci.runner.reaper import Handle
+from deltaci.runner.lease.keeper import Hold, Keeper, Lost, News, Proved, Release
+from deltaci.runner.lease.log_recovery import NOTHING, Rest, opened, send_rests
+from deltaci.runner.log.stream import LogStream
+from deltaci.runner.sandbox.process_tree import Handle
 from deltaci.storage.blobs.logs import LogStore
 
 TTL_SECONDS = 10

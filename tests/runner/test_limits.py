@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.executors import cgroups
-from deltaci.runner.executors.cgroups import Mounts
-from deltaci.runner.executors.environment import interpreter
+from deltaci.runner.sandbox import cgroups
+from deltaci.runner.sandbox.cgroups import Mounts
+from deltaci.runner.sandbox.environment import interpreter
 from tests.runner.cells import Bench, in_cell
 
 NO_PID = 1 << 22  # Linux gives out smaller ones only.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import CacheRule
-from deltaci.runner.lockfiles import cache_key
+from deltaci.runner.workspace.cache_keys import cache_key
 
 
 def write(folder: Path, **files: str) -> Path:

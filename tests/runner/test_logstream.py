@@ -7,8 +7,8 @@ from pathlib import Path
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.logstream import CHUNK_BYTES, TAIL_LINES, LogStream
-from deltaci.runner.sections import Writer, new_nonce
+from deltaci.runner.log.sections import Writer, new_nonce
+from deltaci.runner.log.stream import CHUNK_BYTES, TAIL_LINES, LogStream
 from tests.contract.places import on_loop
 
 PARTS = 1000

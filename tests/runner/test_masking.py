@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deltaci.runner.disguises import disguises
-from deltaci.runner.masking import BLOCK_BYTES, Mask
+from deltaci.runner.log.masking import BLOCK_BYTES, Mask
+from deltaci.runner.log.secret_encodings import disguises
 
 SECRET = "s3cr3t/of the+house'\"$&é"
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASCBKcwggSjAgEAAoIB\n-----END KEY-----\n"

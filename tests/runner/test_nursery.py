@@ -14,11 +14,11 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Limits
-from deltaci.runner import reaper
-from deltaci.runner.executors.cell import CellFailed
-from deltaci.runner.executors.nursery import Nursery
-from deltaci.runner.executors.process import ProcessExecutor
-from deltaci.runner.executors.supervised import SupervisedCell
+from deltaci.runner.sandbox import process_tree
+from deltaci.runner.sandbox.cell import CellFailed
+from deltaci.runner.sandbox.process import ProcessExecutor
+from deltaci.runner.sandbox.supervised_cell import SupervisedCell
+from deltaci.runner.sandbox.zygote import Nursery
 from tests.runner.cells import PATIENCE_SECONDS, Bench, await_deaths, is_alive
 
 
@@ -50,14 +50,14 @@ def test_a_cell_carries_its_own_mark_and_no_others(tmp_path: Path) -> None:
         one, other = cell_of(nursery, tmp_path / "1"), cell_of(nursery, tmp_path / "2")
         await asyncio.gather(one.open(), other.open())
 
-        found = [set(reaper.members(cell.handle)) for cell in (one, other)]
+        found = [set(process_tree.members(cell.handle)) for cell in (one, other)]
 
         roots = [set(cell.handle.root_pids) for cell in (one, other)]
         assert roots[0] < found[0], (roots, found)
         assert roots[1] < found[1], (roots, found)
         assert not found[0] & found[1]
-        assert reaper.kill_all(one.handle) == []
-        assert set(reaper.members(other.handle)) == found[1]
+        assert process_tree.kill_all(one.handle) == []
+        assert set(process_tree.members(other.handle)) == found[1]
         await one.close()  # It proves nothing: somebody else may have killed the guard first.
         assert await other.close()
 
@@ -89,7 +89,7 @@ def test_a_nursery_that_dies_takes_its_cells_along_and_the_next_cell_gets_a_new_
         bench = Bench(cell, tmp_path)
         step = bench.start("echo up; exec tail -f /dev/null")
         await bench.until(b"up")
-        files = {pid: os.pidfd_open(pid) for pid in reaper.members(cell.handle)}
+        files = {pid: os.pidfd_open(pid) for pid in process_tree.members(cell.handle)}
         mother = int(Path(f"/proc/{cell.handle.root_pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
 
         os.kill(mother, signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_a_group_that_is_gone_ends_the_cell_before_anything_runs() -> None:
 
 def test_a_nursery_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not the job's fault: another runner may do better."""
-    monkeypatch.setattr("deltaci.runner.executors.nursery.SCRIPT", tmp_path / "gone.py")
+    monkeypatch.setattr("deltaci.runner.sandbox.zygote.SCRIPT", tmp_path / "gone.py")
 
     async def story(nursery: Nursery) -> None:
         cell = cell_of(nursery, tmp_path)

@@ -10,9 +10,9 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.layout import Layout, layout_of
-from deltaci.runner.outfiles import MAX_FILE_BYTES, MAX_VALUES, OutFiles, Told, values
-from deltaci.runner.placing import write
+from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, OutFiles, Told, values
+from deltaci.runner.workspace.layout import Layout, layout_of
+from deltaci.runner.workspace.safe_fs import write
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
-from deltaci.runner.entrance import CREDENTIAL_FILE, Entrance
-from deltaci.server.credentials import Signer, server_key
-from deltaci.server.oidc import OidcIssuer
+from deltaci.runner.registration import CREDENTIAL_FILE, Entrance
+from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline.paths import BadPattern
-from deltaci.pipeline.report_paths import read
-from deltaci.runner.reports import MAX_REPORT_BYTES, number_in
+from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.report_paths import read
+from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
 
 # As coverage.py writes it, less its lists of lines.
 COVERAGE_JSON = json.dumps(

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.executors import sandbox
-from deltaci.runner.executors.cell import Exit
-from deltaci.runner.executors.environment import interpreter
-from deltaci.runner.executors.nursery import Nursery
+from deltaci.runner.sandbox import bubblewrap
+from deltaci.runner.sandbox.cell import Exit
+from deltaci.runner.sandbox.environment import interpreter
+from deltaci.runner.sandbox.zygote import Nursery
 from tests.runner.cells import Bench, executor_of, in_cell
 
 
 def test_without_bubblewrap_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Who sets up a runner must learn what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.probe.cache_clear()
+    bubblewrap.probe.cache_clear()
 
-    assert "install" in sandbox.SandboxExecutor().why_not()
-    sandbox.probe.cache_clear()
+    assert "install" in bubblewrap.SandboxExecutor().why_not()
+    bubblewrap.probe.cache_clear()
 
 
 def test_a_bubblewrap_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -29,10 +29,10 @@ def test_a_bubblewrap_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho no namespaces for you >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.probe.cache_clear()
+    bubblewrap.probe.cache_clear()
 
-    assert "no namespaces for you" in sandbox.SandboxExecutor().why_not()
-    sandbox.probe.cache_clear()
+    assert "no namespaces for you" in bubblewrap.SandboxExecutor().why_not()
+    bubblewrap.probe.cache_clear()
 
 
 @pytest.mark.parametrize(

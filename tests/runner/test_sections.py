@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.masking import Mask
-from deltaci.runner.sections import LogSection, Writer, log_nonce, new_nonce, sections, sections_from
+from deltaci.runner.log.masking import Mask
+from deltaci.runner.log.sections import LogSection, Writer, log_nonce, new_nonce, sections, sections_from
 
 NONCE = "0123456789abcdef" * 2
 OTHER = "f" * 32

@@ -9,12 +9,11 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Limits, Service
-from deltaci.runner import reaper
-from deltaci.runner import services as module
-from deltaci.runner.builtins.stage import Stage, StepFailed
-from deltaci.runner.executors import container
-from deltaci.runner.executors.container import ContainerCell
-from deltaci.runner.services import Services
+from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.sandbox import container, process_tree
+from deltaci.runner.sandbox.container import ContainerCell
+from deltaci.runner.steps import service_containers as module
+from deltaci.runner.steps.service_containers import Services
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk
 from tests.runner.stages import on_stage
@@ -69,7 +68,7 @@ async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path
         assert asked(calls) == ["run", "inspect", "exec", "inspect", "exec", "inspect", "exec", "port", "rm"]
         started = calls.read_text().splitlines()[0]
         assert "--publish 127.0.0.1::5432 --env TOKEN" in started
-        assert started.endswith(f"--env {reaper.MARK}={stage.cell.handle.marker} postgres:16 [hunter2]")
+        assert started.endswith(f"--env {process_tree.MARK}={stage.cell.handle.marker} postgres:16 [hunter2]")
         assert "service db: ready" in desk.said
 
     await on_stage(tmp_path, story, services=[POSTGRES])

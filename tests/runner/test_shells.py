@@ -8,9 +8,9 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.executors.cell import SHELL
-from deltaci.runner.layout import layout_of
-from deltaci.runner.shells import MAX_ARGUMENT_BYTES, start
+from deltaci.runner.sandbox.cell import SHELL
+from deltaci.runner.steps.shells import MAX_ARGUMENT_BYTES, start
+from deltaci.runner.workspace.layout import layout_of
 from tests.runner.cells import Bench, in_cell
 
 

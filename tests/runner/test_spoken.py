@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.spoken import MAX_LINE_BYTES, MAX_MASKS, Spoken
+from deltaci.runner.steps.workflow_commands import MAX_LINE_BYTES, MAX_MASKS, Spoken
 
 
 class Listener:

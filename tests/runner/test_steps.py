@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.runner import reaper
-from deltaci.runner.executors.environment import environment
-from deltaci.runner.layout import inside
+from deltaci.runner.sandbox import process_tree
+from deltaci.runner.sandbox.environment import environment
+from deltaci.runner.workspace.layout import inside
 from tests.runner.cells import KINDS, Bench, in_cell
 
 MEGABYTE = 1024 * 1024
@@ -30,7 +30,7 @@ def test_a_secret_of_the_runner_is_not_visible(kind: str, tmp_path: Path, monkey
         assert b"hunter2" not in bench.output
         assert names - {b"PWD", b"SHLVL", b"_", b"OLDPWD", b"LC_CTYPE"} == {
             *(b"PATH", b"HOME", b"LANG", b"CI", b"GIVEN"),
-            reaper.MARK.encode(),
+            process_tree.MARK.encode(),
         }
 
     in_cell(kind, tmp_path, story)
@@ -58,9 +58,9 @@ def test_a_job_cannot_take_off_its_mark(kind: str, tmp_path: Path) -> None:
     """The mark is how its processes are found."""
 
     async def story(bench: Bench) -> None:
-        await bench.run(f'test "${reaper.MARK}" != mine', env={reaper.MARK: "mine"})
+        await bench.run(f'test "${process_tree.MARK}" != mine', env={process_tree.MARK: "mine"})
 
-        assert (await bench.run(f'test "${reaper.MARK}" = {bench.cell.handle.marker}')).exit_code == 0
+        assert (await bench.run(f'test "${process_tree.MARK}" = {bench.cell.handle.marker}')).exit_code == 0
 
     in_cell(kind, tmp_path, story)
 

@@ -18,12 +18,11 @@ import msgspec
 import pytest
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner import reaper
-from deltaci.runner.executors import cgroups
-from deltaci.runner.executors.environment import interpreter
-from deltaci.runner.executors.nursery import Nursery
-from deltaci.runner.executors.process import ProcessExecutor
-from deltaci.runner.reaper import Handle
+from deltaci.runner.sandbox import cgroups, process_tree
+from deltaci.runner.sandbox.environment import interpreter
+from deltaci.runner.sandbox.process import ProcessExecutor
+from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.zygote import Nursery
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 from tests.support.processes import command_line
@@ -50,7 +49,7 @@ def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes],
         handle = msgspec.json.decode(process.stdout.readline(), type=Handle)
         yield process, handle
         process.kill()
-    reaper.kill_all(handle)
+    process_tree.kill_all(handle)
     cgroups.sweep()
 
 
@@ -61,13 +60,13 @@ def test_a_stop_leaves_nobody_and_says_so(kind: str, tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
         step = bench.start(LEFTOVERS)
         await bench.until(READY)
-        found = reaper.members(bench.cell.handle)
+        found = process_tree.members(bench.cell.handle)
         assert len(found) > COUNT
 
         assert await bench.cell.stop(0.2)
 
         assert not [pid for pid in found if is_alive(pid)]
-        assert reaper.members(bench.cell.handle) == []
+        assert process_tree.members(bench.cell.handle) == []
         ended = await step
         assert (ended.exit_code, ended.signal) == (None, signal.SIGKILL)
 
@@ -115,7 +114,7 @@ def test_the_end_of_a_job_ends_its_leftovers(kind: str, tmp_path: Path) -> None:
 
     async def story(bench: Bench) -> None:
         assert (await bench.run(DAEMONS)).exit_code == 0
-        found = reaper.members(bench.cell.handle)
+        found = process_tree.members(bench.cell.handle)
         assert len(found) >= COUNT
 
         assert await bench.cell.close()
@@ -148,7 +147,7 @@ def test_a_job_that_kills_its_supervisor_is_over(kind: str, tmp_path: Path) -> N
 
     async def story(bench: Bench) -> None:
         await bench.run(DAEMONS)
-        found = reaper.members(bench.cell.handle)
+        found = process_tree.members(bench.cell.handle)
         ended = await bench.run("kill -9 $PPID; sleep 1000")
         assert ended.signal == signal.SIGKILL
 
@@ -167,7 +166,7 @@ def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
         cell = executor.cell(workspace=tmp_path, limits=Limits(), network=True, image="")
         bench = Bench(cell, tmp_path)
         await bench.run(DAEMONS)
-        files = {pid: os.pidfd_open(pid) for pid in reaper.members(cell.handle)}
+        files = {pid: os.pidfd_open(pid) for pid in process_tree.members(cell.handle)}
         guard = cell.handle.root_pids[0]
         await bench.run(f"kill -STOP {guard} $PPID; kill -9 {guard} $PPID; sleep 1000")
         is_proved = await cell.close()
@@ -188,9 +187,9 @@ def test_a_stranger_can_end_the_job_by_its_handle(
     """The lease keeper must be able to do it when the runner hangs."""
     runner, handle = doomed
     os.kill(runner.pid, signal.SIGSTOP)
-    found = reaper.members(handle)
+    found = process_tree.members(handle)
 
-    left = reaper.kill_all(handle)
+    left = process_tree.kill_all(handle)
 
     assert len(found) > COUNT
     assert (left, [pid for pid in found if is_alive(pid)]) == ([], [])
@@ -202,13 +201,13 @@ def test_a_killed_runner_leaves_nobody(
 ) -> None:
     """Nobody is there to clear up after it, so the job must notice by itself."""
     runner, handle = doomed
-    files = {pid: os.pidfd_open(pid) for pid in reaper.members(handle)}
+    files = {pid: os.pidfd_open(pid) for pid in process_tree.members(handle)}
 
     runner.kill()
 
     assert len(files) > COUNT
     assert await_deaths(files) == []
-    assert reaper.members(handle) == []
+    assert process_tree.members(handle) == []
 
 
 @pytest.mark.parametrize("kind", ["process"])
@@ -228,8 +227,8 @@ def test_the_step_dies_with_a_supervisor_that_is_killed_too(
                 os.kill(pid, number)
 
     assert await_deaths(files) == []
-    found = reaper.members(handle)
-    assert reaper.kill_all(handle) == []
+    found = process_tree.members(handle)
+    assert process_tree.kill_all(handle) == []
     assert not [pid for pid in found if is_alive(pid)]
 
 
@@ -246,7 +245,7 @@ def test_a_fork_bomb_is_bounded_and_ended(kind: str, tmp_path: Path) -> None:
         bench.start(f'{interpreter()} -I -S -c "{bomb}"')
         await bench.until(b"full")
 
-        assert len(reaper.members(bench.cell.handle)) <= 40 + 3
+        assert len(process_tree.members(bench.cell.handle)) <= 40 + 3
         assert await bench.cell.stop(0.0)
 
     in_cell(kind, tmp_path, story, limits)
@@ -257,8 +256,8 @@ def test_a_pid_that_was_used_again_is_nobody_of_ours() -> None:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as innocent:
         handle = Handle(marker="of-a-job-long-gone", root_pids=(innocent.pid,))
 
-        assert reaper.members(handle) == []
-        assert reaper.kill_all(handle) == []
+        assert process_tree.members(handle) == []
+        assert process_tree.kill_all(handle) == []
         assert innocent.poll() is None
         innocent.kill()
 
@@ -275,8 +274,8 @@ def test_a_version_1_freezer_ends_a_job_too() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
 
-        assert process.pid in reaper.members(handle)
-        assert reaper.kill_all(handle) == []
+        assert process.pid in process_tree.members(handle)
+        assert process_tree.kill_all(handle) == []
 
         assert process.wait(20) == -signal.SIGKILL
     assert groups.remove()

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from deltaci.protocol.messages import RuleResult
-from deltaci.runner.builtins.stage import Stage
-from deltaci.runner.executors import Exit
+from deltaci.runner.actions.context import Stage
 from deltaci.runner.result import Ended
-from deltaci.runner.rules import MAX_READ_BYTES, Rules
-from deltaci.runner.steps import Steps
+from deltaci.runner.sandbox import Exit
+from deltaci.runner.steps.sequence import Steps
+from deltaci.runner.steps.validation import MAX_READ_BYTES, Rules
 from deltaci.runner.transfers import Over
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk

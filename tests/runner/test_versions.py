@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.runner.builtins.node import plain, version_in
-from deltaci.runner.builtins.python import versions_in
-from deltaci.runner.builtins.versions import fits, version_of
+from deltaci.runner.actions.node import plain, version_in
+from deltaci.runner.actions.python import versions_in
+from deltaci.runner.actions.versions import fits, version_of
 
 
 @pytest.mark.parametrize("wanted", ["latest", "3.x.y.z", "three", ">=", "3.11; rm", "3..1", "1" * 300, "3.1234567"])

@@ -15,7 +15,7 @@ from deltaci.core.machine import Record
 from deltaci.engine import feed
 from deltaci.runner.client import Client
 from deltaci.runner.tls import Tls
-from deltaci.server.registry import Issuer
+from deltaci.server.runner_api.registration import Issuer
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage import open_store
 

@@ -15,11 +15,11 @@ import pytest
 
 from deltaci.api.routes import ROOT
 from deltaci.server.service import Listener, Service
-from deltaci.server.ui import routes
-from deltaci.server.ui.markup import form
-from deltaci.server.ui.pages import PageRoute
-from deltaci.server.ui.parts import hidden
-from deltaci.server.ui.visit import Answer, Page, Redirect, Visit
+from deltaci.server.web import routes
+from deltaci.server.web.markup import form
+from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.parts import hidden
 from deltaci.storage import open_store
 
 WAIT_SECONDS: Final = 30.0

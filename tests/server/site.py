@@ -22,15 +22,15 @@ from deltaci.fleet.incarnations import Lives
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS, ROOT
-from deltaci.server.control import ControlHub
-from deltaci.server.credentials import REGISTRATION_SECONDS, Signer
+from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer
 from deltaci.server.follower import Follower
-from deltaci.server.http import RunnerApp
-from deltaci.server.lease_ids import LeaseIds
-from deltaci.server.protocol import Protocol
-from deltaci.server.registry import Registry
+from deltaci.server.runner_api.app import RunnerApp
+from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.message_handlers import Protocol
+from deltaci.server.runner_api.registration import Registry
+from deltaci.server.runner_api.uploads import Bounds, Uploads
 from deltaci.server.secrets import Secrets
-from deltaci.server.uploads import Bounds, Uploads
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import Place, Server

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from deltaci.server.ui.assets import FOLDER, Assets, packed, takes_gzip
-from deltaci.server.ui.layout import IMPORTED
+from deltaci.server.web.assets import FOLDER, Assets, packed, takes_gzip
+from deltaci.server.web.layout import IMPORTED
 
 
 @pytest.mark.parametrize(

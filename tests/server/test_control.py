@@ -17,8 +17,8 @@ from deltaci.core.events import Event
 from deltaci.core.instants import SECOND, from_datetime
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server import follower
-from deltaci.server.control import ControlHub
-from deltaci.server.lease_ids import LeaseIds
+from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.storage.port import Unavailable
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned

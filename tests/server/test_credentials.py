@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.worker import IDLE, Worker
-from deltaci.server.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, server_key
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import OpenSite, Runner, Site

@@ -18,9 +18,9 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.protocol.nats_client import NatsAddress
-from deltaci.server import dispatch
-from deltaci.server.dispatch import Dispatcher
 from deltaci.server.follower import Follower
+from deltaci.server.runner_api import nats_dispatch
+from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Server, birth, on_loop
 from tests.lab import TENANT
@@ -145,7 +145,7 @@ async def test_what_waits_for_long_is_told_again_and_does_not_pile_up(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatch that got lost on the way costs time, never work."""
-    monkeypatch.setattr(dispatch, "SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr(nats_dispatch, "SWEEP_SECONDS", 0.2)
     async with bench(nats_server) as here, here.dispatching():
         await here.server.enqueue("a")
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.server.ui.run.graph import cut
-from deltaci.server.ui.run.layers import GAP_Y, HEIGHT, WIDTH, Drawn, Wanted, apart, curve, drawn, elbow
+from deltaci.server.web.views.run.graph import cut
+from deltaci.server.web.views.run.layers import GAP_Y, HEIGHT, WIDTH, Drawn, Wanted, apart, curve, drawn, elbow
 
 MAX_GROWTH = 1.1  # Of what one of them costs, with twice as many jobs.
 MAX_LINES = 300

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.sections import Writer, new_nonce, sections
+from deltaci.runner.log.sections import Writer, new_nonce, sections
 from deltaci.server.log_index import BLOCK_BYTES, MAX_MARKER_BYTES, MAX_SECTIONS, LogIndex, LogIndexes
 from deltaci.storage.blobs.logs import LogStore
 

@@ -17,8 +17,8 @@ from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
 from deltaci.protocol import messages as wire
-from deltaci.server.oidc import KEEP_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
-from deltaci.server.protocol import Runner
+from deltaci.server.auth.oidc import KEEP_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
+from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
@@ -283,7 +283,7 @@ def test_what_the_issuer_needs_is_said_at_the_start(monkeypatch: pytest.MonkeyPa
     """An audience, and the package that verifies."""
     with pytest.raises(ValueError, match="--oidc-audience"):
         OidcIssuer("https://example.org", "")
-    monkeypatch.setattr("deltaci.server.oidc.find_spec", lambda _: None)
+    monkeypatch.setattr("deltaci.server.auth.oidc.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'deltaci\[oidc\]'"):
         OidcIssuer("https://example.org", AUDIENCE)
 

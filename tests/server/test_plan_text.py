@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.api.schemas.inputs import JobInput, PlanInput
-from deltaci.server.ui.templates.plan_text import NotJson, place_of, read, written
+from deltaci.server.web.views.templates.plan_text import NotJson, place_of, read, written
 
 TEXT = """{
   "fail_fast": true, "odd \\" key": [[1, 2], {"a}": "]"}],

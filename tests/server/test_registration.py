@@ -10,7 +10,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.run import Run
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
-from deltaci.server.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
+from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.lab import TENANT, task
 from tests.server.site import OpenSite, Reply, Runner, Site

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin
-from deltaci.runner.disguises import MIN_SECRET_CHARACTERS
+from deltaci.runner.log.secret_encodings import MIN_SECRET_CHARACTERS
 from deltaci.server import secrets as sealing
 from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
 from deltaci.storage.blobs.keys import secret_key

@@ -22,8 +22,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
+from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.connection import MAX_HEAD_BYTES, Guard
-from deltaci.server.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE
 from tests.contract.places import on_loop
 from tests.server.live import Live, served
@@ -346,7 +346,7 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the head, in the body, in a body that was answered already, or before the first byte."""
-    monkeypatch.setattr("deltaci.server.http.BODY_SECONDS", 1.0)
+    monkeypatch.setattr("deltaci.server.runner_api.app.BODY_SECONDS", 1.0)
     monkeypatch.setattr(Guard, "head_seconds", 1.0)
     async with bench(tmp_path, caplog) as here:
         whole = here.request("messages", here.heartbeat())

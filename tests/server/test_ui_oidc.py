@@ -13,10 +13,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from deltaci.cli.app import app
 from deltaci.core.errors import Refused
-from deltaci.main import app
-from deltaci.server.ui.oidc_grants import SECRET_VARIABLE, Grants, Rule, Settings, settings_in
-from deltaci.server.ui.oidc_sign_in import BACK, OidcSignIn
+from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, Grants, Rule, Settings, settings_in
+from deltaci.server.web.auth.oidc_sign_in import BACK, OidcSignIn
 from tests.contract.places import on_loop
 from tests.oidc import CONFIGURATION
 from tests.people_issuer import CLIENT, SECRET, PeopleIssuer, people_issuer, settings_file

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.server.ui import live
-from deltaci.server.ui.app import POLICY, SAFE
-from deltaci.server.ui.assets import FIRST, FIRST_SOURCE, Assets
-from deltaci.server.ui.endings import ENDING, PLACE, Endings
+from deltaci.server.web import live
+from deltaci.server.web.app import POLICY, SAFE
+from deltaci.server.web.assets import FIRST, FIRST_SOURCE, Assets
+from deltaci.server.web.auth.revoked_sessions import ENDING, PLACE, Endings
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
 from tests.server.pages import WAIT_SECONDS, PagesSite, pages, probing, said

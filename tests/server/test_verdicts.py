@@ -12,7 +12,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult, ValidationRule
 from deltaci.protocol.rule_results import MAX_DETAILS_CHARS
-from deltaci.server.verdicts import verdict_of
+from deltaci.server.runner_api.verdicts import verdict_of
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task

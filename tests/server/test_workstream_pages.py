@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deltaci.api.schemas.workstreams import WORKSTREAM_STATES
 from deltaci.pipeline.workstream import parse
-from deltaci.server.ui.workstreams import board, create, look
+from deltaci.server.web.views.workstreams import board, create, look
 
 
 def test_the_board_has_every_state_in_order() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from deltaci.sim.checker import Checker, Deployment
-from deltaci.sim.facts import AttemptFacts, WorkerFacts
-from deltaci.sim.promises import Promises
+from deltaci.simulation.checker.facts import AttemptFacts, WorkerFacts
+from deltaci.simulation.checker.history_checker import Checker, Deployment
+from deltaci.simulation.checker.promises import Promises
 
 SECOND = 1_000_000
 START = 1_000_000 * SECOND

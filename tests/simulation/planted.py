@@ -14,8 +14,8 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.sim.mix import drawn
-from deltaci.sim.world import World
+from deltaci.simulation.history import World
+from deltaci.simulation.scenario import drawn
 from tests.simulation import (
     planted_bonds,
     planted_core,

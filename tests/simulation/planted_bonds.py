@@ -11,7 +11,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.concurrency_groups import ConcurrencyGroups
-from deltaci.sim.store import Disk
+from deltaci.simulation.database import Disk
 from tests.simulation.planting import fault, instead, reaction, set_field
 
 

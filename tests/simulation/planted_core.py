@@ -11,7 +11,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
-from deltaci.server.registry import Registry
+from deltaci.server.runner_api.registration import Registry
 from tests.simulation.planted_leases import without
 from tests.simulation.planting import fault, instead, new_rule, reaction, rule, set_field
 

@@ -16,9 +16,9 @@ from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult
 from deltaci.runner.result import Ended
-from deltaci.runner.rules import Rules
-from deltaci.server import protocol
-from deltaci.server.verdicts import verdict_of
+from deltaci.runner.steps.validation import Rules
+from deltaci.server.runner_api import message_handlers
+from deltaci.server.runner_api.verdicts import verdict_of
 from tests.simulation.planting import fault, instead, reaction
 
 
@@ -75,7 +75,7 @@ def the_server_believes_the_first_rule() -> Iterator[None]:
         told = structs.replace(said, verdicts=(said.verdicts or [])[:1])
         return real(told, structs.replace(spec, rules=spec.rules[:1]))
 
-    with instead((protocol, "verdict_of", first)):
+    with instead((message_handlers, "verdict_of", first)):
         yield
 
 

@@ -16,16 +16,16 @@ from msgspec import structs
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Complete, HeartbeatAck
-from deltaci.runner import keeper as keeping
 from deltaci.runner.agent import Agent
 from deltaci.runner.client import Client
-from deltaci.runner.entrance import Entrance
-from deltaci.runner.executors import Exit
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Cancel, Keeper
-from deltaci.runner.logstream import LogStream
+from deltaci.runner.lease import keeper as keeping
+from deltaci.runner.lease.keeper import Cancel, Keeper
+from deltaci.runner.log.stream import LogStream
+from deltaci.runner.registration import Entrance
 from deltaci.runner.result import Ended
-from deltaci.sim.machine import SimCell, SimMachine
+from deltaci.runner.sandbox import Exit
+from deltaci.simulation.machine import SimCell, SimMachine
 from tests.simulation.planting import fault, instead
 
 # -- leases

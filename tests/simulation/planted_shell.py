@@ -16,8 +16,8 @@ from deltaci.engine.shard import Shard
 from deltaci.engine.timers import Timers
 from deltaci.engine.waiters import ClaimWaiters
 from deltaci.protocol.messages import Complete, CompleteAck
-from deltaci.server import protocol
-from deltaci.sim.store import Connection, Counted
+from deltaci.server.runner_api import message_handlers
+from deltaci.simulation.database import Connection, Counted
 from deltaci.storage import memory
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Unavailable, Write
@@ -309,14 +309,14 @@ def time_by_a_clock_that_is_ahead() -> Iterator[None]:
 @fault
 def a_stale_result_is_acknowledged() -> Iterator[None]:
     """Who completes too late is told that it counts."""
-    real = protocol._refusal
+    real = message_handlers._refusal
 
     def refusal(message: Any, refused: Refused) -> Any:
         if isinstance(message, Complete):
             return CompleteAck(lease_id=message.lease_id, accepted=True)
         return real(message, refused)
 
-    with instead((protocol, "_refusal", refusal)):
+    with instead((message_handlers, "_refusal", refusal)):
         yield
 
 

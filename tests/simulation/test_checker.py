@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deltaci.sim import checker as checking
-from deltaci.sim.checker import INVARIANTS, Violation
-from deltaci.sim.mix import drawn
-from deltaci.sim.world import LOGGER, World
+from deltaci.simulation.checker import history_checker as checking
+from deltaci.simulation.checker.history_checker import INVARIANTS, Violation
+from deltaci.simulation.history import LOGGER, World
+from deltaci.simulation.scenario import drawn
 from tests.simulation import illegal_bonds, illegal_leases, illegal_runs, illegal_trust
 from tests.simulation.handmade import CASES, Case, Log
 from tests.simulation.planted import TABLE
@@ -143,4 +143,4 @@ def test_the_checker_knows_only_the_documents() -> None:
         modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         ours = {module for module in modules if module.startswith("deltaci")}
 
-        assert ours <= {f"deltaci.sim.{each}" for each in ALONE}, name
+        assert ours <= {f"deltaci.simulation.{each}" for each in ALONE}, name

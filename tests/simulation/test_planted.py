@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from deltaci.sim.checker import INVARIANTS
-from deltaci.sim.mix import drawn
-from deltaci.sim.world import World
+from deltaci.simulation.checker.history_checker import INVARIANTS
+from deltaci.simulation.history import World
+from deltaci.simulation.scenario import drawn
 from tests.simulation.planted import FAULTS, caught, known, search
 
 

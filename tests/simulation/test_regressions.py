@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from deltaci.sim.mix import Fault, Mix, Wish, drawn
-from deltaci.sim.world import History, World
+from deltaci.simulation.history import History, World
+from deltaci.simulation.scenario import Fault, Mix, Wish, drawn
 
 RUNNERS = 5
 OUTAGE_SECONDS = 1200.0

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deltaci.sim.coverage import EVERY, unvisited
-from deltaci.sim.law import LEASE_STEPS, STEPS, Edge
-from deltaci.sim.mix import Mix, drawn
-from deltaci.sim.shrink import Shrinker, in_words
-from deltaci.sim.world import World
+from deltaci.simulation.checker.law import LEASE_STEPS, STEPS, Edge
+from deltaci.simulation.coverage import EVERY, unvisited
+from deltaci.simulation.history import World
+from deltaci.simulation.scenario import Mix, drawn
+from deltaci.simulation.shrink import Shrinker, in_words
 from tests.simulation.planted import FAULTS
 
 SEEDS = range(24)
@@ -26,7 +26,7 @@ COVER = (30, 34, 54, 93, 94, 107, 118, 141, 156, 254)  # These take every step; 
 
 def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:
     """The histories that the command tells."""
-    command = [sys.executable, "-m", "deltaci.main", "sim", "--json", *words]
+    command = [sys.executable, "-m", "deltaci", "sim", "--json", *words]
     done = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONHASHSEED": hash_seed})
     assert done.returncode in (0, 1), done.stderr.decode()
     *histories, summary = [json.loads(line) for line in done.stdout.splitlines()]

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deltaci.audit.verify import verify
+from deltaci.cli.app import app
 from deltaci.core import attempt
 from deltaci.core.status.workstreams import derive_workstream_state
-from deltaci.main import app
 from tests.derivation import DIFFERENCES, TASK_WORDS, Derivation, Task, document_003
 from tests.fleets import Fleet
 from tests.forgeries import KINDS, Line, seen, unseen

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 # Not imported in advance: rarely used, or they start threads.
-NOT_PRELOADED: Final = ("deltaci.sim", "deltaci.conformance", "deltaci.storage.blobs.s3", "deltaci.main")
+NOT_PRELOADED: Final = ("deltaci.simulation", "deltaci.conformance", "deltaci.storage.blobs.s3", "deltaci.__main__")
 INT_BYTES: Final = 4
 
 
@@ -226,6 +226,6 @@ def configure_child(request: dict[str, Any], fds: Sequence[int]) -> None:
 if __name__ == "__main__":
     preload()
     configure_child(*serve(socket.socket(fileno=int(sys.argv[1]))))
-    from deltaci.main import main
+    from deltaci.cli.app import main
 
     main()

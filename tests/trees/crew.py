@@ -11,11 +11,11 @@ from typing import Any
 from deltaci.core.attempt import Attempt
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import Client
-from deltaci.runner.executors import Executors
-from deltaci.runner.git import KNOWN_PROTOCOLS
 from deltaci.runner.job import Job
-from deltaci.runner.machine import Machine
-from deltaci.runner.places import Places
+from deltaci.runner.runtime import Machine
+from deltaci.runner.sandbox import Executors
+from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from deltaci.server.service import registration_token
 from tests.api.site import TENANT
 from tests.repositories.site import RepositorySite

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from deltaci.protocol.job_spec import Source, Worktree
-from deltaci.runner.checkout import remote_of
-from deltaci.runner.git import GitFailed
-from deltaci.runner.mirrors import path_of
-from deltaci.runner.trees.exact import identity, make_exact, make_git_dir
-from deltaci.runner.trees.repository import Repository
-from deltaci.runner.trees.spots import About, Spot, safe_name
+from deltaci.runner.workspace.checkout import remote_of
+from deltaci.runner.workspace.git import GitFailed
+from deltaci.runner.workspace.mirrors import path_of
+from deltaci.runner.workspace.worktrees.exact_checkout import identity, make_exact, make_git_dir
+from deltaci.runner.workspace.worktrees.repository import Repository
+from deltaci.runner.workspace.worktrees.worktree_pool import About, Spot, safe_name
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
 from tests.trees.test_home import bundle

@@ -18,7 +18,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
-from deltaci.server import trees
+from deltaci.server.runner_api import worktrees
 from tests.api.site import TENANT, Player, Reply
 from tests.contract.places import on_loop
 from tests.repositories.site import PROJECT, RepositorySite
@@ -72,7 +72,7 @@ async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstr
 
         lease = await player.take()
         shutil.rmtree((await stand.workshop()).mirror.folder)
-        shutil.rmtree(here.folder / trees.FOLDER, ignore_errors=True)
+        shutil.rmtree(here.folder / worktrees.FOLDER, ignore_errors=True)
         told = await ask(here, player, lease, "tree")
         assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
         sent = await ask(here, player, lease, "tree-bundle")
@@ -82,7 +82,7 @@ async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstr
         git(tmp_path, "clone", "-q", "--bare", str(upstream.bare), "clone.git")
         git(tmp_path / "clone.git", "bundle", "unbundle", str(tmp_path / "got"))
         assert git(tmp_path / "clone.git", "show", f"{head}:a") == "2"
-        assert [each.suffix for each in (here.folder / trees.FOLDER).iterdir()] == [trees.SUFFIX]
+        assert [each.suffix for each in (here.folder / worktrees.FOLDER).iterdir()] == [worktrees.SUFFIX]
 
 
 @on_loop
@@ -178,12 +178,12 @@ async def test_the_trees_of_what_failed_are_kept(site: Open, upstream: Upstream)
 
 def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the newest, and what a killed server had begun."""
-    monkeypatch.setattr(trees, "MAX_KEPT", 2)
+    monkeypatch.setattr(worktrees, "MAX_KEPT", 2)
     for number, name in enumerate(("a.bundle", "b.bundle", "c.bundle", ".d.bundle", ".e.bundle")):
         (tmp_path / name).write_bytes(b"x")
         if name != ".e.bundle":
             os.utime(tmp_path / name, (1000 + number, 1000 + number))
 
-    trees._prune(tmp_path, keep=tmp_path / "a.bundle")
+    worktrees._prune(tmp_path, keep=tmp_path / "a.bundle")
 
     assert sorted(each.name for each in tmp_path.iterdir()) == [".e.bundle", "a.bundle", "b.bundle", "c.bundle"]

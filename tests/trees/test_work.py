@@ -22,8 +22,8 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Signature
 from deltaci.protocol.messages import Limits, Worktree
-from deltaci.runner.executors.container import ContainerCell
-from deltaci.runner.trees import handover, spots
+from deltaci.runner.sandbox.container import ContainerCell
+from deltaci.runner.workspace.worktrees import bundle_commits, worktree_pool
 from deltaci.storage.blobs import keys
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -189,7 +189,7 @@ async def test_what_cannot_be_handed_over_fails_the_job(
     site: Open, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, why: str
 ) -> None:
     """By its own doing, which is told; nothing is sent."""
-    monkeypatch.setattr(handover, "MAX_TREE_BYTES", 9000)
+    monkeypatch.setattr(bundle_commits, "MAX_TREE_BYTES", 9000)
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
         stand = Stand(here, upstream)
@@ -404,13 +404,13 @@ async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
         (one.streams / "a file").write_text("x")
         (one.streams / "link").symlink_to(tmp_path)
         (one.streams / "unknown").mkdir()
-        (one.streams / f"{spots.TRASH}left").mkdir()
+        (one.streams / f"{worktree_pool.TRASH}left").mkdir()
         held = one.places.trees.take(_tree_of(stands["busy"]))
 
         try:
             assert await one.places.trees.tidy(one.over) == ["good"]
         finally:
-            spots.remove_all(one.streams, "good")  # Not for whoever clears up after tests.
+            worktree_pool.remove_all(one.streams, "good")  # Not for whoever clears up after tests.
         assert {each.name for each in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
         one.places.trees.give_back(held)
         assert await one.places.trees.tidy(one.over) == ["busy"]
@@ -441,7 +441,7 @@ async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
 
 def test_a_container_shows_the_tree_too(tmp_path: Path) -> None:
     """At the same paths; what the runner trusts is read-only."""
-    spot = spots.Spot(tmp_path / "s", "tree", spots.About("s", False))
+    spot = worktree_pool.Spot(tmp_path / "s", "tree", worktree_pool.About("s", False))
     cell = ContainerCell(
         "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", shown=spot.shown()
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.controllers.workstreams import checks
-from deltaci.pipeline.paths import BadPattern
 from deltaci.protocol.messages import RuleResult, ValidationRule
+from deltaci.protocol.path_patterns import BadPattern
 from deltaci.protocol.rule_results import describe_failed
 
 

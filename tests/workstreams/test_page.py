@@ -25,7 +25,7 @@ def newcomer(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Somebody with a command `deltaci`, a git identity, and `deltaci up` in a first terminal."""
     program = tmp_path / "bin" / "deltaci"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m deltaci.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m deltaci "$@"\n')
     program.chmod(0o755)
     person = {"NAME": "Ada", "EMAIL": "ada@example.org"}
     environment = {

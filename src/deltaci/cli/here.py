@@ -15,7 +15,7 @@ from deltaci.core.text import nearest
 from deltaci.local.plans import Planned, Seen, Wish, seen
 from deltaci.local.tree import Tree
 from deltaci.pipeline.change import EventName
-from deltaci.pipeline.problems import with_source
+from deltaci.pipeline.parse.problems import with_source
 
 STATE: Final = ".state"
 FOLDER: Final = "local"

@@ -234,7 +234,7 @@ class _Signed:
     """Operator's tokens, each good for minutes, made as they are needed."""
 
     def __init__(self, data: Path, tenant: str) -> None:
-        from deltaci.server.credentials import Signer, is_tenant_name, server_key
+        from deltaci.server.auth.credentials import Signer, is_tenant_name, server_key
 
         if not is_tenant_name(tenant):
             raise ValueError("--tenant has 1 to 200 printable ASCII characters")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.pipeline.github import FOLDER, Workflow, read
-from deltaci.pipeline.yaml import MAX_BYTES
+from deltaci.pipeline.parse.yaml import MAX_BYTES
 
 SUFFIXES: Final = (".yml", ".yaml")
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from deltaci.pipeline.discovery.tree import FOREIGN, MAX_PATHS, MAX_READ_CHARS, joined
+from deltaci.pipeline.detect.tree import FOREIGN, MAX_PATHS, MAX_READ_CHARS, joined
 
 GIT_SECONDS: Final = 30
 MAX_READ_BYTES: Final = 2 * MAX_READ_CHARS

@@ -30,7 +30,7 @@ from deltaci.engine.requests import Overloaded
 from deltaci.forges.credentials import repository_of
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit
-from deltaci.pipeline.files import PipelineFile
+from deltaci.pipeline.pipeline_files import PipelineFile
 from deltaci.storage.port import Conflict, Store, Unavailable
 
 SWEEP_SECONDS: Final = 5.0

@@ -19,7 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
-from deltaci.pipeline.plan import Plan
+from deltaci.pipeline.planning.plan import Plan
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
 
 KIND: Final = "run-group"

@@ -15,11 +15,11 @@ from deltaci.core.job import APPROVAL
 from deltaci.core.plan import plan_hash
 from deltaci.git.mirrors import MAX_FILE_BYTES, Mirror
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.compile import UNTRUSTED, compile, triggered
-from deltaci.pipeline.files import DISCOVERED, PipelineFile, Read, discover, pipeline_files, read_file
-from deltaci.pipeline.found import Found
-from deltaci.pipeline.plan import Plan
-from deltaci.pipeline.problems import Problem
+from deltaci.pipeline.parse.parse_result import Found
+from deltaci.pipeline.parse.problems import Problem
+from deltaci.pipeline.pipeline_files import DISCOVERED, PipelineFile, Read, discover, pipeline_files, read_file
+from deltaci.pipeline.planning.compile import UNTRUSTED, compile, triggered
+from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 
 MAX_ROUNDS: Final = 10  # Of files that name files that name files.

@@ -33,8 +33,8 @@ from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
-from deltaci.pipeline.files import PipelineFile
-from deltaci.pipeline.plan import Plan
+from deltaci.pipeline.pipeline_files import PipelineFile
+from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, Store, Unavailable
 

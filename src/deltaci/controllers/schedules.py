@@ -24,8 +24,8 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import Mirrors, Remote
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.files import PipelineFile
-from deltaci.pipeline.paths import branch_filter
+from deltaci.pipeline.pipeline_files import PipelineFile
+from deltaci.protocol.path_patterns import branch_filter
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "schedule"

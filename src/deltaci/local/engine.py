@@ -20,13 +20,13 @@ from deltaci.core.listing import RUNS
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
 from deltaci.engine.event_loop import cancel_and_wait
-from deltaci.pipeline.plan import Plan
+from deltaci.pipeline.planning.plan import Plan
 from deltaci.runner.agent import Agent
-from deltaci.runner.entrance import CREDENTIAL_FILE, REQUEST_FILE, Entrance
-from deltaci.runner.executors import Executors
-from deltaci.runner.git import KNOWN_PROTOCOLS
-from deltaci.runner.machine import Machine
-from deltaci.server.credentials import server_key
+from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Entrance
+from deltaci.runner.runtime import Machine
+from deltaci.runner.sandbox import Executors
+from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
+from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
 from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.storage.port import ListQuery, Store

@@ -11,12 +11,12 @@ from msgspec import structs
 from deltaci.core.errors import Refused
 from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
-from deltaci.pipeline.compile import compile, triggered
-from deltaci.pipeline.files import PipelineFile, discover, pipeline_files, read_file
-from deltaci.pipeline.found import Found
 from deltaci.pipeline.github import Workflow
-from deltaci.pipeline.plan import Plan
-from deltaci.pipeline.problems import Problem
+from deltaci.pipeline.parse.parse_result import Found
+from deltaci.pipeline.parse.problems import Problem
+from deltaci.pipeline.pipeline_files import PipelineFile, discover, pipeline_files, read_file
+from deltaci.pipeline.planning.compile import compile, triggered
+from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 
 EVERYTHING: Final = "all of it was asked for"

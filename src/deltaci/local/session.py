@@ -23,7 +23,7 @@ from deltaci.core.worker import required_labels
 from deltaci.local.engine import TENANT, Engine
 from deltaci.local.plans import Planned, Seen
 from deltaci.local.watch import Decide, Screen, Watch
-from deltaci.pipeline.plan import Kept, Plan, without
+from deltaci.pipeline.planning.plan import Kept, Plan, without
 
 LAST_FILE: Final = "last.json"
 SYSTEMS: Final = frozenset({"linux", "macos", "windows"})

@@ -18,7 +18,7 @@ from deltaci.core.run import Run
 from deltaci.core.text import plain_line
 from deltaci.engine import feed
 from deltaci.local.engine import PERSON, Engine
-from deltaci.runner.sections import log_nonce, parse_marker
+from deltaci.runner.log.sections import log_nonce, parse_marker
 from deltaci.storage.blobs.logs import LogStore
 
 MAX_LINE: Final = 2000

@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta, field
 
-from deltaci.pipeline.parts import MAX_ITEMS, MAX_TEXT, Command, Line, Part, Path, Patterns, Text, Title, Value
-from deltaci.pipeline.rule_keys import NumberRule, Rule
-from deltaci.pipeline.words import (
+from deltaci.pipeline.model_types import MAX_ITEMS, MAX_TEXT, Command, Line, Part, Path, Patterns, Text, Title, Value
+from deltaci.pipeline.parse.field_types import (
     MAX_LINE,
     Cron,
     EnvName,
@@ -30,6 +29,7 @@ from deltaci.pipeline.words import (
     says,
     text,
 )
+from deltaci.pipeline.rule_model import NumberRule, Rule
 
 __all__ = ["MAX_ITEMS", "MAX_TEXT", "Command", "Line", "NumberRule", "Part", "Path", "Rule", "Text", "Title", "Value"]
 

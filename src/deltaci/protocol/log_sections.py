@@ -1,6 +1,6 @@
 """Parse the runner's markers in a job's log: where each step begins and ends.
 
-`deltaci.runner.sections` writes them; it describes the layout of a log and why a job cannot forge a marker.
+`deltaci.runner.log.sections` writes them; it describes the layout of a log and why a job cannot forge a marker.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.protocol.responses import LeaseResponse
 from deltaci.runner.client import Unreachable
-from deltaci.runner.dispatches import Dispatches
-from deltaci.runner.ear import Ear
-from deltaci.runner.entrance import Entrance
+from deltaci.runner.control_channel import Ear
 from deltaci.runner.job import Job
-from deltaci.runner.keeper import Cancel, Lost, NewToken, Order, Ready
-from deltaci.runner.machine import Keeping
+from deltaci.runner.lease.keeper import Cancel, Lost, NewToken, Order, Ready
+from deltaci.runner.nats_dispatch import Dispatches
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.places import Places
+from deltaci.runner.registration import Entrance
+from deltaci.runner.runtime import Keeping
+from deltaci.runner.sandbox.cell_pool import Places
 
 WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0

@@ -29,16 +29,16 @@ from deltaci.protocol.messages import (
     Timings,
 )
 from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.executors import Cell, CellFailed, Exit
-from deltaci.runner.joblog import JobLog
-from deltaci.runner.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
-from deltaci.runner.logstream import LogStream
-from deltaci.runner.machine import Machine
+from deltaci.runner.execution import Work
+from deltaci.runner.lease.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
+from deltaci.runner.log.job_log import JobLog
+from deltaci.runner.log.stream import LogStream
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.places import Place, Places
 from deltaci.runner.result import Ended, cost, fitting
+from deltaci.runner.runtime import Machine
+from deltaci.runner.sandbox import Cell, CellFailed, Exit
+from deltaci.runner.sandbox.cell_pool import Place, Places
 from deltaci.runner.transfers import THREADS, Over, Transfers
-from deltaci.runner.work import Work
 
 LOGGER: Final = logging.getLogger(__name__)
 

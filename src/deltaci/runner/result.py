@@ -10,8 +10,8 @@ from msgspec import structs
 
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Complete, RuleResult, StepResult
-from deltaci.runner.executors import Exit
-from deltaci.runner.harvest import Harvest
+from deltaci.runner.sandbox import Exit
+from deltaci.runner.workspace.collect_outputs import Harvest
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
-from deltaci.pipeline import failure_rules
-from deltaci.server.api.remembered import Remembered
+from deltaci.pipeline.parse import failure_rules
+from deltaci.server.rest.http.cache import Remembered
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "failure-rules"  # The kind of document, and its name.

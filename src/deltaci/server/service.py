@@ -40,32 +40,32 @@ from deltaci.forges.reports import Reports
 from deltaci.git.mirrors import SecretOf
 from deltaci.git.url_policy import Rules
 from deltaci.protocol.nats_client import NatsAddress
-from deltaci.server.api.app import ApiApp
-from deltaci.server.api.callers import Keys
-from deltaci.server.api.calls import Parts
-from deltaci.server.api.streams import Streams as EventStreams
-from deltaci.server.api.tenants import Tenants
+from deltaci.server.auth.callers import Keys
+from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.connection import connection_class
-from deltaci.server.control import ControlHub
-from deltaci.server.credentials import REGISTRATION_SECONDS, Signer, server_key
 from deltaci.server.disk import Disk
-from deltaci.server.dispatch import Dispatcher
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
-from deltaci.server.hooks import ROOT as HOOKS_ROOT
-from deltaci.server.hooks import Hooks
-from deltaci.server.http import RunnerApp
-from deltaci.server.lease_ids import LeaseIds
-from deltaci.server.protocol import Protocol
-from deltaci.server.registry import Issuer, Registry
-from deltaci.server.reports import TestReports
+from deltaci.server.rest.event_streams import Streams as EventStreams
+from deltaci.server.rest.http.app import ApiApp
+from deltaci.server.rest.http.request import Parts
+from deltaci.server.runner_api.app import RunnerApp
+from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.message_handlers import Protocol
+from deltaci.server.runner_api.nats_dispatch import Dispatcher
+from deltaci.server.runner_api.registration import Issuer, Registry
+from deltaci.server.runner_api.uploads import Uploads
+from deltaci.server.runner_api.worktrees import Trees
 from deltaci.server.secrets import Secrets, Where
-from deltaci.server.trees import Trees
-from deltaci.server.ui.app import WebApp
-from deltaci.server.ui.endings import Endings
-from deltaci.server.ui.oidc_sign_in import OidcSignIn
-from deltaci.server.ui.sessions import Sessions
-from deltaci.server.uploads import Uploads
+from deltaci.server.tenants import Tenants
+from deltaci.server.test_reports import TestReports
+from deltaci.server.web.app import WebApp
+from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
+from deltaci.server.web.auth.revoked_sessions import Endings
+from deltaci.server.web.auth.sessions import Sessions
+from deltaci.server.webhooks import ROOT as HOOKS_ROOT
+from deltaci.server.webhooks import Hooks
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from deltaci.storage.port import Store

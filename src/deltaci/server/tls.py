@@ -17,7 +17,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.certificates import load_authorities, load_certificate
-from deltaci.server.credentials import is_runner_name, is_tenant_name
+from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
 
 SCHEME: Final = "deltaci:"
 SAY_SECONDS: Final = 1.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from deltaci.pipeline.paths import BadPattern, path_filter
 from deltaci.protocol.messages import RuleResult, ValidationRule
+from deltaci.protocol.path_patterns import BadPattern, path_filter
 
 MAX_SHOWN: Final = 5
 MAX_PATH_CHARS: Final = 80

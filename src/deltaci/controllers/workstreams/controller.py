@@ -37,7 +37,7 @@ from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Workshop
-from deltaci.pipeline.rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import wire_rules
 from deltaci.pipeline.workstream import model
 from deltaci.pipeline.workstream.compile import required_labels, validation_job_spec
 from deltaci.storage.port import Conflict, Unavailable

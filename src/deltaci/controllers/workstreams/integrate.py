@@ -17,7 +17,7 @@ from deltaci.core.job import Job
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import Conflicting, Workshop
 from deltaci.pipeline.model import Rule
-from deltaci.pipeline.rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import wire_rules
 from deltaci.protocol.job_spec import RuleResult
 
 

@@ -9,8 +9,8 @@ from deltaci.core.text import nearest
 from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import NULL, OBJECT, Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 FASTER: Final = "it would only be faster"
 SHOWN: Final = "it is only about what is shown"

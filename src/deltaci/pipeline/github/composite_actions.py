@@ -26,8 +26,8 @@ from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index
 from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.github.converter import Desk, keyed, listed, made
 from deltaci.pipeline.github.runs_on import as_expression
-from deltaci.pipeline.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
+from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
 
 MAX_DEPTH: Final = 10  # Of actions that use actions, as on GitHub.
 MAX_STEPS: Final = 300  # Of one step that uses an action, with all that it uses.

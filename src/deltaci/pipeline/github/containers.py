@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import LIST, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import LIST, NUMBER, OBJECT, TEXT, Node
 
 HEALTH: Final = "--health-cmd"
 TIMING: Final = ("--health-interval", "--health-timeout", "--health-retries", "--health-start-period")

@@ -20,8 +20,8 @@ from deltaci.pipeline.expressions import (
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Context, Index, Literal, walk
 from deltaci.pipeline.expressions.values import to_text
-from deltaci.pipeline.problems import Place, Problems, inside, shown
-from deltaci.pipeline.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
+from deltaci.pipeline.parse.problems import Place, Problems, inside, shown
+from deltaci.pipeline.parse.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
 
 TOKEN: Final = "GITHUB_TOKEN"
 # Decided when a run is planned: then there are no outputs, and nothing that only a runner knows.

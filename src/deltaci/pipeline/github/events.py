@@ -6,12 +6,12 @@ from typing import Final, get_args
 
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
-from deltaci.pipeline.checks import check_cron
 from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.shapes import shape
-from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.checks import check_cron
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.shapes import shape
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
 
 INSIDE: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
 NEVER: Final = (

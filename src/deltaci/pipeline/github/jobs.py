@@ -13,9 +13,9 @@ from deltaci.pipeline.github.runs_on import Machines, as_list, machines, worked_
 from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
 from deltaci.pipeline.github.steps import steps
 from deltaci.pipeline.github.strategy import Strategy, strategy
-from deltaci.pipeline.nodes import child
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.nodes import child
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
 BY_ID: Final = "the job is called by its id"
 MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.

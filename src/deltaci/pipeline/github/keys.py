@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Desk
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import NULL, OBJECT, Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 MAX_LISTED: Final = 12
 

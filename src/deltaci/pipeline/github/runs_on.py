@@ -13,8 +13,8 @@ from deltaci.pipeline.expressions.tree import Literal
 from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Desk, items, listed, made
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import OBJECT, Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import OBJECT, Node
 
 SYSTEMS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "windows"}
 PLAIN: Final = {"linux": "linux", "macos": "macos", "windows": "windows", "x64": "x64", "arm64": "arm64"}

@@ -6,8 +6,8 @@ import re
 from typing import Final, NamedTuple
 
 from deltaci.pipeline.github.converter import Desk, keyed, made
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import NULL, OBJECT, Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 TOOLCHAIN: Final = "dtolnay/rust-toolchain"
 TOOLCHAIN_INPUTS: Final = {

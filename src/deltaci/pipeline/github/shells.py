@@ -6,8 +6,8 @@ from typing import Final
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Desk, made
-from deltaci.pipeline.problems import shown
-from deltaci.pipeline.yaml import Node
+from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.yaml import Node
 
 NAMED: Final = ("bash", "sh", "python", "pwsh")  # A runner knows them by their names, as GitHub's does.
 INSTALLED: Final = "pwsh"

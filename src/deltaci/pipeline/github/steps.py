@@ -10,8 +10,8 @@ from deltaci.pipeline.github.converter import Desk, keyed, listed
 from deltaci.pipeline.github.keys import KEYS, keys
 from deltaci.pipeline.github.rust_toolchain import as_keys, is_toolchain, toolchain
 from deltaci.pipeline.github.shells import shell
-from deltaci.pipeline.problems import Place, shown
-from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.problems import Place, shown
+from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 
 
 def steps(key: Node, node: Node, desk: Desk, actions: Actions, *, moves: bool = False) -> Node | None:

@@ -13,9 +13,9 @@ from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Desk, is_expression, keyed, listed, made
 from deltaci.pipeline.github.keys import keys
 from deltaci.pipeline.github.runs_on import as_expression
-from deltaci.pipeline.matrix import BadMatrix, expand
-from deltaci.pipeline.problems import Place, shown
-from deltaci.pipeline.yaml import LIST, NULL, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.problems import Place, shown
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
+from deltaci.pipeline.planning.matrix import BadMatrix, expand
 
 PLACE: Final = "jobs.strategy"
 ROWS: Final = ("include", "exclude")

@@ -11,16 +11,16 @@ import msgspec
 from deltaci.core.graph import find_cycle
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
-from deltaci.pipeline.found import Expression, Found, Path
 from deltaci.pipeline.github.composite_actions import Actions
 from deltaci.pipeline.github.containers import variables
 from deltaci.pipeline.github.converter import Desk, made
 from deltaci.pipeline.github.events import events
 from deltaci.pipeline.github.jobs import Keys, concurrency, job, needs, run_defaults
 from deltaci.pipeline.github.keys import keys
-from deltaci.pipeline.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.reader import Part, read_part
-from deltaci.pipeline.yaml import LIST, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
+from deltaci.pipeline.parse.parse_result import Expression, Found, Path
+from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
+from deltaci.pipeline.parse.reader import Part, read_part
+from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
 
 FOLDER: Final = ".github/workflows"
 _ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")

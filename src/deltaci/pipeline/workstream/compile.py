@@ -9,9 +9,10 @@ import msgspec
 
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import queue_key
-from deltaci.pipeline import jobs, model
+from deltaci.pipeline import model
 from deltaci.pipeline.expressions.values import to_text
-from deltaci.pipeline.rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import wire_rules
+from deltaci.pipeline.planning import job_specs
 from deltaci.pipeline.workstream.model import Task, Workstream
 from deltaci.protocol import messages as wire
 
@@ -49,7 +50,7 @@ def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple
 def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     has_own_worktree = task.worktree == "own"
     env = _env_texts({**workstream.env, **task.env})
-    work, _ = jobs.checked(
+    work, _ = job_specs.checked(
         wire.JobSpec(
             name=task.name,
             image=task.image or workstream.image,
@@ -58,7 +59,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
             artifacts=[wire.ArtifactRule(path_glob=artifact.path, type=artifact.type) for artifact in task.artifacts],
             executor=task.executor or workstream.executor,
             network=task.network or workstream.network,
-            limits=jobs.limits(task.limits),
+            limits=job_specs.limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
             rules=wire_rules(task.post_execution),
@@ -78,7 +79,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
         needs=task.needs,
         is_required=task.critical,
         has_validation=True,
-        timeout_seconds=jobs.seconds(task.timeout_minutes),
+        timeout_seconds=job_specs.seconds(task.timeout_minutes),
         queue_key=queue_key(required_labels(workstream, task)),
         group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{id}",
         work=work,

@@ -24,7 +24,7 @@ from deltaci.pipeline.model import (
     Rule,
     Text,
 )
-from deltaci.pipeline.words import JobId, Label, SecretName, says, text
+from deltaci.pipeline.parse.field_types import JobId, Label, SecretName, says, text
 
 MAX_TASKS: Final = 1000
 

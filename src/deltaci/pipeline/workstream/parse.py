@@ -12,14 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline import checks, rules
-from deltaci.pipeline.found import Path
-from deltaci.pipeline.nodes import child, items
-from deltaci.pipeline.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.reader import read_part
-from deltaci.pipeline.shapes import NOUNS, Words, reachable
-from deltaci.pipeline.workstream.model import Branch, Workstream
-from deltaci.pipeline.yaml import (
+from deltaci.pipeline.parse import checks, validation_rules
+from deltaci.pipeline.parse.nodes import child, items
+from deltaci.pipeline.parse.parse_result import Path
+from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
+from deltaci.pipeline.parse.reader import read_part
+from deltaci.pipeline.parse.shapes import NOUNS, Words, reachable
+from deltaci.pipeline.parse.yaml import (
     BOOL,
     LIST,
     MAX_BYTES,
@@ -34,6 +33,7 @@ from deltaci.pipeline.yaml import (
     decoded,
     read_yaml,
 )
+from deltaci.pipeline.workstream.model import Branch, Workstream
 
 DEFAULT_FILE: Final = "workstream.yml"
 VALUES_FILE: Final = "spec"  # in place of a file name, where values are parsed
@@ -129,8 +129,8 @@ def _read_workstream(root: Node, text: str, problems: Problems) -> Workstream | 
     _check_names(tasks, problems)
     for task in tasks:
         checks.check_retry(child(task, "retry"), problems.add)
-        rules.check(child(task, "post_execution"), text, problems, is_stream=True)
-    rules.check(child(root, "validation"), text, problems, is_stream=True)
+        validation_rules.check(child(task, "post_execution"), text, problems, is_stream=True)
+    validation_rules.check(child(root, "validation"), text, problems, is_stream=True)
     _check_base(child(root, "base"), problems)
     return part.value if isinstance(part.value, Workstream) and not problems.is_bad else None
 

@@ -1,0 +1,174 @@
+"""`deltaci failure-rules`: whose fault a failure is, and whether another attempt may help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from deltaci.api.schemas import failures as api_failures
+from deltaci.cli.session import Session, command
+from deltaci.cli.shown import Rows, ago, safe
+from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
+from deltaci.pipeline.parse.failure_rules import DEFAULT_FILE, read
+from deltaci.pipeline.parse.problems import with_source
+
+MAX_RULES_BYTES: Final = 64 * 1024
+MAX_LOG_BYTES: Final = 1024 * 1024  # The end of it: only the last lines are looked at.
+SENT_LINES: Final = 50  # So many a runner sends.
+
+app = typer.Typer(
+    name="failure-rules",
+    add_completion=False,
+    help="Show, set and try the rules by which failures are classed.",
+    no_args_is_help=True,
+)
+
+
+def rules_in(file: Path) -> tuple[FailureRule, ...]:
+    """The rules in a file; a ValueError with all of its problems otherwise."""
+    return _checked(_content(str(file)), str(file))
+
+
+def _checked(content: bytes, file: str) -> tuple[FailureRule, ...]:
+    found = read(content, file)
+    if found.rules is None:
+        source = content.decode("utf-8", "replace")
+        raise ValueError("these are no rules:\n" + "\n".join(with_source(each, source) for each in found.problems))
+    return found.rules
+
+
+def _content(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read(MAX_RULES_BYTES + 1)
+    with Path(file).open("rb") as opened:
+        return opened.read(MAX_RULES_BYTES + 1)
+
+
+@command(app, "show")
+def show_command(
+    session: Session,
+    text: Annotated[bool, typer.Option("--text", help="Only the tenant's own file, as it was set.")] = False,
+) -> None:
+    """Show the rules in the order in which they are asked: the tenant's, the server's, the built-in ones.
+
+    Example:
+
+      deltaci failure-rules show
+    """
+    found = session.client.failure_rules()
+    if session.is_json:
+        session.print_json(found)
+        return
+    if text:
+        print("\n".join(safe(line) for line in found.text.rstrip("\n").split("\n")))
+        return
+    rows = Rows("RULE", "OF", "CLASS", "RETRIED", "~FITS")
+    for rule in found.rules:
+        rows.add(rule.name, rule.of, rule.failure_class, "yes" if rule.is_retryable else "no", fits(rule))
+    rows.print("no rules")
+    if found.version:
+        print(f"\nthe tenant's own are version {found.version}, set {ago(found.set_at)} by {safe(found.set_by)}")
+
+
+def fits(rule: api_failures.FailureRule) -> str:
+    """What a rule asks for, in a few words."""
+    told = [
+        ("error code", ", ".join(rule.error_codes)),
+        ("exit code", ", ".join(map(str, rule.exit_codes))),
+        ("signal", ", ".join(map(str, rule.signals))),
+        ("log", rule.log_pattern),
+    ]
+    words = [f"{what} {value}" for what, value in told if value]
+    words += ["only known flaky tests failed"] if rule.all_failed_tests_flaky else []
+    words += ["tests failed"] if rule.has_failed_tests else []
+    return " and ".join(words) or "everything else"
+
+
+@command(app, "set")
+def set_command(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="FILE", help=f"E.g. {DEFAULT_FILE}; - reads standard input.")],
+    expect: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="VERSION", help="Only if this is the version now; 0: only if there is none."),
+    ] = None,
+) -> None:
+    """Set the tenant's own rules, in place of those before; every problem is told with its place, and then nothing is.
+
+    Example:
+
+      deltaci failure-rules set failure-rules.yml
+    """
+    content = _content(file)
+    _checked(content, file)
+    done = session.client.set_failure_rules(content.decode(), expected_version=expect)
+    if session.is_json:
+        session.print_json(done)
+    else:
+        own = sum(1 for rule in done.rules if rule.of == "tenant")
+        print(f"set version {done.version}: {own} rule{'' if own == 1 else 's'}")
+
+
+@command(app, "test")
+def try_command(
+    session: Session,
+    log: Annotated[str, typer.Argument(metavar="LOGFILE", help="A log; - reads standard input.")],
+    rules: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Try this file in place of the tenant's own rules.")
+    ] = None,
+    exit_code: Annotated[int, typer.Option(min=1, max=255, help="How the job ended.")] = 1,
+    signal: Annotated[int | None, typer.Option(min=1, max=64, help="The signal that ended it.")] = None,
+    error_code: Annotated[str, typer.Option(help="What the runner reported, e.g. UPLOAD.")] = "",
+) -> None:
+    """Say which rule a failure with this log would be classed by, and which lines every rule finds in it.
+
+    Example:
+
+      deltaci failure-rules test build.log --rules failure-rules.yml
+    """
+    tenants = list(rules_in(rules)) if rules is not None else None
+    known = session.client.failure_rules().rules
+    asked = [each for each in known if tenants is None or each.of != "tenant"]
+    table = [*(tenants or ()), *map(_rule, asked)]
+    tail = _tail(log)
+    facts = Facts(exit_code=exit_code, signal=signal, error_code=error_code, log_tail=tail)
+    verdict = classify(facts, table)
+    lines = [
+        (number, rule.name, line) for rule in table for number, line in enumerate(tail, 1) if matches_line(rule, line)
+    ]
+    if session.is_json:
+        found = [{"line": number, "rule": name, "text": line} for number, name, line in lines]
+        session.print_json({"verdict": verdict, "lines": found})
+        return
+    again = "another attempt may help" if verdict.is_retryable else "another attempt would not help"
+    print(f"rule {safe(verdict.rule)}: {verdict.failure_class}, {again}")
+    if verdict.line:
+        print(f"because of the line: {safe(verdict.line)}")
+    rows = Rows("#LINE", "RULE", "~TEXT")
+    for number, name, line in sorted(lines):
+        rows.add(number, name, line)
+    print()
+    rows.print(f"no rule finds a line of its own in the last {len(tail)} lines")
+
+
+def _rule(rule: api_failures.FailureRule) -> FailureRule:
+    told = msgspec.to_builtins(rule)
+    del told["of"]
+    return msgspec.convert(told, FailureRule)
+
+
+def _tail(file: str) -> tuple[str, ...]:
+    """The last lines, as many as a runner sends, each as long as it is looked at."""
+    if file == "-":
+        data = sys.stdin.buffer.read()[-MAX_LOG_BYTES:]
+    else:
+        with Path(file).open("rb") as opened:
+            opened.seek(0, 2)
+            opened.seek(max(0, opened.tell() - MAX_LOG_BYTES))
+            data = opened.read()
+    lines = data.decode("utf-8", "replace").splitlines()
+    return tuple(line[:MAX_LINE_CHARS] for line in lines[-min(SENT_LINES, MAX_LOG_LINES) :])

@@ -1,0 +1,200 @@
+"""`deltaci import`: GitHub's workflows as pipeline files of our own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from deltaci.cli.workflows import read_workflow, workflows_in
+from deltaci.pipeline import model
+from deltaci.pipeline.github import FOLDER, Workflow
+from deltaci.pipeline.parse import reader
+from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.problems import Problem, with_source
+from deltaci.pipeline.parse.yaml import MAX_BYTES
+
+MAX_FILES: Final = 1000
+OURS: Final = ".deltaci"
+GOOD, OUTSIDE, USAGE = 0, 1, 2
+
+app = typer.Typer(add_completion=False)
+
+
+class Import(msgspec.Struct, kw_only=True):
+    """One workflow, and the file that it becomes."""
+
+    source: str
+    content: str
+    workflow: Workflow
+    pipeline: model.Pipeline | None
+    target: str = ""
+    text: str = ""
+    refused: list[str] = []  # what the linter would say of the file
+
+
+@app.command("import")
+def import_command(
+    path: Annotated[
+        str, typer.Argument(metavar="[FILE|FOLDER]", help=f"A workflow, or a folder of them. None: {FOLDER}.")
+    ] = FOLDER,
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PATH",
+            help=f"Where to write: a file for one workflow (- is standard output), a folder for several. "
+            f"None: {reader.DEFAULT_FILE} for one, {OURS}/NAME.yml for several.",
+        ),
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write the jobs that can run here also where others cannot.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Convert GitHub's workflows to pipeline files, and tell job by job what can run here.
+
+    A workflow of which a job is outside of what is understood is not written, unless you say --partial. Exits with 0
+    when all were written, 1 when something is outside, and 2 when nothing was done at all.
+
+    Examples:
+
+      deltaci import
+
+      deltaci import .github/workflows/test.yml -o .deltaci/test.yml
+    """
+    imports = [_import(source, partial) for source in _sources(path)]
+    written = [each for each in imports if each.pipeline is not None]
+    _name(imports, out)
+    if out == "-" and json:
+        _fail("both the file and the report would go to standard output; leave out one of them")
+    if not force:
+        for each in written:
+            if each.target != "-" and Path(each.target).exists():
+                _fail(f"{each.target} exists already; nothing was written; say --force to write over it")
+    for each in written:
+        _write(each)
+    told = sys.stderr if out == "-" else sys.stdout
+    if json:
+        print(_as_json(imports))
+    else:
+        for each in imports:
+            print("\n".join(_told(each)), file=told)
+    raise typer.Exit(GOOD if all(each.workflow.pipeline is not None for each in imports) else OUTSIDE)
+
+
+def _sources(path: str) -> list[Path]:
+    where = Path(path)
+    if where.is_dir():
+        found = workflows_in(where)
+        if not found:
+            _fail(f"there is no workflow in {path}; give the path of one")
+        if len(found) > MAX_FILES:
+            _fail(f"there are {len(found)} workflows in {path}, at most {MAX_FILES} at once; name one of them")
+        return found
+    return [where]
+
+
+def _import(source: Path, partial: bool) -> Import:
+    try:
+        with source.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        _fail(f"{source} cannot be read: {error.strerror}; give the path of a workflow")
+        raise AssertionError from error
+    workflow = read_workflow(content, str(source))
+    pipeline = workflow.inside if partial else workflow.pipeline
+    made = Import(source=str(source), content=content.decode("utf-8", "replace"), workflow=workflow, pipeline=pipeline)
+    if pipeline is not None:
+        made.text = _text(made, pipeline)
+    return made
+
+
+def _text(made: Import, pipeline: model.Pipeline) -> str:
+    """The file. What nothing starts here can be started by hand, as a pipeline must say what starts it."""
+    if pipeline.on == model.On():
+        pipeline = msgspec.structs.replace(pipeline, on=model.On(manual=model.Manual()))
+    head = [f"# From {Path(made.source).name}, by 'deltaci import'."]
+    head += [f"# Left out, as it cannot run here: {job}" for job in made.workflow.outside]
+    text = "\n".join(head) + "\n" + printed(pipeline)
+    problems = [problem for problem in reader.read(text).problems if not problem.is_warning]
+    if problems:  # What the linter would refuse, such as an axis that no matrix has, must not be written.
+        made.pipeline, made.workflow = None, msgspec.structs.replace(made.workflow, pipeline=None)
+        made.refused = [with_source(problem, text) for problem in problems]
+    return text
+
+
+def _name(imports: list[Import], out: str) -> None:
+    is_folder = len(imports) > 1 or out.endswith("/") or (bool(out) and Path(out).is_dir())
+    if len(imports) > 1 and (out == "-" or Path(out).is_file()):
+        _fail(f"there are {len(imports)} workflows; give a folder with -o, or name one workflow")
+    for each in imports:
+        if is_folder:
+            each.target = str(Path(out or OURS) / f"{Path(each.source).stem}.yml")
+        else:
+            each.target = out or reader.DEFAULT_FILE
+    targets = [each.target for each in imports]
+    if len(set(targets)) < len(targets):
+        _fail("two workflows have names that differ only after the dot; import them one by one")
+
+
+def _write(made: Import) -> None:
+    if made.target == "-":
+        print(made.text, end="")
+        return
+    try:
+        Path(made.target).parent.mkdir(parents=True, exist_ok=True)
+        Path(made.target).write_text(made.text, "utf-8")
+    except OSError as error:
+        _fail(f"{made.target} cannot be written: {error.strerror}; say with -o where to")
+
+
+def _told(made: Import) -> list[str]:
+    """The report of one workflow: what became of it, then job by job."""
+    workflow = made.workflow
+    inside = len(workflow.jobs) - len(workflow.outside)
+    if made.pipeline is not None and made.target != "-":
+        head = f"{made.source}: written to {made.target}, {inside} of {len(workflow.jobs)} jobs"
+    else:
+        head = f"{made.source}: {'written' if made.pipeline is not None else 'not written'}, "
+        head += f"{inside if workflow.inside is not None else 0} of {len(workflow.jobs)} jobs can run here"
+    lines = [head]
+    for job in workflow.jobs:
+        is_outside = job in workflow.outside or workflow.inside is None
+        lines.append(f"  {job}: {'outside' if is_outside else 'inside'}")
+    lines += [with_source(problem, made.content) for problem in workflow.problems]
+    if made.refused:
+        lines.append("  it can run as it is, but not be written, because 'deltaci lint' would refuse the file:")
+    return lines + made.refused
+
+
+def _as_json(imports: list[Import]) -> str:
+    told = {
+        "good": all(each.workflow.pipeline is not None for each in imports),
+        "files": [
+            {
+                "file": each.source,
+                "written": each.target if each.pipeline is not None else None,
+                "jobs": [_job(job, each.workflow) for job in each.workflow.jobs],
+                "problems": each.workflow.problems,
+                "refused": each.refused,
+            }
+            for each in imports
+        ],
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _job(job: str, workflow: Workflow) -> dict[str, object]:
+    reasons: tuple[Problem, ...] = workflow.outside.get(job, ())
+    return {"job": job, "inside": job not in workflow.outside and workflow.inside is not None, "reasons": reasons}
+
+
+def _fail(message: str) -> None:
+    print(f"deltaci import: {message}", file=sys.stderr)
+    raise typer.Exit(USAGE)

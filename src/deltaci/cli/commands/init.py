@@ -1,0 +1,129 @@
+"""`deltaci init`: look at what is in a repository, and write a pipeline file for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from deltaci.cli.worktree import files_of, text_of
+from deltaci.pipeline.detect import Finding, Proposal, propose, wanted
+from deltaci.pipeline.detect.writing import written
+from deltaci.pipeline.parse.printer import plain
+from deltaci.pipeline.parse.reader import DEFAULT_FILE
+
+GOOD, NOTHING, USAGE = 0, 1, 2
+WORKFLOWS: Final = ".github/workflows/"
+FOLDER: Final = ".deltaci/"
+MARKS: Final = {"sure": "+", "likely": "~", "unsure": "?"}
+LOOKED_FOR: Final = "Python, Node, Go, Rust, Java, .NET, Ruby, PHP, C and C++, Elixir, Make, just, task and others"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("init")
+def init_command(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The root of the repository.")] = Path(),
+    print_: Annotated[bool, typer.Option("--print", help="Print the file, and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help=f"Write over the {DEFAULT_FILE} that is there.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
+) -> None:
+    """Look at what is in a repository, and write a pipeline file for it.
+
+    Says what was found, from what that is concluded, and how sure it is: + sure, ~ likely, ? unsure. What is unsure
+    stands in the file as a comment, and runs nothing. Exits with 0 when something was found, 1 when nothing was, and 2
+    when nothing may be written.
+
+    Examples:
+
+      deltaci init
+
+      deltaci init --print path/to/repository
+    """
+    if not path.is_dir():
+        _fail(f"{path} is not a folder; name the root of a repository")
+    paths = files_of(path)
+    proposal = propose(paths, {name: text_of(path, name) for name in wanted(paths)})
+    text = written(proposal)
+    target = path / DEFAULT_FILE
+    is_kept = (target.exists() or target.is_symlink()) and not force
+    is_written = bool(proposal.findings) and not print_ and not is_kept
+    if is_written:
+        _write(target, text)
+    if json:
+        print(_as_json(proposal, text, paths, target if is_written else None))
+    elif print_:
+        print(text if proposal.findings else "", end="")
+    else:
+        _tell(proposal, paths)
+    if not proposal.findings:
+        _complain(f"nothing was found that could be built, tested or checked; looked for {LOOKED_FOR}")
+        raise typer.Exit(NOTHING)
+    if is_kept and not print_:
+        _fail(f"{target} is there already; --force writes over it, --print only shows what would be written")
+    if is_written and not json:
+        print(f"\n{target} is written; see `deltaci lint`.")
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _fail(f"{target} cannot be written: {error.strerror or error}")
+
+
+def _tell(proposal: Proposal, paths: list[str]) -> None:
+    for finding in proposal.findings:
+        where = f" in {finding.where}" if finding.where else ""
+        doubt = f": {finding.reason}" if finding.reason else ""
+        print(f"{MARKS[finding.confidence]} {finding.id}: {finding.what}{where} ({finding.confidence}{doubt})")
+        for each in (*finding.evidence, *finding.hints):
+            print(f"    {each}")
+    if proposal.unclear:
+        print("Seen as well:")
+        for each in proposal.unclear:
+            print(f"    {each}")
+    if told := _others(paths):
+        print(told)
+
+
+def _others(paths: list[str]) -> str:
+    """What stands beside discovery: files that would be taken first."""
+    if any(path.startswith(FOLDER) and path.endswith((".yml", ".yaml")) for path in paths):
+        return f"\nThere are pipeline files in {FOLDER} already: they run beside {DEFAULT_FILE}."
+    workflows = sum(path.startswith(WORKFLOWS) and path.endswith((".yml", ".yaml")) for path in paths)
+    if not workflows:
+        return ""
+    files = f"{workflows} file{'s' if workflows > 1 else ''}"
+    return (
+        f"\nThere {'are' if workflows > 1 else 'is'} {files} in {WORKFLOWS}: without a {DEFAULT_FILE} they run as they "
+        "are, and `deltaci import` converts them exactly. What is proposed here would run instead of them."
+    )
+
+
+def _as_json(proposal: Proposal, text: str, paths: list[str], target: Path | None) -> str:
+    told = {
+        "findings": [_finding(finding) for finding in proposal.findings],
+        "unclear": proposal.unclear,
+        "workflows": sorted(path for path in paths if path.startswith(WORKFLOWS)),
+        "file": text if proposal.findings else None,
+        "written": None if target is None else str(target),
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(finding)
+    return told | {"job": plain(finding.job), "runs": finding.is_run}
+
+
+def _complain(message: str) -> None:
+    print(f"deltaci init: {message}", file=sys.stderr)
+
+
+def _fail(message: str) -> None:
+    _complain(message)
+    raise typer.Exit(USAGE)

@@ -1,0 +1,247 @@
+"""`deltaci run`: the whole pipeline here and now, with the same planner, engine and runner, and no server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deltaci.cli.commands.plan import as_json
+from deltaci.cli.here import (
+    BaseOption,
+    EventOption,
+    FileOption,
+    FolderOption,
+    InputOption,
+    JobOption,
+    JsonOption,
+    MatrixOption,
+    failing,
+    looked_at,
+    opened,
+    state_folder,
+    tell_problems,
+)
+from deltaci.cli.run_view import Board, Lines
+from deltaci.cli.shown import console, safe, span, status
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.core.job import Job
+from deltaci.core.status.steps import run_status, step_status
+from deltaci.engine import event_loop
+from deltaci.local.engine import engine
+from deltaci.local.plans import Seen
+from deltaci.local.session import Outcome, Session, labels, network_env, runnable
+from deltaci.local.watch import Decide
+from deltaci.storage import open_store
+
+app = typer.Typer(add_completion=False)
+
+GOOD, BAD, STOPPED = 0, 1, 130
+
+
+ChangedOption = Annotated[
+    bool, typer.Option("--changed", help="Only what the changes here concern; see `deltaci plan`.")
+]
+FailedOption = Annotated[
+    bool, typer.Option("--failed", help="Only what did not succeed the last time, with what the others left then.")
+]
+SlotsOption = Annotated[int, typer.Option(min=0, max=1000, help="How many jobs at once; 0: as many as processors.")]
+SecretOption = Annotated[
+    list[str] | None, typer.Option("--secret", metavar="NAME", help="Give this variable to jobs as a secret.")
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="Give this variable to every job.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Approve whatever waits for approval.")]
+LogOption = Annotated[bool, typer.Option("--log", "-l", help="Print everything that jobs say.")]
+
+
+@app.command("run")
+def run_command(
+    folder: FolderOption = Path(),
+    file: FileOption = None,
+    event: EventOption = "push",
+    input: InputOption = None,
+    base: BaseOption = "",
+    changed: ChangedOption = False,
+    job: JobOption = None,
+    matrix: MatrixOption = None,
+    failed: FailedOption = False,
+    slots: SlotsOption = 0,
+    secret: SecretOption = None,
+    env: EnvOption = None,
+    yes: YesOption = False,
+    log: LogOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run the pipelines of this repository here and now. No server is needed.
+
+    What is here counts, committed or not: each job gets a copy of its own. The same planner, engine and runner are at
+    work as on a server. Logs are left in .state/local/runs. Ctrl-C cancels the run; a second one stops at once.
+
+    Exits with 0 when every run succeeded, 1 when one did not or cannot be planned, 2 when it cannot be begun.
+
+    Examples:
+
+      deltaci run
+
+      deltaci run --job test --matrix python=3.12
+
+      deltaci run --failed
+    """
+    with failing("run"):
+        tree = opened(folder)
+        is_all = not (changed or base)
+        seen = looked_at(tree, files=file, event=event, inputs=input, base=base, is_all=is_all, jobs=job, matrix=matrix)
+        _check(seen, is_json=json)
+        asked = _Asked(
+            state=state_folder(tree.root),
+            seen=seen,
+            slots=slots or os.cpu_count() or 1,
+            secrets=_secrets(secret or ()),
+            env=network_env(env or ()),
+            is_failed_only=failed,
+            is_sure=yes,
+            is_chatty=log,
+            is_json=json,
+        )
+        outcomes, is_stopped = event_loop.run(_run(asked))
+    if json:
+        print(msgspec.json.encode([each.told() for each in outcomes]).decode())
+    else:
+        _tell(outcomes, seen)
+    is_good = bool(outcomes) and all(each.is_success for each in outcomes)
+    raise typer.Exit(STOPPED if is_stopped else GOOD if is_good or not outcomes else BAD)
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one call wants."""
+
+    state: Path
+    seen: Seen
+    slots: int
+    secrets: dict[str, str]
+    env: dict[str, str]
+    is_failed_only: bool
+    is_sure: bool
+    is_chatty: bool
+    is_json: bool
+
+
+async def _run(asked: _Asked) -> tuple[list[Outcome], bool]:
+    plans = runnable(asked.seen.planned)
+    if not any(plan.kept for _, plan in plans):
+        return [], False
+    stopped = asyncio.Event()
+    store = open_store(f"sqlite:{asked.state / 'deltaci.db'}")
+    asked.state.mkdir(parents=True, exist_ok=True)
+    async with engine(asked.state, store, labels=labels(plans), slots=asked.slots) as made:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, _on_signal, stopped)
+        session = Session(made, asked.seen, plans)
+        if asked.is_failed_only:
+            await session.only_failed()
+        session.give(asked.secrets)
+        with _screen(asked) as screen:
+            screen.expect(session.names)
+            running = asyncio.create_task(
+                session.run(screen, _decider(asked), asked.env, is_again=asked.is_failed_only)
+            )
+            stopping = asyncio.create_task(stopped.wait())
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if stopped.is_set():
+                await session.cancel()
+            return await running, stopped.is_set()
+
+
+def _on_signal(stopped: asyncio.Event) -> None:
+    if stopped.is_set():
+        os._exit(STOPPED)  # Asked twice: what the jobs' own guards see is that we are gone.
+    print("deltaci run: cancelling; Ctrl-C again stops at once", file=sys.stderr)
+    stopped.set()
+
+
+def _screen(asked: _Asked) -> Lines | Board:
+    if asked.is_json:
+        return Lines(Console(file=sys.stderr, highlight=False, markup=False), is_chatty=asked.is_chatty)
+    out = console()
+    return Board(out) if out.is_terminal and not asked.is_chatty else Lines(out, is_chatty=asked.is_chatty)
+
+
+def _decider(asked: _Asked) -> Decide:
+    async def decide(waiting: Job) -> bool:
+        if asked.is_sure:
+            return True
+        if not sys.stdin.isatty():
+            print(
+                f"deltaci run: {waiting.spec.name} waits for approval; nobody is here, so: no. Use --yes",
+                file=sys.stderr,
+            )
+            return False
+        answer = await asyncio.to_thread(input, f"approve {waiting.spec.name}? [y/N] ")
+        return answer.strip().lower() in ("y", "yes")
+
+    return decide
+
+
+def _secrets(names: Sequence[str]) -> dict[str, str]:
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise Refused("bad_request", f"--secret {missing[0]!r}: there is no such variable here; set it")
+    return {name: os.environ[name] for name in names}
+
+
+def _check(seen: Seen, *, is_json: bool) -> None:
+    """Nothing runs of what is broken. A workflow of GitHub that is outside of our subset keeps no others back."""
+    bad = [each for each in seen.planned if each.problems]
+    if any(not each.is_foreign for each in bad) or (bad and not any(each.plan for each in seen.planned)):
+        _refuse(seen, is_json=is_json)
+    for each in bad:
+        count = len(each.problems)
+        reasons = f"{count} reason{'' if count == 1 else 's'}, the first in line {each.problems[0].line}"
+        print(
+            f"{safe(each.file)}: not run, it is outside of what can run here ({reasons}); see: deltaci plan --file "
+            f"{safe(each.file)}",
+            file=sys.stderr,
+        )
+
+
+def _refuse(seen: Seen, *, is_json: bool) -> None:
+    if is_json:
+        print(msgspec.json.encode(as_json(seen.planned, seen.compared)).decode())
+    else:
+        for each in seen.planned:
+            tell_problems(each)
+        print("deltaci run: nothing was run; mend this first", file=sys.stderr)
+    raise typer.Exit(BAD)
+
+
+def _tell(outcomes: list[Outcome], seen: Seen) -> None:
+    out = console()
+    if not outcomes:
+        for planned in seen.planned:
+            out.print(f"{safe(planned.file)}: nothing to run; {safe(planned.why)}", soft_wrap=True)
+    for each in outcomes:
+        run = each.run
+        line = Text(f"{safe(each.begun.file)} {safe(run.id)} ", style="bold").append_text(status(run_status(run)))
+        if run.started_at:
+            line.append(f" in {span((run.updated_at - run.started_at) / SECOND)}", style="not bold")
+        counts = Counter(step_status(job).lower() for job in each.jobs)
+        told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+        left = f"; {len(each.begun.plan.left_out)} left out" if each.begun.plan.left_out else ""
+        out.print(line.append(f": {told}{left}", style="not bold"), soft_wrap=True)
+    if any(not each.is_success for each in outcomes):
+        out.print("logs are in .state/local/runs; only what failed, again: deltaci run --failed", style="dim")

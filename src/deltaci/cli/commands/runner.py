@@ -1,0 +1,133 @@
+"""`deltaci runner`: takes work from a server and executes it here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.core.errors import Refused
+from deltaci.engine import event_loop
+from deltaci.runner.agent import Agent, KeeperGone, Removed
+from deltaci.runner.client import Unreachable
+from deltaci.runner.registration import Entrance, NoWayIn, token_in
+from deltaci.runner.tls import BadFiles, Tls
+
+app = typer.Typer(add_completion=False)
+
+REMOVED: Final = 3  # The exit code of one that must not be started again.
+
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        envvar="DELTACI_TOKEN",
+        help="A registration token; not needed again after the first time. "
+        "Others on this machine can read a command line: use the variable, or --token-file.",
+    ),
+]
+DrainOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
+    ),
+]
+CaOption = Annotated[
+    Path | None, typer.Option(help="Who signs the server's certificate, PEM; none: whom this machine trusts.")
+]
+ClientCertOption = Annotated[
+    Path | None,
+    typer.Option(help="A certificate that names this runner, PEM: no token is needed then. Renewed ones are noticed."),
+]
+ClientKeyOption = Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")]
+OidcOption = Annotated[
+    Path | None,
+    typer.Option(help="A file with an OIDC token in it, read anew each time; or use DELTACI_OIDC_TOKEN."),
+]
+
+
+@app.command("runner")
+def runner_command(
+    server: Annotated[
+        str, typer.Option(envvar="DELTACI_SERVER", help="The server's address.")
+    ] = "http://127.0.0.1:8080",
+    token: TokenOption = "",
+    token_file: Annotated[Path | None, typer.Option(help="A file with the registration token in it.")] = None,
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs at once.")] = 1,
+    labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
+    work: Annotated[Path, typer.Option(envvar="DELTACI_WORK", help="The folder in which jobs run.")] = Path(".runner"),
+    once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
+    drain_seconds: DrainOption = 0,
+    nats: NatsOption = "",
+    nats_credentials: NatsCredentialsOption = "",
+    ca: CaOption = None,
+    client_cert: ClientCertOption = None,
+    client_key: ClientKeyOption = None,
+    oidc_token_file: OidcOption = None,
+) -> None:
+    """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
+
+    Asked a second time, it stops its jobs and hands them back to the server, for others. One that was removed from
+    the fleet finishes what runs and leaves with exit code 3: starting it again does not help.
+
+    It comes in with a registration token, a client certificate or an OIDC token: docs/runners.md.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    offered = [label.strip() for label in labels.split(",") if label.strip()]
+    oidc = _oidc(oidc_token_file, os.environ.pop("DELTACI_OIDC_TOKEN", ""))
+    os.environ.pop("DELTACI_TOKEN", None)  # No job may find it there.
+    try:
+        work.mkdir(parents=True, exist_ok=True, mode=0o700)
+        bus = bus_address(nats, nats_credentials)
+        tls = _tls(server, Tls(ca, client_cert, client_key))
+        shown = token_in(token_file) if token_file is not None else token
+        entrance = Entrance(server, work, labels=offered, slots=slots, tls=tls, token=shown, oidc=oidc)
+        agent = Agent(
+            entrance,
+            entrance.enter(),
+            labels=offered,
+            slots=slots,
+            folder=work,
+            once=once,
+            drain_seconds=drain_seconds,
+            nats=bus,
+        )
+        event_loop.run(_run(agent))
+    except NoWayIn as error:
+        typer.echo(f"deltaci runner: {error}", err=True)
+        raise typer.Exit(2) from None
+    except Removed as error:
+        typer.echo(f"deltaci runner: {error}", err=True)
+        raise typer.Exit(REMOVED) from None
+    except (Refused, Unreachable, BadFiles, KeeperGone, ValueError, OSError) as error:
+        typer.echo(f"deltaci runner: {error.message if isinstance(error, Refused) else error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _oidc(path: Path | None, given: str) -> Callable[[], str] | None:
+    if path is not None:
+        return lambda: token_in(path)
+    return (lambda: given) if given else None
+
+
+def _tls(server: str, tls: Tls) -> Tls:
+    """Say at once what is wrong with the files."""
+    if server.startswith("https://"):
+        tls.context()
+    elif tls.has_certificate:
+        raise BadFiles(f"a client certificate can be shown to https:// only, not to {server}; use the server's address")
+    return tls
+
+
+async def _run(agent: Agent) -> None:
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, agent.stop)
+    await agent.run()

@@ -1,0 +1,201 @@
+"""`deltaci secret`: what jobs need and nobody should see; through a server, or in the folder of one that is away."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from getpass import getpass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import typer
+
+from deltaci.api.schemas import records as api
+from deltaci.cli.commands.server import BlobsOption
+from deltaci.cli.session import (
+    CaOption,
+    DataOption,
+    JsonOption,
+    KeyFileOption,
+    ServerOption,
+    TenantOption,
+    patient_client,
+    person,
+    reported,
+)
+from deltaci.cli.shown import Rows, since
+from deltaci.client import places
+from deltaci.client.blocking import Client
+from deltaci.core.errors import Refused
+from deltaci.core.instants import SECOND
+from deltaci.server.auth.credentials import server_key
+from deltaci.server.rest.secrets import shown
+from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
+from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
+from deltaci.storage.blobs import open_blob_store
+from deltaci.storage.blobs.store import BlobStoreUnavailable
+
+app = typer.Typer(
+    name="secret",
+    add_completion=False,
+    help="Set, list and remove the secrets that jobs may name.",
+    no_args_is_help=True,
+)
+
+NameArgument = Annotated[str, typer.Argument(help="Its name: the variable in which a job finds it.")]
+ProjectOption = Annotated[
+    str, typer.Option(help="Only for jobs of this project; else for all of the tenant.", metavar="NAME")
+]
+BranchOption = Annotated[
+    str, typer.Option(help="Only on branches of the project that fit, e.g. 'release/*'.", metavar="PATTERN")
+]
+
+
+class _Place(Protocol):
+    """Where secrets are kept, seen from here."""
+
+    def set(self, name: str, value: str, scope: SecretScope) -> api.Secret: ...
+
+    def listed(self) -> list[api.Secret]: ...
+
+    def remove(self, name: str, scope: SecretScope) -> None: ...
+
+
+class _There:
+    """A server that runs."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def set(self, name: str, value: str, scope: SecretScope) -> api.Secret:
+        return self._client.set_secret(name, value, project=scope.project, branch=scope.branch)
+
+    def listed(self) -> list[api.Secret]:
+        return list(self._client.iter_secrets())
+
+    def remove(self, name: str, scope: SecretScope) -> None:
+        self._client.remove_secret(name, project=scope.project, branch=scope.branch)
+
+
+class _Here:
+    """The folder of a server, whether or not it runs."""
+
+    def __init__(self, secrets: Secrets, tenant: str) -> None:
+        self._secrets = secrets
+        self._tenant = tenant
+
+    def set(self, name: str, value: str, scope: SecretScope) -> api.Secret:
+        at = int(time.time() * SECOND)
+        return shown(self._secrets.set(self._tenant, name, value, scope, by=person(), at=at))
+
+    def listed(self) -> list[api.Secret]:
+        return [shown(each) for each in self._secrets.listed(self._tenant)]
+
+    def remove(self, name: str, scope: SecretScope) -> None:
+        if not self._secrets.remove(self._tenant, name, scope):
+            raise Refused("no_secret", f"there is no secret {name!r}; 'deltaci secret list' shows which there are")
+
+
+@contextmanager
+def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_Place]:
+    """The server that is named or runs here; else its folder. What goes wrong is one line."""
+    data: Path = given["data"] or places.DATA_FOLDER
+    named = given["server"] or given["key_file"] or os.environ.get(places.KEY_VARIABLE, "").strip()
+    if not blobs and (named or places.announced_url(data)):
+        with reported(command), patient_client(given) as client:
+            yield _There(client)
+        return
+    try:
+        yield _Here(
+            Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE)), given["tenant"]
+        )
+    except (Refused, BlobStoreUnavailable, ValueError, OSError) as error:
+        typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command("set")
+def set_command(
+    name: NameArgument,
+    project: ProjectOption = "",
+    branch: BranchOption = "",
+    blobs: BlobsOption = "",
+    server: ServerOption = None,
+    key_file: KeyFileOption = None,
+    data: DataOption = None,
+    tenant: TenantOption = "default",
+    ca: CaOption = None,
+) -> None:
+    """Keep a secret, sealed. Its value is read from stdin, or asked for without being shown; never an argument.
+
+    Through the server that is named or runs in the folder --data; if none does, or with --blobs, directly in there.
+
+    Example:
+
+      deltaci secret set DEPLOY_KEY --project shop --branch 'release/*' < key.pem
+    """
+    given = {"server": server, "key_file": key_file, "data": data, "tenant": tenant, "ca": ca}
+    with _opened("secret set", blobs, given) as place:
+        place.set(name, _value(name), SecretScope(project, branch))
+
+
+def _value(name: str) -> str:
+    if sys.stdin.isatty():
+        return getpass(f"value of {name}, which is not shown: ")
+    value = sys.stdin.buffer.read(MAX_BYTES + 2).decode()
+    return value.removesuffix("\n")  # `echo value | deltaci secret set` means the value.
+
+
+@app.command("list")
+def list_command(
+    blobs: BlobsOption = "",
+    json: JsonOption = False,
+    server: ServerOption = None,
+    key_file: KeyFileOption = None,
+    data: DataOption = None,
+    tenant: TenantOption = "default",
+    ca: CaOption = None,
+) -> None:
+    """Show the names of the secrets, for whom each is and who set it; nobody is shown a value.
+
+    Example:
+
+      deltaci secret list
+    """
+    given = {"server": server, "key_file": key_file, "data": data, "tenant": tenant, "ca": ca}
+    with _opened("secret list", blobs, given) as place:
+        found = place.listed()
+        if json:
+            print(msgspec.json.encode(found).decode())
+            return
+        rows = Rows("NAME", "PROJECT", "BRANCH", "#VERSION", "SET", "~BY")
+        for each in found:
+            rows.add(each.name, each.project, each.branch, each.version, since(each.set_at), each.set_by)
+        rows.print("no secrets; 'deltaci secret set NAME' keeps one")
+
+
+@app.command("remove")
+def remove_command(
+    name: NameArgument,
+    project: ProjectOption = "",
+    branch: BranchOption = "",
+    blobs: BlobsOption = "",
+    server: ServerOption = None,
+    key_file: KeyFileOption = None,
+    data: DataOption = None,
+    tenant: TenantOption = "default",
+    ca: CaOption = None,
+) -> None:
+    """Forget the secret with exactly this scope.
+
+    Example:
+
+      deltaci secret remove DEPLOY_KEY --project shop --branch 'release/*'
+    """
+    given = {"server": server, "key_file": key_file, "data": data, "tenant": tenant, "ca": ca}
+    with _opened("secret remove", blobs, given) as place:
+        place.remove(name, SecretScope(project, branch))

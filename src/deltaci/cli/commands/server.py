@@ -1,0 +1,205 @@
+"""`deltaci server` and `deltaci token`: the control plane, and who may work for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltaci.cli.commands.failures import rules_in
+from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.core import lease
+from deltaci.engine import event_loop
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
+from deltaci.git.url_policy import ALLOWABLE, Rules
+from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
+from deltaci.server.runner_api.registration import Issuer
+from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
+from deltaci.server.tls import server_context
+from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
+from deltaci.storage import open_store
+from deltaci.storage.blobs import open_blob_store
+from deltaci.storage.port import Unavailable
+
+app = typer.Typer(add_completion=False)
+
+StoreOption = Annotated[str, typer.Option("--store", help="Where records are kept: sqlite:PATH or postgresql://…")]
+DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]
+BlobsOption = Annotated[
+    str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
+]
+ClientCertOption = Annotated[
+    bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+]
+OidcIssuerOption = Annotated[str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")]
+OidcTenantOption = Annotated[str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")]
+OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
+PublicUrlOption = Annotated[
+    str, typer.Option(help="Where people find this server: statuses link there, issuers send people back there.")
+]
+AllowForgeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
+]
+WebOidcOption = Annotated[
+    Path | None, typer.Option(help="A file that says by which OIDC issuer people sign in, and as what: docs/web.md.")
+]
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        autocompletion=lambda: list(ALLOWABLE),
+    ),
+]
+FailureRulesOption = Annotated[
+    Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+]
+NoTransitionsOption = Annotated[
+    bool, typer.Option("--no-transitions", help="Do not write every transition to DATA/transitions.jsonl.")
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
+]
+
+LeaseTtlOption = Annotated[
+    int, typer.Option(min=2, max=86400, help="Seconds after which a lease without a heartbeat is lost.")
+]
+HealthOption = Annotated[
+    int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")
+]
+MaxSilentOption = Annotated[
+    int, typer.Option(min=1, max=7 * 86400, help="Seconds after which a runner that is silent is gone.")
+]
+
+
+@app.command("server")
+def server_command(
+    store: StoreOption = "sqlite:.state/deltaci.db",
+    data: DataOption = Path(".state"),
+    blobs: BlobsOption = "",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
+    lease_ttl: LeaseTtlOption = lease.TTL_SECONDS,
+    health_seconds: HealthOption = HEALTH_SECONDS,
+    max_silent_seconds: MaxSilentOption = MAX_SILENT_SECONDS,
+    failure_rules: FailureRulesOption = None,
+    nats: NatsOption = "",
+    nats_credentials: NatsCredentialsOption = "",
+    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")] = None,
+    client_ca: ClientCaOption = None,
+    require_client_cert: ClientCertOption = False,
+    allow_repositories: AllowOption = None,
+    oidc_issuer: OidcIssuerOption = "",
+    oidc_audience: Annotated[str, typer.Option(help="What the tokens' aud must be, exactly.")] = "",
+    oidc_tenant_claim: OidcTenantOption = "",
+    oidc_runner_claim: Annotated[
+        str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
+    ] = "sub",
+    oidc_ca: OidcCaOption = None,
+    public_url: PublicUrlOption = "",
+    web_oidc: WebOidcOption = None,
+    allow_forge: AllowForgeOption = None,
+    no_transitions: NoTransitionsOption = False,
+) -> None:
+    """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
+
+    Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # What forges are told is in the documents, not here.
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        bus = bus_address(nats, nats_credentials)
+        kept = open_blob_store(blobs or str(data / BLOBS_FOLDER))
+        tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
+        issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
+        service = Service(
+            open_store(store),
+            data,
+            ttl_seconds=lease_ttl,
+            blobs=kept,
+            nats=bus,
+            issuer=issuer,
+            allowed_forges=allow_forge or (),
+            public_url=public_url,
+            failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
+            rules=_rules(allow_repositories or []),
+            has_transitions=not no_transitions,
+            health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
+            sign_in=OidcSignIn.of(web_oidc, public_url) if web_oidc is not None else None,
+        )
+        event_loop.run(_serve(service, data, host, port, tls))
+    except (Unavailable, ValueError, OSError) as error:
+        typer.echo(f"deltaci server: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _rules(allowed: list[str]) -> Rules:
+    if unknown := sorted(set(allowed) - set(ALLOWABLE)):
+        raise ValueError(f"--allow-repositories takes {', '.join(ALLOWABLE)}, not {unknown[0]!r}")
+    return Rules(frozenset(allowed))
+
+
+def _tls(
+    cert: Path | None, key: Path | None, client_ca: Path | None, *, require_client_cert: bool
+) -> ssl.SSLContext | None:
+    if cert is not None and key is not None:
+        return server_context(cert, key, client_ca, require_client_cert=require_client_cert)
+    if cert is not None or key is not None or client_ca is not None or require_client_cert:
+        raise ValueError("TLS needs a certificate and its key; give both --tls-cert FILE and --tls-key FILE")
+    return None
+
+
+def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: Path | None) -> Issuer | None:
+    if not url:
+        return None
+    from deltaci.server.auth.oidc import OidcIssuer
+
+    return OidcIssuer(url, audience, tenant_claim=tenant_claim, runner_claim=runner_claim, ca=ca)
+
+
+async def _serve(service: Service, data: Path, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async with service:
+        listener = Listener(service, host, port, tls)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(each, listener.stop)
+        collect_seldom()
+        address = announced(data, listener.url)
+        print(f"deltaci server: listening on {listener.url}", flush=True)
+        try:
+            await listener.serve()
+        finally:
+            address.unlink(missing_ok=True)
+
+
+@app.command("token")
+def token_command(
+    runner: Annotated[str, typer.Argument(help="The name of the runner that may register with it.")],
+    tenant: Annotated[str, typer.Option(help="For whom it works.")] = "default",
+    data: DataOption = Path(".state"),
+    hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="How long it is good.")] = 24,
+    again: Annotated[
+        bool, typer.Option("--again", help="For a runner that has lost its credential, or was removed.")
+    ] = False,
+) -> None:
+    """Make a registration token for a runner: it is good once. Run it where the server's data is."""
+    if not is_runner_name(runner):
+        typer.echo("deltaci token: give a name of 1 to 100 printable ASCII characters without a slash", err=True)
+        raise typer.Exit(2)
+    if not is_tenant_name(tenant):
+        typer.echo("deltaci token: give a tenant of 1 to 200 printable ASCII characters", err=True)
+        raise typer.Exit(2)
+    try:
+        token = registration_token(data, runner, tenant, hours * 3600, again=again)
+    except (OSError, ValueError) as error:
+        typer.echo(f"deltaci token: {error}", err=True)
+        raise typer.Exit(1) from None
+    print(token)

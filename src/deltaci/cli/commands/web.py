@@ -1,0 +1,102 @@
+"""`deltaci web`: the pages of a server on this machine, for whoever operates it, signed in by a link."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import webbrowser
+from html import escape
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from deltaci.cli.session import (
+    KEY_FILE,
+    NOT_ALLOWED,
+    PATIENCE_SECONDS,
+    CaOption,
+    DataOption,
+    ServerOption,
+    TenantOption,
+    fail,
+    person,
+    reported,
+)
+from deltaci.client import places
+from deltaci.client.blocking import Client
+from deltaci.client.patience import Patience
+from deltaci.server.auth.credentials import Signer, is_tenant_name, server_key
+
+app = typer.Typer(add_completion=False)
+
+LINK_SECONDS: Final = 600
+CHECK_SECONDS: Final = 60
+DOOR_FILE: Final = "web.html"
+NO_KEY: Final = (
+    "no server's key in {folder}: go to the folder of the server, or name it with --data. Elsewhere open {url}/sign-in "
+    "and show an API key; 'deltaci key create NAME' makes one"
+)
+
+
+def signed_link(url: str, folder: Path, tenant: str) -> str:
+    """A link that signs in whoever can read the server's key. Good for minutes; what follows # is never sent."""
+    return f"{url}/sign-in#token={_signer(folder).sign('enter', person(), tenant, LINK_SECONDS)}"
+
+
+def _signer(folder: Path) -> Signer:
+    return Signer(server_key(folder / KEY_FILE), time.time)
+
+
+@app.command("web")
+def web_command(
+    is_printed: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
+    server: ServerOption = None,
+    data: DataOption = None,
+    tenant: TenantOption = "default",
+    ca: CaOption = None,
+) -> None:
+    """Open the web interface of a server on this machine, signed in; and print the link.
+
+    The link is good for ten minutes, the session for twelve hours. Whoever has the link is let in as the operator.
+
+    Example:
+
+      deltaci web --print
+    """
+    with reported("web"):
+        folder = data or places.DATA_FOLDER
+        url = places.checked_url(server or places.server_url(folder))
+        is_meant = data is not None or places.is_at_home(url, folder)
+        if not is_meant or not os.access(folder / KEY_FILE, os.R_OK):
+            fail("web", NO_KEY.format(folder=folder, url=url), NOT_ALLOWED)
+        if not is_tenant_name(tenant):
+            raise ValueError("--tenant has 1 to 200 printable ASCII characters")
+        _check_fits(url, folder, tenant, ca)
+        link = signed_link(url, folder, tenant)
+        print(link, flush=True)
+        if not is_printed and not _is_opened(link, folder):
+            print("there is no browser here; open the link in one on this machine", file=sys.stderr)
+
+
+def _check_fits(url: str, folder: Path, tenant: str, ca: Path | None) -> None:
+    """The server is there, and the key is its own."""
+    token = _signer(folder).sign("operate", person(), tenant, CHECK_SECONDS)
+    with Client(url, token, ca=ca, patience=Patience(give_up_seconds=PATIENCE_SECONDS)) as client:
+        client.me()
+
+
+def _is_opened(link: str, folder: Path) -> bool:
+    """By a file that only we can read: what a program is started with, everybody on the machine can."""
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    path = folder / DOOR_FILE
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+        file.write(
+            f'<!doctype html><title>Delta CI</title><meta http-equiv="refresh" content="0;url={escape(link)}">\n'
+        )
+    return browser.open(path.resolve().as_uri())

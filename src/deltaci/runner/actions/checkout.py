@@ -1,0 +1,125 @@
+"""`uses: checkout`: the sources of the job, at the commit that it is about."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from deltaci.core.errors import Refused
+from deltaci.protocol.messages import Source
+from deltaci.runner.actions.context import Stage, StepFailed, flag, known, number
+from deltaci.runner.client import Client
+from deltaci.runner.workspace.checkout import Wanted, bring, disguised, remote_of, trust_owner
+from deltaci.runner.workspace.git import GitFailed, Remote, scheme_of
+
+INPUTS: Final = (
+    *("repository", "ref", "token", "path", "clean", "fetch-depth", "fetch-tags", "submodules", "lfs"),
+    *("persist-credentials", "set-safe-directory", "show-progress", "sparse-checkout", "sparse-checkout-cone-mode"),
+    *("filter", "github-server-url", "allow-unsafe-pr-checkout"),
+)
+CODE: Final = "CHECKOUT"
+_SUBMODULES: Final = {"": "", "false": "", "true": "true", "recursive": "recursive"}
+
+
+async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+    """Fetch and put in place; what went wrong on the way may be tried again, by another runner too."""
+    known(inputs, INPUTS)
+    source = stage.spec.source
+    if source is None:
+        raise Refused("bad_spec", "the job has no sources to check out; start it from a repository")
+    _check_repository(stage, source, inputs.get("repository", ""))
+    if flag(inputs, "lfs", False):
+        raise Refused("bad_spec", "checkout with 'lfs' is not supported; fetch the files in a step: git lfs pull")
+    submodules = inputs.get("submodules", "").strip().lower()
+    if submodules not in _SUBMODULES:
+        raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; say false, true or recursive")
+    layout = stage.layout
+    inner = layout.within(inputs.get("path", "").strip() or ".") if not layout.is_plain else _plain_path(inputs)
+    ref = inputs.get("ref", "").strip()
+    if ref in (source.commit, source.ref, source.ref.removeprefix("refs/heads/")):
+        ref = ""
+    wanted = Wanted(
+        commit=source.commit,
+        ref=source.ref,
+        depth=number(inputs, "fetch-depth", source.depth),
+        path=inner,
+        submodules=_SUBMODULES[submodules],
+        is_clean=flag(inputs, "clean", True),
+        has_tags=flag(inputs, "fetch-tags", False),
+        is_trusted=not stage.spec.cache_scope,
+    )
+    for name in ("sparse-checkout", "filter"):
+        if inputs.get(name, "").strip():
+            stage.log.line(f"checkout: {name!r} is not needed here; everything is checked out")
+    if flag(inputs, "persist-credentials", False):
+        stage.log.line("checkout: the credential is the runner's alone; it is not left in the work tree")
+    try:
+        async with reaching(stage, source, inputs.get("token", "")) as remote:
+            found_ref, commit = await bring(remote, wanted, ref, stage.mirrors, layout.root, stage.log.line)
+    except GitFailed as failed:
+        raise StepFailed(f"checkout: {failed}", CODE) from failed
+    if not layout.is_plain and flag(inputs, "set-safe-directory", True):
+        await asyncio.to_thread(trust_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
+    stage.log.line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
+    return {"ref": found_ref, "commit": commit}
+
+
+@asynccontextmanager
+async def reaching(stage: Stage, source: Source, token: str = "") -> AsyncIterator[Remote]:
+    """The repository of these sources, and what it takes to read it, for as long as that is needed."""
+    credential = await _credential(stage, source, token)
+    stage.log.hide(disguised(credential) if credential else [])
+    with _key(stage, source, credential) as key_file:
+        yield remote_of(source.url, stage.protocols, "" if key_file else credential, key_file)
+
+
+def _plain_path(inputs: dict[str, str]) -> str:
+    path = inputs.get("path", "").strip() or "."
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    if path.startswith("/") or ".." in names or "\0" in path:
+        raise Refused("bad_spec", f"the path {path[:80]!r} leads outside of the workspace; name a folder inside")
+    return "/".join(names) or "."
+
+
+def _check_repository(stage: Stage, source: Source, asked: str) -> None:
+    """Only the job's own: what else it reads, its own steps read, with its own credentials."""
+    asked = asked.strip().removesuffix(".git").lower()
+    own = str(stage.scene.github.get("repository") or "").lower()
+    url = source.url.rstrip("/").removesuffix(".git").lower()
+    if not asked or asked in (own, url) or url.endswith((f"/{asked}", f":{asked}")):
+        return
+    raise Refused(
+        "bad_spec", f"checkout of another repository, {asked[:80]!r}, is not supported; clone it in a step of the job"
+    )
+
+
+async def _credential(stage: Stage, source: Source, token: str) -> str:
+    if token.strip():
+        return token.strip()
+    if not source.credential:
+        return ""
+    try:
+        return (await stage.transfers.ask(Client.source_credential)).strip()
+    except Refused as refused:
+        raise StepFailed(f"checkout: {refused.message}", "SECRETS") from refused
+
+
+@contextmanager
+def _key(stage: Stage, source: Source, credential: str) -> Iterator[str]:
+    """A private key in a file of the runner's own, for as long as git needs it; no file for anything else."""
+    if scheme_of(source.url) != "ssh" or "PRIVATE KEY" not in credential:
+        yield ""
+        return
+    stage.mirrors.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, path = tempfile.mkstemp(dir=stage.mirrors, prefix="key-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(credential + "\n")
+        yield path
+    finally:
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,248 @@
+"""What is done for one job between its lease and its result: conditions, secrets, services, steps, rules, harvest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from deltaci.core.errors import Refused
+from deltaci.protocol.messages import ArtifactRule, JobSpec
+from deltaci.protocol.responses import NeededJob
+from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.client import Unreachable
+from deltaci.runner.log.job_log import JobLog
+from deltaci.runner.log.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
+from deltaci.runner.result import Ended
+from deltaci.runner.sandbox import Cell, CellFailed, Exit
+from deltaci.runner.sandbox.cell_pool import Place
+from deltaci.runner.steps.contexts import EVENT_FILE, Scene
+from deltaci.runner.steps.sequence import GoOn, Steps, code_of
+from deltaci.runner.steps.service_containers import Services
+from deltaci.runner.steps.validation import Rules
+from deltaci.runner.transfers import Over, Transfers
+from deltaci.runner.workspace.caches import Caches
+from deltaci.runner.workspace.checkout import trust_owner
+from deltaci.runner.workspace.collect_outputs import Harvester
+from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.worktrees.bundle_commits import CODE as TREE
+from deltaci.runner.workspace.worktrees.bundle_commits import Left, NotLeft, commit, send
+from deltaci.runner.workspace.worktrees.prepare import begin
+
+
+class Work:
+    """One job's work. Close it when its cell is closed."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        place: Place,
+        cell: Cell,
+        log: JobLog,
+        transfers: Transfers,
+        runner_id: str,
+        protocols: tuple[str, ...],
+    ) -> None:
+        self._spec = spec
+        self._log = log
+        self._transfers = transfers
+        self._runner_id = runner_id
+        self._protocols = protocols
+        self._place = place
+        self._layout = layout_of(spec, place.workspace, place.spot.path if place.spot is not None else None)
+        self._caches = Caches(transfers, self._layout, place.folder, log)
+        self._harvester = Harvester(transfers, self._layout.workspace, log)
+        self._services = Services(spec, cell, log)
+        self._cell = cell
+        self._mirrors = place.folder.parent / "mirrors"
+        self._scene = Scene(spec, self._layout, runner=runner_id)
+        self._is_failed = False
+        self._left: Left | None = None
+
+    async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> Ended:
+        """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
+        spec = self._spec
+        try:
+            needs = await self._needs()
+            self._scene = Scene(spec, self._layout, runner=self._runner_id, needs=needs)
+            if self._scene.is_live and not self._scene.job_holds(spec.condition):
+                return self._skipped()
+            secrets, optional = await self._secrets()
+        except Refused as refused:
+            code = "BAD_SPEC" if refused.code == "bad_spec" else "SECRETS"
+            return self._failed(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
+        except Unreachable as error:
+            return self._failed("RUNNER_STARTUP", f"the job cannot begin: {error}")
+        self._log.hide([*secrets.values(), *optional.values()])
+        if self._scene.is_live:
+            await asyncio.to_thread(self._make_folders)
+            self._scene = Scene(
+                spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional, **secrets}
+            )
+        stage = self._stage()
+        steps = Steps(stage, secrets, go_on, left)
+        working(steps.stop)
+        try:
+            tip = await self._begin_tree(stage, working)
+            if spec.services:
+                await self._start_services(left(), working)
+            working(steps.stop)
+            ended = await steps.run()
+            if tip and ended.is_success:
+                ended = await self._commit_tree(stage, ended, tip, left())
+            if spec.rules and ended.is_success:
+                ended = await Rules(stage, steps, left).check(ended)
+            self._is_failed = not ended.is_valid
+        except Refused as refused:
+            return self._failed(code_of(refused), refused.message)
+        except (StepFailed, CellFailed, OSError) as failed:
+            return self._failed(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
+        finally:
+            working(None)
+        return await self._with_outputs(ended)
+
+    async def _begin_tree(self, stage: Stage, working: Callable[[Any], None]) -> str:
+        """Have the job's tree, if it has one; the commit that it begins with."""
+        tree, place = self._spec.tree, self._place
+        if tree is None or place.trees is None or place.spot is None:
+            return ""
+        beginning = asyncio.create_task(begin(stage, place.trees, place.spot, tree))
+        working(beginning.cancel)
+        try:
+            with self._log.section(PREPARE_TREE, "prepare the tree"):
+                await asyncio.wait({beginning})
+            if beginning.cancelled():
+                raise Over
+            await asyncio.to_thread(trust_owner, self._layout.root, self._layout.inner(self._layout.home))
+            return beginning.result().tip
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+
+    async def _commit_tree(self, stage: Stage, ended: Ended, tip: str, left: float) -> Ended:
+        tree = self._spec.tree
+        if tree is None or not tree.is_committed:
+            return ended
+        try:
+            self._left = await commit(stage, tree, tip, max(1.0, left))
+        except NotLeft as error:
+            self._log.line(f"tree: {error}")
+            summary = self._log.said(f"tree: {error}")
+            return structs.replace(ended, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
+        return structs.replace(ended, head=self._left.head)
+
+    def _make_folders(self) -> None:
+        self._layout.make()
+        event = self._scene.github.get("event")
+        if event is not None:
+            write(self._layout.root, f"{self._layout.inner(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
+
+    async def _start_services(self, left: float, working: Callable[[Any], None]) -> None:
+        starting = asyncio.create_task(self._services.start(self._scene, left))
+        working(starting.cancel)
+        try:
+            await asyncio.wait({starting})
+            if starting.cancelled():
+                raise Over
+            self._scene.job["services"] = starting.result()
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+
+    def _stage(self) -> Stage:
+        return Stage(
+            spec=self._spec,
+            layout=self._layout,
+            cell=self._cell,
+            log=self._log,
+            transfers=self._transfers,
+            caches=self._caches,
+            harvester=self._harvester,
+            scene=self._scene,
+            mirrors=self._mirrors,
+            protocols=self._protocols,
+        )
+
+    async def _needs(self) -> dict[str, NeededJob]:
+        """How the jobs ended that this one needs; asked only where an expression can."""
+        if not self._spec.needs:
+            return {}
+        return await self._transfers.ask(lambda client, lease_id: client.needs(lease_id))
+
+    async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Those that the job must have, and those that it may."""
+        spec = self._spec
+        optional: dict[str, str] = {}
+        if spec.optional_secrets:
+            optional = await self._transfers.ask(lambda client, lease_id: client.optional_secrets(lease_id))
+        try:
+            return (await self._transfers.secrets() if spec.secrets else {}), optional
+        except Refused as refused:
+            if refused.code != "untrusted" or not self._scene.is_live:
+                raise
+            self._log.line("this run is not trusted: the job goes on without its secrets")
+            return {}, optional
+
+    def _skipped(self) -> Ended:
+        why = self._spec.condition or "success()"
+        self._log.line(f"the job is skipped: {why}")
+        summary = self._log.said(f"skipped: {why}")
+        return Ended(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
+
+    def _failed(self, code: str, why: str) -> Ended:
+        self._log.line(why)
+        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.said(why))
+
+    async def _with_outputs(self, ended: Ended) -> Ended:
+        """The job's outputs, also of one that failed: they say what was known by then."""
+        if not self._spec.outputs:
+            return ended
+        try:
+            outputs = await asyncio.to_thread(self._scene.texts, self._spec.outputs)
+        except Refused as refused:
+            why = f"outputs: {refused.message}"
+            self._log.line(why)
+            if not ended.is_success:
+                return ended
+            return structs.replace(ended, error_code="BAD_SPEC", summary=self._log.said(why))
+        return structs.replace(ended, outputs=outputs)
+
+    async def bring_back(self, ended: Ended) -> Ended:
+        """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
+        spec, brought = self._spec, self._harvester.brought
+        if ended.is_skipped:
+            return ended
+        has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_more)
+        try:
+            if ended.is_success and self._left is not None:
+                await send(self._stage(), self._left, brought)
+            if has_more:
+                with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
+                    await self._harvester.bring(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
+                    if ended.is_valid and not brought.error_code:
+                        await self._caches.save()
+            if ended.outputs and not brought.error_code:
+                self._harvester.add_outputs(ended.outputs)
+        except Over:
+            pass  # What is kept by now is kept.
+        if ended.is_success and brought.error_code:
+            ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
+        return structs.replace(ended, brought=brought)
+
+    def _filled(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
+        """Rules with the values of their expressions."""
+        found: list[ArtifactRule] = []
+        for rule in rules:
+            try:
+                found.append(structs.replace(rule, path_glob=self._scene.text(rule.path_glob)))
+            except Refused as refused:
+                self._harvester.brought.fail("ARTIFACTS", self._log.said(f"artifacts: {refused.message}"))
+        return found
+
+    async def close(self) -> None:
+        """Take the services away."""
+        await self._services.close(is_failed=self._is_failed)

@@ -1,0 +1,50 @@
+"""The shells in which steps run: by a name, or as a command in which `{0}` is a file with the script."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+import msgspec
+
+from deltaci.core.errors import Refused
+from deltaci.runner.sandbox.cell import SHELL
+from deltaci.runner.workspace.layout import Layout
+from deltaci.runner.workspace.safe_fs import write
+
+MAX_ARGUMENT_BYTES: Final = 100_000  # The kernel takes no argument of more than 128 KiB.
+NAMED: Final = {
+    "bash": ("bash --noprofile --norc -eo pipefail {0}", ".sh"),
+    "sh": ("sh -e {0}", ".sh"),
+    "python": ("python {0}", ".py"),
+    "pwsh": ("pwsh -NoLogo -NoProfile -NonInteractive -File {0}", ".ps1"),
+}
+_LARGE: Final = "bash -eo pipefail {0}"
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a cell is asked to run."""
+
+    script: str
+    shell: tuple[str, ...] = SHELL
+
+
+def start(shell: str, script: str, layout: Layout, index: int) -> Start:
+    """How to run a script; through a file where its shell wants one, or where it is too large for an argument."""
+    asked = shell.strip()
+    if not asked:
+        if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:
+            return Start(script)
+        asked = _LARGE
+    template, suffix = NAMED.get(asked, (asked, ""))
+    if "{0}" not in template or "\0" in template:
+        raise Refused(
+            "bad_spec",
+            f"the shell {shell[:80]!r} is not known; use {', '.join(NAMED)}, or a command with {{0}} for the script",
+        )
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
+    path = str(write(layout.root, f"{layout.inner(layout.temp)}/script-{index}{suffix}", script))
+    return Start("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))

@@ -1,0 +1,244 @@
+"""Records as the API shows them: every field by a rule of its own, and `status` always worked out, never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, cast
+
+from deltaci.api.schemas import records as api
+from deltaci.api.schemas.inputs import GateInput, RetryInput
+from deltaci.core import job as jobs
+from deltaci.core.attempt import Attempt
+from deltaci.core.failures import Failure
+from deltaci.core.ids import worker_name
+from deltaci.core.job import Job, JobSpec
+from deltaci.core.run import Run, Tally, is_over
+from deltaci.core.status.queue import job_status
+from deltaci.core.status.steps import run_status, step_attempts, step_status
+from deltaci.core.status.workstreams import worker_state
+from deltaci.core.timers import ready_at
+from deltaci.core.worker import Worker, condition, required_labels
+from deltaci.server.auth.callers import KeyRecord
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(at: int) -> datetime:
+    """An instant of the core as a time."""
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def maybe(at: int | None) -> datetime | None:
+    """The same for one that may not have come; the core writes 0 for that."""
+    return moment(at) if at else None
+
+
+def run(record: Run) -> api.Run:
+    """A run without its jobs."""
+    return api.Run(**_run(record))
+
+
+def run_with_jobs(record: Run, shown: list[api.Job], count: int) -> api.RunWithJobs:
+    """A run with its jobs."""
+    return api.RunWithJobs(**_run(record), jobs=shown, job_count=count)
+
+
+def _run(record: Run) -> dict[str, Any]:
+    origin = record.origin
+    # Once the outcome stands nobody counts any more: what is still being stopped then is no part of it.
+    tally = Tally(doomed=record.tally.doomed) if is_over(record) else record.tally
+    return {
+        "id": record.id,
+        "tenant": record.tenant,
+        "state": record.state,
+        "status": run_status(record),
+        "rev": record.rev,
+        "conclusion": record.conclusion,
+        "reason": record.reason,
+        "project": origin.project,
+        "branch": origin.branch,
+        "repository": origin.repository,
+        "commit": origin.commit,
+        "title": origin.title,
+        "labels": list(origin.labels),
+        "template": origin.template,
+        "template_version": origin.template_version,
+        "inputs": origin.inputs,
+        "event": origin.event,
+        "file": origin.file,
+        "ref": origin.ref,
+        "number": origin.number,
+        "change": origin.change,
+        "is_fork": origin.is_fork,
+        "workstream": origin.workstream,
+        "plan_hash": record.plan_hash,
+        "started_by": record.started_by,
+        "rerun_of": record.rerun_of,
+        "fail_fast": record.is_fail_fast,
+        "timeout_seconds": record.timeout_seconds,
+        "tally": api.JobCounts(open=tally.open, active=tally.active, waiting=tally.waiting, lost=tally.doomed),
+        "created_at": moment(record.created_at),
+        "started_at": maybe(record.started_at),
+        "updated_at": moment(record.updated_at),
+    }
+
+
+def failure(error: Failure | None) -> api.Failure | None:
+    """Why an attempt failed."""
+    if error is None:
+        return None
+    return api.Failure(
+        code=error.code,
+        failure_class=error.failure_class,
+        is_retryable=error.is_retryable,
+        rule=error.rule,
+        line=error.line,
+        message=error.message,
+    )
+
+
+def attempt(record: Attempt) -> api.Attempt:
+    """An attempt, without what it was asked to do and without its output: they have addresses of their own."""
+    held = record.lease or record.ended_lease
+    ready = ready_at(record)
+    return api.Attempt(
+        id=record.id,
+        index=record.index,
+        state=record.state,
+        status=job_status(record),
+        rev=record.rev,
+        claims=record.claims,
+        lost_leases=record.lost_leases,
+        worker_id=held.worker_id if held is not None else "",
+        lease=held.number if held is not None else 0,
+        created_at=moment(record.created_at),
+        started_at=maybe(record.started_at),
+        updated_at=moment(record.updated_at),
+        times_out_at=maybe(record.times_out_at),
+        run_at=moment(ready) if ready is not None and ready > record.created_at else None,
+        cancel_by=maybe(record.cancel_by),
+        cancel_reason=record.cancel_reason,
+        error=failure(record.error),
+        progress=record.progress,
+        report=record.report,
+    )
+
+
+def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
+    """A job with its attempts."""
+    spec = record.spec
+    shown = [attempt(each) for each in tries]
+    return api.Job(
+        id=record.id,
+        run_id=record.run_id,
+        name=spec.name,
+        kind=spec.kind,
+        state=record.state,
+        status=step_status(record),
+        rev=record.rev,
+        reason=record.reason,
+        needs=list(spec.needs),
+        after=list(spec.after),
+        group=spec.group,
+        runs_on=sorted(required_labels(spec.queue_key)),
+        allow_failure=not spec.is_required,
+        attempts=step_attempts(record),
+        max_attempts=spec.max_attempts,
+        next_run_at=maybe(record.next_run_at) if jobs.MACHINE.changes(record.state, jobs.RetryDue) else None,
+        worker_id=record.worker_id,
+        created_at=moment(record.created_at),
+        started_at=maybe(record.started_at),
+        completed_at=maybe(record.completed_at),
+        is_reclaimed=any(each.claims > 1 for each in shown),
+        last_error=failure(record.last_error),
+        approval=_gate(record),
+        tries=shown,
+        family=spec.family,
+    )
+
+
+def _gate(record: Job) -> api.ApprovalGate | None:
+    if record.spec.kind != jobs.APPROVAL:
+        return None
+    gate = record.spec.gate
+    return api.ApprovalGate(
+        role=gate.role,
+        approvers=gate.approvers,
+        not_by_starter=gate.not_by_starter,
+        approve_by=maybe(record.approve_by),
+        approvals=[
+            api.Approval(person=each.person, at=moment(each.at), comment=each.comment) for each in record.approvals
+        ],
+    )
+
+
+def planned(spec: JobSpec) -> api.PlannedJob:
+    """A job as the plan has it."""
+    gate = spec.gate
+    return api.PlannedJob(
+        name=spec.name,
+        kind=spec.kind,
+        needs=list(spec.needs),
+        after=list(spec.after),
+        group=spec.group,
+        runs_on=sorted(required_labels(spec.queue_key)),
+        allow_failure=not spec.is_required,
+        timeout_seconds=spec.timeout_seconds,
+        priority=spec.priority,
+        retry=RetryInput(
+            max_attempts=spec.max_attempts,
+            base_delay_seconds=spec.base_delay_seconds,
+            max_delay_seconds=spec.max_delay_seconds,
+            jitter=spec.jitter,
+            on=cast(list[Literal["INFRA", "TOOLING", "FLAKY"]], list(spec.retry_on)),
+        ),
+        approval=GateInput(
+            role=gate.role,
+            approvers=gate.approvers,
+            not_by_starter=gate.not_by_starter,
+            expires_seconds=spec.approval_seconds,
+        )
+        if spec.kind == jobs.APPROVAL
+        else None,
+        work=spec.work,
+    )
+
+
+def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
+    """A worker of the fleet, when it was heard last, and whether that is too long ago."""
+    return api.Worker(
+        id=record.id,
+        name=worker_name(record.id),
+        state=record.state,
+        status=worker_state(record),
+        condition=condition(record, is_missed=is_missed),
+        rev=record.rev,
+        labels=list(record.labels),
+        slots=record.max_concurrent_tasks,
+        tasks=list(record.tasks),
+        hold=record.hold,
+        hold_reason=record.hold_reason,
+        held_at=maybe(record.held_at),
+        troubles=record.infra_failures,
+        shutdown_reason=record.shutdown_reason,
+        seen_at=moment(seen_at),
+        created_at=moment(record.created_at),
+        updated_at=moment(record.updated_at),
+    )
+
+
+def key(record: KeyRecord) -> dict[str, Any]:
+    """An API key, without its secret."""
+    return {
+        "id": record.id,
+        "person": record.person,
+        "scopes": list(record.scopes),
+        "roles": list(record.roles),
+        "description": record.description,
+        "created_at": moment(record.created_at),
+        "created_by": record.created_by,
+        "expires_at": maybe(record.expires_at),
+        "revoked_at": maybe(record.revoked_at),
+        "revoked_by": record.revoked_by,
+    }

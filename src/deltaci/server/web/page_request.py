@@ -1,0 +1,113 @@
+"""One request to the web interface: who looks, at what, and what the API says about it.
+
+A page has no way of its own to the records: it asks the API, as everybody does, so that what the API refuses is
+refused here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES, RequiredScope
+from deltaci.core.errors import Refused
+from deltaci.server.auth.callers import Caller
+from deltaci.server.rest.http.app import ApiApp
+from deltaci.server.rest.http.request import Parts
+from deltaci.server.runner_api.app import Request, Send
+from deltaci.server.web.markup import Markup
+
+NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.needs for route in ROUTES}
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is shown. `live` is what its truth depends on: it is drawn anew whenever that changes."""
+
+    title: str
+    body: Markup
+    here: str = ""  # The entry of the navigation that it belongs to.
+    live: Mapping[str, str] | None = None  # The query of /live: {} for all of the tenant, {"run": ID} for one run.
+    modules: tuple[str, ...] = ()  # Scripts of its own, besides what every page has.
+    styles: tuple[str, ...] = ()  # The same for style sheets.
+    status: int = 200
+    keys: tuple[tuple[str, str], ...] = ()  # Single keys of its own, and what they do.
+    is_bare: bool = False  # Without navigation, for somebody who is not signed in.
+
+
+class Redirect(msgspec.Struct, frozen=True, kw_only=True):
+    """Look there. `said` is shown on top of the next page."""
+
+    to: str
+    said: str = ""
+    is_bad: bool = False
+    cookies: tuple[str, ...] = ()
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """An answer that sends itself."""
+
+    send: Callable[[Send], Awaitable[None]]
+
+
+Answer = Page | Redirect | Stream
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of somebody who is signed in."""
+
+    request: Request
+    who: Caller
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    form: Mapping[str, list[str]]
+    csrf: str
+    api: ApiApp
+    parts: Parts
+    again: Callable[[], Awaitable[Caller]]  # Who looks, looked at once more.
+    origin: str = ""  # Where others reach this server: `https://ci.example.org`.
+
+    async def ask(
+        self,
+        id: str,
+        kind: type[T],
+        /,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        once: str = "",
+        **params: Any,
+    ) -> T:
+        """What the API answers to this route; refused as the API refuses. `once` is the idempotency key of a form."""
+        answer = await self.api.ask(
+            self.who, id, self.request, params=params, query=query or {}, body=body or {}, once=once
+        )
+        assert isinstance(answer, kind), f"{id} answers {type(answer).__name__}"
+        return answer
+
+    async def is_over(self) -> bool:
+        """Whether whoever looks would not be let in again now."""
+        try:
+            return (await self.again()).tenant != self.who.tenant
+        except Refused:
+            return True
+
+    def may(self, id: str) -> bool:
+        """Whether the API would let this person do it, as far as scopes go."""
+        needs = NEEDS[id]
+        return needs == ANY_KEY or (self.who.is_operator if needs == OPERATOR else needs in self.who.scopes)
+
+    def field(self, name: str, default: str = "") -> str:
+        """What a field of the form says; of many the last one."""
+        return self.form[name][-1] if self.form.get(name) else default
+
+    def same(self, **changed: str | None) -> str:
+        """The query of this page with changes, as the end of an address; None and "" leave a word out."""
+        left = {name: value for name, value in {**self.query, **changed}.items() if value}
+        return f"?{urlencode(left)}" if left else "?"
+
+
+Handler = Callable[[Visit], Awaitable[Answer]]

@@ -1,0 +1,62 @@
+"""What a page is for the table of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from deltaci.server.rest.http.request import Parts
+from deltaci.server.runner_api.app import Request
+from deltaci.server.web.auth.sessions import Session, Sessions
+from deltaci.server.web.page_request import Answer, Handler
+
+if TYPE_CHECKING:
+    from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
+
+
+class Door(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of somebody who may not be signed in."""
+
+    request: Request
+    query: Mapping[str, str]
+    form: Mapping[str, list[str]]
+    session: Session | None
+    sessions: Sessions
+    parts: Parts
+    is_secure: bool
+    is_page: Callable[[str], bool]
+    oidc: OidcSignIn | None = None
+
+    def field(self, name: str) -> str:
+        """What a field of the form says; of many the last one."""
+        return self.form[name][-1] if self.form.get(name) else ""
+
+    def safe(self, to: str) -> str:
+        """A page of ours that somebody looks at, or nothing: `//elsewhere` and `/\\elsewhere` are not."""
+        is_ours = to.startswith("/") and not to.startswith("//") and "\\" not in to and to.isprintable()
+        try:
+            path = urlsplit(to).path if is_ours else ""
+        except ValueError:
+            path = ""
+        return to if path and not path.startswith("/sign-") and self.is_page(path) else ""
+
+
+Enter = Callable[[Door], Awaitable[Answer]]
+
+
+class PageRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """One address: what is shown there, and what a form sent there does. An open one needs nobody to be signed in."""
+
+    path: str
+    get: Handler | None = None
+    post: Handler | None = None
+    enter: Enter | None = None
+    enter_post: Enter | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is for somebody who may not be signed in."""
+        return self.enter is not None or self.enter_post is not None

@@ -1,0 +1,1 @@
+"""The pages of the web interface: one module or package for each entry of the navigation."""

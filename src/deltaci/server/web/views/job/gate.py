@@ -1,0 +1,38 @@
+"""A job that waits for people instead of a worker: who must say yes, and who did."""
+
+from __future__ import annotations
+
+from deltaci.api.schemas.records import Job, Run
+from deltaci.server.web.markup import EMPTY, Markup, a, dd, dl, dt, join, p
+from deltaci.server.web.parts import card, path, rows, when
+
+
+def gate_part(job: Job, run: Run) -> Markup:
+    """The gate of an approval."""
+    gate = job.approval
+    if gate is None:
+        return EMPTY
+    given = [[each.person, when(each.at), each.comment or "–"] for each in gate.approvals]
+    people = "one person" if gate.approvers == 1 else f"{gate.approvers} different people"
+    whom = f" with the role {gate.role}" if gate.role else ""
+    return card(
+        "Approval",
+        dl(
+            _fact("Needs", f"{people}{whom}"),
+            _fact("Not by", f"who started the run ({run.started_by.removeprefix('user:')})")
+            if gate.not_by_starter
+            else EMPTY,
+            _fact("Given", f"{len(gate.approvals)} of {gate.approvers}"),
+            _fact("Decide before", when(gate.approve_by)) if gate.approve_by else EMPTY,
+            class_="facts",
+        ),
+        p("An approval is given for the whole plan, on ", a("the page of the run", href=path("runs", run.id)), "."),
+        rows(("Person", "When", "Comment"), given, caption="Approvals")
+        if given
+        else p("Nobody has approved it yet.", class_="quiet"),
+        id="gate",
+    )
+
+
+def _fact(name: str, value: Markup | str) -> Markup:
+    return join([dt(name), dd(value)])

@@ -1,0 +1,181 @@
+"""How failures are classed, and what is known to be flaky."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+from deltaci.api.schemas.failures import FailureRule, FailureRules, FlakyJob, FlakyPage
+from deltaci.server.web.forms import Form, Problem, asked, needed, way
+from deltaci.server.web.markup import Child, Markup, a, code, li, p, pre, span, ul
+from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.paging import number, onward
+from deltaci.server.web.parts import card, nothing, rows, when
+from deltaci.server.web.views.projects.frame import framed
+
+RULES: Final = "/failure-rules"
+EDIT: Final = "/failure-rules/edit"
+FLAKY: Final = "/flaky"
+PER_PAGE: Final = 50
+WHOSE: Final = {"tenant": "yours", "server": "the server's", "built-in": "built in"}
+EXAMPLE: Final = """rules:
+  - name: registry-away
+    class: INFRA
+    log: 'connection to registry\\..* refused'
+"""
+
+
+async def listed(visit: Visit) -> Answer:
+    """In the order in which they are asked."""
+    found = await visit.ask("readFailureRules", FailureRules)
+    lines = [_line(at, each) for at, each in enumerate(found.rules, 1)]
+    set_by: Child = [f"version {found.version}, set by {found.set_by} ", when(found.set_at)] if found.version else None
+    return framed(
+        "Failure rules",
+        p("The first rule that fits says whose fault a failure is, and whether another attempt may help."),
+        rows(("Rule", "Whose", "Class", "Tried again", "When"), lines, caption="Failure rules, in their order"),
+        card("Your file", p(set_by, class_="quiet"), pre(code(found.text), class_="code", tabindex="0"))
+        if found.text
+        else None,
+        tab="failure-rules",
+        beside=way(visit, "setFailureRules", "Edit yours", EDIT),
+    )
+
+
+def _line(at: int, rule: FailureRule) -> list[Child]:
+    return [
+        [span(f"{at}. ", class_="quiet number"), span(rule.name)],
+        span(WHOSE[rule.of], class_="number"),
+        rule.failure_class,
+        "yes" if rule.is_retryable else "no",
+        ul(*(li(each) for each in _conditions(rule)), class_="line-list"),
+    ]
+
+
+def _conditions(rule: FailureRule) -> list[Child]:
+    """Everything that must hold."""
+    found: list[Child] = []
+    if rule.error_codes:
+        found.append(["the runner reports ", code(", ".join(rule.error_codes))])
+    if rule.exit_codes:
+        found.append(["it exits with ", code(", ".join(map(str, rule.exit_codes)))])
+    if rule.signals:
+        found.append(["signal ", code(", ".join(map(str, rule.signals))), " ends it"])
+    if rule.log_pattern:
+        found.append(["its log ends with a line like ", code(rule.log_pattern)])
+    if rule.all_failed_tests_flaky:
+        found.append("every test that failed is known to be flaky")
+    elif rule.has_failed_tests:
+        found.append("tests failed")
+    return found or ["always"]
+
+
+async def edit(visit: Visit) -> Answer:
+    """The tenant's own file."""
+    if (stop := needed(visit, "setFailureRules", "Edit failure rules", "/projects")) is not None:
+        return stop
+    found = await visit.ask("readFailureRules", FailureRules)
+    return _form(visit, {"text": found.text or EXAMPLE}, found.version)
+
+
+async def save(visit: Visit) -> Answer:
+    """Keep it, if it makes sense and nobody else was faster."""
+    version = number(visit.field("version"))
+    text = visit.field("text").replace("\r\n", "\n")
+    answer = await asked(visit, "setFailureRules", FailureRules, body={"text": text, "expected_version": version})
+    if not isinstance(answer, Problem):
+        return Redirect(to=RULES, said="The rules are saved. What failed before stays as it was classed.")
+    if answer.code == "stale_version":
+        found = await visit.ask("readFailureRules", FailureRules)
+        return _form(visit, {"text": text}, found.version, answer, found)
+    return _form(visit, {"text": text}, version, answer)
+
+
+def _form(
+    visit: Visit,
+    values: Mapping[str, str],
+    version: int,
+    problem: Problem | None = None,
+    theirs: FailureRules | None = None,
+) -> Page:
+    place = None
+    if problem is not None and problem.code == "bad_request":
+        place = place_in(problem.message)
+        lines = problem.message.replace("; failure-rules.yml:", "\nfailure-rules.yml:")
+        problem = Problem(code=problem.code, message=lines.replace("failure-rules.yml:", "line "))
+    form = Form(values, problem, "text" if problem is not None and theirs is None else "")
+    kept: Child = None
+    if theirs is not None:
+        kept = [
+            p(f"{theirs.set_by} saved version {theirs.version} meanwhile. What you typed is still below."),
+            pre(code(theirs.text), class_="code", tabindex="0"),
+            p("Saving once more replaces it by yours."),
+        ]
+    help = ["YAML; these rules are asked before all others. ", code("rules: []"), " for none."]
+    return form.page(
+        visit,
+        "Edit failure rules",
+        form.area("text", "Your rules", help=help, place=place, rows=18),
+        here="/projects",
+        to=EDIT,
+        submit="Save",
+        back=RULES,
+        values={"version": str(version)},
+        more=kept,
+    )
+
+
+def place_in(message: str) -> tuple[int, int] | None:
+    """The line and the column that `failure-rules.yml:3:5: …` names."""
+    parts = message.split(":", 3)
+    return (int(parts[1]), int(parts[2])) if len(parts) > 3 and parts[1].isdecimal() and parts[2].isdecimal() else None
+
+
+# -- what is flaky
+
+
+async def flaky(visit: Visit) -> Answer:
+    """Jobs and tests that fail now and then."""
+    query = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
+    page = await visit.ask("listFlaky", FlakyPage, query=query)
+    return framed(
+        "Flaky",
+        _jobs(page.jobs)
+        if page.jobs
+        else nothing("Nothing is known to be flaky.", "What fails and succeeds on the same commit shows here."),
+        onward(visit, page.next),
+        tab="flaky",
+        under="What failed and succeeded on the same commit, and will again.",
+    )
+
+
+def _jobs(jobs: list[FlakyJob]) -> Markup:
+    return rows(
+        ("Job", "Project", "The job itself", "Its tests"),
+        [
+            [
+                span(each.job, class_="name"),
+                a(each.project, href=f"/runs?{urlencode({'project': each.project})}") if each.project else "",
+                [_times(each.times), when(each.last_at)] if each.is_flaky else "",
+                ul(
+                    *(li(code(test.name), " ", _times(test.times), when(test.last_at)) for test in each.tests),
+                    class_="line-list",
+                ),
+            ]
+            for each in jobs
+        ],
+        caption="Flaky jobs",
+    )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' * (count != 1)}, last "
+
+
+PAGES: Final = (
+    PageRoute(path=RULES, get=listed),
+    PageRoute(path=EDIT, get=edit, post=save),
+    PageRoute(path=FLAKY, get=flaky),
+)

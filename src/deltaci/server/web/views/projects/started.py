@@ -1,0 +1,112 @@
+"""Start a run of a project by hand: of a branch, a tag or a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any, Final
+
+from deltaci.api.schemas.projects import Project
+from deltaci.api.schemas.records import Run
+from deltaci.server.web.forms import Form, Problem, asked, needed
+from deltaci.server.web.markup import code, div
+from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.parts import path
+
+USED: Final = "request_id_reused"
+INPUTS: Final = "lines like name=value; a name has letters, digits and _"
+FIELDS: Final = ("branch", "commit", "file", "title", "inputs")
+
+
+async def form_of(visit: Visit) -> Answer:
+    """The form; the address may fill it in: `?branch=main`."""
+    name = visit.params["project"]
+    if (stop := needed(visit, "startRun", f"Run {name}", "/projects")) is not None:
+        return stop
+    return await _form(visit, name, {each: visit.query.get(each, "") for each in FIELDS})
+
+
+async def start(visit: Visit) -> Answer:
+    """Start it, once however often the form is sent."""
+    name, values = visit.params["project"], {each: visit.field(each).strip() for each in FIELDS}
+    body = {
+        "repository": name,
+        "inputs": inputs_of(values["inputs"]),
+        **{each: values[each] for each in ("branch", "commit", "file", "title")},
+    }
+    answer = await started(visit, body)
+    if isinstance(answer, Problem):
+        return await _form(visit, name, values, answer)
+    return Redirect(to=path("runs", answer.id), said="The run is started.")
+
+
+def inputs_of(text: str) -> dict[str, str]:
+    """Lines of `name=value`."""
+    lines = [line.partition("=") for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+async def started(visit: Visit, body: dict[str, Any]) -> Run | Problem:
+    """The run that a form starts, the same however often it is sent; or why there is none."""
+    answer = await asked(visit, "startRun", Run, body=body, once=visit.field("once"))
+    if isinstance(answer, Problem) and answer.code == USED:
+        made = answer.message.rpartition(" ")[2]
+        again = f"this form has started run {made} already, with other values; send it again to start another one"
+        return Problem(code=USED, message=again)
+    return answer
+
+
+def once(visit: Visit, problem: Problem | None) -> str:
+    """By what a form is known when it is sent twice. One that has made a run already makes another one next."""
+    is_used = problem is not None and problem.code == USED
+    return token_hex(16) if is_used or not visit.field("once") else visit.field("once")
+
+
+async def _form(visit: Visit, name: str, values: Mapping[str, str], problem: Problem | None = None) -> Page:
+    project = await visit.ask("readProject", Project, project=name)
+    form = Form(values, problem, _at(problem), not_done="Not started")
+    main = code(project.default_branch) if project.default_branch else "the repository's own main branch"
+    fields = [
+        div(
+            form.text(
+                "branch", "Branch or tag", help=["Empty: ", main, "."], autocomplete="off", autofocus=not problem
+            ),
+            form.text(
+                "commit",
+                "Commit",
+                help="Its full name. Empty: the newest of the branch.",
+                autocomplete="off",
+                spellcheck="false",
+            ),
+            form.text("file", "Pipeline file", help="Empty: the only one that can be meant.", autocomplete="off"),
+            form.text("title", "Title", help="One line for people.", maxlength=200, autocomplete="off"),
+            class_="fields",
+        ),
+        form.area("inputs", "Inputs", help=["One on a line: ", code("name=value")], expects=INPUTS, rows=3),
+    ]
+    return form.page(
+        visit,
+        f"Run {name}",
+        *fields,
+        under=code(project.url),
+        here="/projects",
+        to=path("projects", name, "start"),
+        submit="Start the run",
+        back=path("projects", name),
+        values={"once": once(visit, problem)},
+    )
+
+
+def _at(problem: Problem | None) -> str:
+    """Which field a problem is about."""
+    if problem is None:
+        return ""
+    if "full name of a commit" in problem.message:
+        return "commit"
+    if "has no branch or tag" in problem.message:
+        return "branch"
+    return "inputs" if problem.path.startswith("inputs") else problem.path
+
+
+PAGES: Final = (PageRoute(path="/projects/{project}/start", get=form_of, post=start),)

@@ -1,0 +1,237 @@
+"""What can be done with a run: approve, reject, cancel, run again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from deltaci.api.schemas.records import ApprovalGate, DecisionResult, Job, Run, RunWithJobs
+from deltaci.core import approvals as approvals_core
+from deltaci.core import job as job_core
+from deltaci.core import run as run_core
+from deltaci.core.plan import can_rerun
+from deltaci.server.web.markup import EMPTY, Child, Markup, a, code, div, h3, join, li, p, span, strong, ul
+from deltaci.server.web.page_request import Answer, Redirect, Visit
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.parts import action, card, path, when
+
+# The single keys of a run's pages.
+KEYS: Final = (
+    ("a", "approve what waits first"),
+    ("x", "cancel the run"),
+    ("R", "rerun all of it"),
+    ("F", "rerun what failed"),
+    ("z", "all of the graph at once, or in its own size"),
+)
+
+# From which page a job was canceled: that is where one sees it happen.
+RUN_PAGE: Final = "run"
+JOB_PAGE: Final = "job"
+
+
+def actions(visit: Visit, run: Run) -> Markup:
+    """The buttons of what can be done now."""
+    to = path("runs", run.id)
+    found: list[Markup] = []
+    if run.tally.waiting:
+        found.append(a("Approve or reject", href=f"{to}#approvals", class_="button primary"))
+    if run_core.MACHINE.changes(run.state, run_core.Cancel):
+        found.append(_cancel(visit, to))
+    if can_rerun(run.state, run.reason) and not run.workstream:
+        found += _again(visit, run, to)
+    return join(found)
+
+
+def _cancel(visit: Visit, to: str) -> Markup:
+    return action(
+        visit,
+        "cancel-run",
+        "Cancel",
+        route="cancelRun",
+        to=f"{to}/cancel",
+        asks=p("Stop this run? Jobs that run are stopped, jobs that wait are not begun."),
+        reason="reason",
+        is_dangerous=True,
+        key="x",
+    )
+
+
+def _again(visit: Visit, run: Run, to: str) -> list[Markup]:
+    found = []
+    if run.tally.lost:
+        found.append(
+            action(
+                visit,
+                "rerun-failed",
+                "Rerun failed",
+                route="rerunRun",
+                to=f"{to}/rerun",
+                asks=p("Start a new run of what failed or was canceled, with the approvals on the way to it?"),
+                values={"failed_only": "yes"},
+                is_primary=True,
+                key="F",
+            )
+        )
+    return [
+        *found,
+        action(
+            visit,
+            "rerun-all",
+            "Rerun all",
+            route="rerunRun",
+            to=f"{to}/rerun",
+            asks=p("Start a new run that does all of this again, with the same plan?"),
+            key="R",
+        ),
+    ]
+
+
+# -- approvals
+
+
+def approvals(visit: Visit, run: RunWithJobs) -> Markup:
+    """Every gate that waits: for whom, who said yes, and the buttons of whoever may decide it."""
+    waiting = [
+        (at, each)
+        for at, each in enumerate(run.jobs)
+        if each.approval is not None and job_core.MACHINE.changes(each.state, job_core.Approve)
+    ]
+    if not waiting:
+        return EMPTY
+    first = waiting[0][0]
+    lines = [_gate(visit, run, at, each, is_first=at == first) for at, each in waiting]
+    return card("Waiting for approval", *lines, id="approvals")
+
+
+def _gate(visit: Visit, run: RunWithJobs, at: int, job: Job, *, is_first: bool) -> Markup:
+    gate = job.approval
+    assert gate is not None
+    given = [
+        li(strong(each.person), " approved ", when(each.at), span(f": {each.comment}") if each.comment else None)
+        for each in gate.approvals
+    ]
+    return div(
+        div(
+            h3(a(job.name, href=path("runs", run.id, "jobs", job.name))),
+            p(_needed(gate, run), class_="quiet"),
+            ul(*given, class_="given") if given else None,
+            class_="gate-told",
+        ),
+        div(*_decisions(visit, run, at, job, gate, is_first=is_first), class_="actions"),
+        class_="gate-line",
+        id=f"gate-{at}",
+    )
+
+
+def _needed(gate: ApprovalGate, run: Run) -> Child:
+    who = "one person" if gate.approvers == 1 else f"{gate.approvers} different people"
+    starter = run.started_by
+    return [
+        f"Needs {who}",
+        [" with the role ", code(gate.role)] if gate.role else None,
+        f", but not {starter}, who started the run" if gate.not_by_starter and starter else None,
+        f"; {len(gate.approvals)} of {gate.approvers} so far" if gate.approvers > 1 else None,
+        [". It fails ", when(gate.approve_by), " if nobody decides"] if gate.approve_by is not None else None,
+        ".",
+    ]
+
+
+def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *, is_first: bool) -> list[Markup]:
+    asked = approvals_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
+    who, starter = visit.who, run.started_by
+    found: list[Markup] = []
+
+    def decides(id: str, title: str, route: str, *asks: Child, **more: Any) -> None:
+        values = {"job": job.name, "plan_hash": run.plan_hash}
+        to = path("runs", run.id, id)
+        found.append(
+            action(
+                visit, f"{id}-{at}", title, route=route, to=to, asks=p(*asks), values=values, reason="comment", **more
+            )
+        )
+
+    why_not = approvals_core.refusal_reason(asked, who.person, who.roles, starter, approves=True)
+    if any(each.person == who.person for each in gate.approvals):
+        found.append(span("You approved it.", class_="quiet"))
+    elif why_not:
+        found.append(span(f"You cannot approve it: {why_not}.", class_="quiet"))
+    else:
+        asks = ("Let the run go on after ", strong(job.name), ", with the plan that it has now?")
+        decides("approve", "Approve", "approveRun", *asks, is_primary=True, key="a" if is_first else "")
+    if not approvals_core.refusal_reason(asked, who.person, who.roles, starter, approves=False):
+        asks = ("Say no to ", strong(job.name), "? What needs it will not run.")
+        decides("reject", "Reject", "rejectRun", *asks, is_dangerous=True)
+    return found
+
+
+def cancel_job(visit: Visit, job: Job, id: str, title: str, *, back: str) -> Markup:
+    """The button that stops one job, while that does something; `back` is the page to see that on."""
+    if not job_core.MACHINE.changes(job.state, job_core.Cancel):
+        return EMPTY
+    return action(
+        visit,
+        id,
+        title,
+        route="cancelJob",
+        to=path("runs", job.run_id, "jobs", job.name, "cancel"),
+        asks=p("Stop ", strong(job.name), "? What needs it will not run. What it left behind so far is kept."),
+        values={"back": back},
+        reason="reason",
+        is_dangerous=True,
+    )
+
+
+# -- what forms do
+
+
+async def cancel(visit: Visit) -> Answer:
+    """Stop the run."""
+    id = visit.params["run"]
+    await visit.ask("cancelRun", Run, run=id, body={"reason": visit.field("reason").strip()})
+    return Redirect(to=path("runs", id), said="The run is being canceled.")
+
+
+async def cancel_one(visit: Visit) -> Answer:
+    """Stop one job."""
+    id, name = visit.params["run"], visit.params["job"]
+    await visit.ask("cancelJob", Job, run=id, job=name, body={"reason": visit.field("reason").strip()})
+    to = path("runs", id) if visit.field("back") == RUN_PAGE else path("runs", id, "jobs", name)
+    return Redirect(to=to, said=f"{name} is being canceled.")
+
+
+async def approve(visit: Visit) -> Answer:
+    """Say yes to one gate."""
+    id = visit.params["run"]
+    decided = await visit.ask("approveRun", DecisionResult, run=id, body=_decision(visit))
+    more = " It waits for more people." if decided.still_waiting else ""
+    return Redirect(to=path("runs", id), said=f"You approved {', '.join(decided.jobs)}.{more}")
+
+
+async def reject(visit: Visit) -> Answer:
+    """Say no to one gate."""
+    id = visit.params["run"]
+    decided = await visit.ask("rejectRun", DecisionResult, run=id, body=_decision(visit))
+    return Redirect(to=path("runs", id), said=f"You rejected {', '.join(decided.jobs)}.")
+
+
+def _decision(visit: Visit) -> dict[str, str]:
+    return {
+        "job": visit.field("job"),
+        "comment": visit.field("comment").strip(),
+        "plan_hash": visit.field("plan_hash"),
+    }
+
+
+async def again(visit: Visit) -> Answer:
+    """A new run of the same; that is where one looks then."""
+    id, failed_only = visit.params["run"], visit.field("failed_only") == "yes"
+    new = await visit.ask("rerunRun", Run, run=id, body={"failed_only": failed_only})
+    return Redirect(to=path("runs", new.id), said="Started again, as this run.")
+
+
+PAGES: Final[tuple[PageRoute, ...]] = (
+    PageRoute(path="/runs/{run}/cancel", post=cancel),
+    PageRoute(path="/runs/{run}/jobs/{job}/cancel", post=cancel_one),
+    PageRoute(path="/runs/{run}/approve", post=approve),
+    PageRoute(path="/runs/{run}/reject", post=reject),
+    PageRoute(path="/runs/{run}/rerun", post=again),
+)

@@ -1,0 +1,245 @@
+"""One worker: all that is known of it, and what people can want of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from deltaci.api.schemas.queue import Queue, RunningEntry
+from deltaci.api.schemas.records import Worker
+from deltaci.core import worker as core
+from deltaci.core.machine import Command
+from deltaci.server.web.markup import Child, Markup, a, code, dd, div, dl, dt, join, p, span
+from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
+from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.parts import action, badge, card, lasted, nothing, path, rows, sign, top, when, words
+from deltaci.server.web.views import register_runner
+
+STYLES: Final = ("fleet.css",)
+WHY_GONE: Final = {
+    core.LEFT: "It left by itself.",
+    core.PRESUMED_GONE: "It was idle and silent for too long.",
+    core.REMOVED: "Somebody removed it.",
+    "": "It was silent for too long.",
+}
+
+
+async def running_now(visit: Visit) -> dict[str, RunningEntry]:
+    """What workers have, by the attempt."""
+    queue = await visit.ask("listQueue", Queue, query={"part": "running"})
+    return {each.id: each for each in queue.running}
+
+
+# -- what is said of one
+
+
+def labels_of(names: Iterable[str]) -> Markup | None:
+    """Labels, one beside the other."""
+    found = [span(each, class_="label") for each in names]
+    return span(*found, class_="labels") if found else None
+
+
+def why_gone(worker: Worker) -> str:
+    """Why it is not there any more."""
+    return WHY_GONE.get(worker.shutdown_reason, worker.shutdown_reason)
+
+
+# -- one of them
+
+
+async def shown(visit: Visit) -> Answer:
+    """All that is known of a worker."""
+    worker = await visit.ask("readWorker", Worker, worker=visit.params["worker"])
+    running = await running_now(visit) if worker.tasks else {}
+    return Page(
+        title=f"{worker.name} · {worker.condition}",
+        here="/workers",
+        live={},
+        styles=STYLES,
+        body=join(
+            [
+                top(
+                    worker.name,
+                    *actions(visit, worker, back="", is_whole=True),
+                    under=[
+                        span(badge(worker.condition), id="worker-state", role="status"),
+                        span("seen ", when(worker.seen_at)) if worker.condition != core.GONE else None,
+                        span("here since ", when(worker.created_at)),
+                    ],
+                ),
+                _notice(worker),
+                div(
+                    card("What it does", _now(worker, running), id="does"),
+                    card("About", _facts(worker), id="about"),
+                    class_="cards",
+                ),
+            ]
+        ),
+    )
+
+
+def _notice(worker: Worker) -> Markup | None:
+    """What is out of the ordinary, and what follows from it."""
+    said = NOTICES.get(worker.condition)
+    if said is None:
+        return None
+    tone = "bad" if worker.condition == core.SILENT else "held"
+    why = why_gone(worker) if worker.condition == core.GONE else ""
+    return div(sign(worker.condition), div(p(*([why, " "] if why else []), said)), class_=f"notice {tone}", id="notice")
+
+
+NOTICES: Final = {
+    "drained": "It is drained: it finishes what it has and takes nothing new until somebody resumes it.",
+    "quarantined": "It is not trusted: too often in a row a job came to grief by its machine. It takes nothing new"
+    " until it is resumed or comes in anew; after a while it is tried once more.",
+    core.SILENT: "It is not heard any more. What it has goes to others when its leases end; it recovers by speaking.",
+    core.LEAVING: "It goes as soon as what it has is done, and takes nothing new.",
+    core.GONE: "It takes no part any more. Its runner may come back under its name, unless somebody removed it.",
+}
+
+
+def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
+    if not worker.tasks:
+        return nothing("Nothing just now.")
+    known = [(id, running.get(id)) for id in worker.tasks]
+    lines = [
+        [
+            a(each.job, href=path("runs", each.run_id, "jobs", each.job), class_="name")
+            if each is not None and each.run_id
+            else code(id),
+            a(each.title, href=path("runs", each.run_id)) if each is not None and each.run_id else None,
+            badge(each.state) if each is not None else None,
+            lasted(each.since, None) if each is not None else None,
+        ]
+        for id, each in known
+    ]
+    keys = [f"task-{quote(id, safe='')}" for id in worker.tasks]
+    return rows(("Job", "Run", "State", "For"), lines, caption="What it has", keys=keys)
+
+
+def _facts(worker: Worker) -> Markup:
+    is_gone = worker.condition == core.GONE
+    held = join([badge(worker.hold), " since ", when(worker.held_at)]) if worker.hold else "nothing"
+    facts: list[tuple[str, Child]] = [
+        ("State", join([code(worker.state), " · in document 003 ", code(worker.status)])),
+        ("Slots", f"{len(worker.tasks)} of {worker.slots} taken"),
+        ("Labels", labels_of(worker.labels) or "none"),
+        ("Held back by", held),
+        ("Reason", worker.hold_reason and words_of(worker.hold_reason)),
+        ("Troubles", f"{worker.troubles} in a row by its infrastructure" if worker.troubles else "none"),
+        ("Went" if is_gone else "Goes", why_gone(worker) if is_gone else worker.shutdown_reason),
+        ("Last heard", when(worker.seen_at)),
+        ("Came in", when(worker.created_at)),
+        ("Changed", when(worker.updated_at)),
+        ("Life", code(worker.id)),
+        ("Revision", worker.rev),
+    ]
+    return dl(*(join([dt(name), dd(value)]) for name, value in facts if value), class_="facts")
+
+
+def words_of(reason: str) -> str:
+    """A reason of ours as people say it; what somebody wrote stays as it is."""
+    return words(reason) if reason == core.REPEATED_INFRA_FAILURES else reason
+
+
+# -- what people can want of one
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Something to be done with a worker."""
+
+    name: str
+    order: type[Command]
+    title: str
+    asks: str
+    done: str
+
+
+WISHES: Final = (
+    Wish(
+        "resume",
+        core.Resume,
+        "Resume",
+        "It takes work again, and what went wrong before is forgiven.",
+        "{} takes work again.",
+    ),
+    Wish(
+        "drain",
+        core.Drain,
+        "Drain",
+        "It finishes what it has and takes nothing new until somebody resumes it.",
+        "{} takes nothing new any more.",
+    ),
+    Wish(
+        "remove",
+        core.Shutdown,
+        "Remove",
+        "It goes, after its current jobs, and stays out until there is a new token for it.",
+        "{} goes, after what it has.",
+    ),
+)
+
+
+def actions(visit: Visit, worker: Worker, *, back: str, is_whole: bool = False) -> list[Markup]:
+    """What makes sense for this one now."""
+    able = core.available_commands(
+        worker.state, worker.hold, is_leaving=bool(worker.shutdown_reason), tasks=len(worker.tasks)
+    )
+    found = [
+        action(
+            visit,
+            f"{each.name}-{quote(worker.name, safe='')}",
+            each.title,
+            route=f"{each.name}Worker",
+            to=path("workers", worker.name, each.name),
+            asks=join([p(span(worker.name, class_="mono strong"), ": ", each.asks)]),
+            values={"back": visit.same()} if back else {},
+            reason="reason" if each.order is core.Drain else "",
+            is_dangerous=each.order is core.Shutdown,
+        )
+        for each in WISHES
+        if each.order in able
+    ]
+    if is_whole and visit.may("makeWorkerToken"):
+        again = {} if worker.condition == core.GONE else {"again": "1"}
+        to = f"{register_runner.PATH}?{urlencode({'name': worker.name, **again})}"
+        found.append(a("New token", href=to, class_="button"))
+    return found
+
+
+async def drain(visit: Visit) -> Answer:
+    """It takes nothing new."""
+    reason = visit.field("reason").strip()
+    await visit.ask("drainWorker", Worker, body={"reason": reason} if reason else {}, worker=visit.params["worker"])
+    return _done(visit, "drain")
+
+
+async def resume(visit: Visit) -> Answer:
+    """It takes work again."""
+    await visit.ask("resumeWorker", Worker, worker=visit.params["worker"])
+    return _done(visit, "resume")
+
+
+async def remove(visit: Visit) -> Answer:
+    """It goes."""
+    await visit.ask("removeWorker", Worker, worker=visit.params["worker"])
+    return _done(visit, "remove")
+
+
+def _done(visit: Visit, name: str) -> Redirect:
+    """Back to where the form was: the list as it was filtered, or the worker's own page."""
+    worker, back = visit.params["worker"], visit.field("back")
+    wish = next(each for each in WISHES if each.name == name)
+    to = f"/workers{back.rstrip('?')}" if back.startswith("?") else path("workers", worker)
+    return Redirect(to=to, said=wish.done.format(worker))
+
+
+PAGES: Final[tuple[PageRoute, ...]] = (
+    PageRoute(path="/workers/{worker}", get=shown),
+    PageRoute(path="/workers/{worker}/drain", post=drain),
+    PageRoute(path="/workers/{worker}/resume", post=resume),
+    PageRoute(path="/workers/{worker}/remove", post=remove),
+)

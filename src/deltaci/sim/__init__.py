@@ -1,1 +1,0 @@
-"""The whole deployment under virtual time, in one process, with everything that can go wrong. One seed, one history."""
