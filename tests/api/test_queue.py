@@ -65,9 +65,9 @@ async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
     async with site() as here:
         ada, ops = await here.key("ada", "run"), await here.key("ops", "runner")
         await ada.start(task("lonely"))
-        assert await why(ada, "lonely") == ("no_worker", "Waits for a worker: there is none at all.")
+        assert await why(ada, "lonely") == ("no_worker", "Waits for a worker: no worker is registered.")
         [shared] = (await read(ada))["reasons"]
-        assert shared["text"] == "Waits for a worker: there is none at all. Start one with `deltaci runner`."
+        assert shared["text"] == "Waits for a worker: no worker is registered. Start one with `deltaci runner`."
 
         player = await here.player("linux", slots=1)
         lease = await player.take()
@@ -79,12 +79,12 @@ async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
             title="A run of many kinds",
         )
 
-        assert await why(ada, "busy") == ("workers_busy", "Waits for a worker: the only one that fits is busy.")
+        assert await why(ada, "busy") == ("workers_busy", "Waits for a worker: the only matching worker is busy.")
         assert (await why(ada, "gpu"))[0] == "no_fitting_worker"
-        assert "the only one, w1, lacks gpu" in (await why(ada, "gpu"))[1]
+        assert "the only worker, w1, lacks gpu" in (await why(ada, "gpu"))[1]
         assert await why(ada, "people") == (
             "waiting_for_approval",
-            "Waits for a person to approve it. It waits for as long as that takes.",
+            "Waits for approval by a person. There is no deadline.",
         )
         assert await why(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
         await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
@@ -146,7 +146,7 @@ async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) ->
             ("no_fitting_worker:arm,linux", 1),
             ("waiting_for_jobs", 1),
         ]
-        assert reasons[0]["text"].startswith("Wait for a worker with the label gpu: the only one, w1, lacks gpu.")
+        assert reasons[0]["text"].startswith("Wait for a worker with the label gpu: the only worker, w1, lacks gpu.")
         assert reasons[2]["text"] == "Waits for other jobs of its run."
         for query, jobs in (
             ("?reason=no_fitting_worker:gpu", ["g0", "g1", "g2"]),

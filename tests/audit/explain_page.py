@@ -12,7 +12,7 @@ from deltaci.audit.explain.codes import ENDED, STEPS, WAITS
 from deltaci.core import attempt, job, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.failures import Facts
-from tests.audit.explaining import why
+from tests.audit.explanations import why
 from tests.lab import Lab, gate, task
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "explain.md"

@@ -12,7 +12,7 @@ from deltaci.audit.explain.queue import Wait
 from deltaci.core import attempt, worker
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import Worker
-from tests.audit.explaining import Archive
+from tests.audit.explanations import Archive
 from tests.lab import Lab, gate, task
 
 
@@ -24,12 +24,12 @@ def waits(lab: Lab, **around: Any) -> list[Wait]:
     surroundings = TenantState(now=lab.now, workers=known.workers, **around)
     story = ExplainContext(None, jobs, tries, (), surroundings, is_brief=True)
     found = [*(queue.attempt_wait(story, each) for each in tries), *(queue.job_wait(story, each) for each in jobs)]
-    return sorted((each for each in found if each is not None), key=lambda each: each.place)
+    return sorted((each for each in found if each is not None), key=lambda each: each.sort_key)
 
 
 def told(found: list[Wait]) -> list[tuple[str, str]]:
     """Who waits, and for what."""
-    return [(each.of.id, each.reasons[0].text) for each in found]
+    return [(each.record.id, each.reasons[0].text) for each in found]
 
 
 def test_all_stand_in_the_order_of_claims_and_those_behind_others_last() -> None:
@@ -37,9 +37,9 @@ def test_all_stand_in_the_order_of_claims_and_those_behind_others_last() -> None
     lab = Lab().plan(task("build", priority=1), gate("ask"), task("ship", "build", "ask"), task("first", priority=9))
 
     assert told(waits(lab)) == [
-        ("r1/first.1", "Waits for a worker: there is none at all."),
-        ("r1/build.1", "Waits for a worker: there is none at all."),
-        ("r1/ask", "Waits for a person to approve it. It waits for as long as that takes."),
+        ("r1/first.1", "Waits for a worker: no worker is registered."),
+        ("r1/build.1", "Waits for a worker: no worker is registered."),
+        ("r1/ask", "Waits for approval by a person. There is no deadline."),
         ("r1/ship", "Waits for build and ask."),
     ]
 
@@ -52,9 +52,9 @@ def test_who_a_worker_has_does_not_wait_and_who_waits_is_told_briefly() -> None:
 
     found = waits(lab)
 
-    assert told(found) == [("r1/b.1", "Waits for a worker: the only one that fits is busy.")]
-    assert [each.text for each in queue.together(found)] == [
-        "Waits for a worker: the only one that fits is busy. It is taken when a place becomes free."
+    assert told(found) == [("r1/b.1", "Waits for a worker: the only matching worker is busy.")]
+    assert [each.text for each in queue.group_waits(found)] == [
+        "Waits for a worker: the only matching worker is busy. It is claimed when a slot becomes free."
     ]
 
 
@@ -65,16 +65,16 @@ def test_those_who_wait_for_the_same_are_counted_and_what_needs_somebody_comes_f
     lab = Lab().plan(*specs, task("last", "gpu0"), gate("ask"), gate("too"))
     lab.register("w1", labels=("linux",))
 
-    found = queue.together(waits(lab, groups={"prod": "r9/deploy.1"}))
+    found = queue.group_waits(waits(lab, groups={"prod": "r9/deploy.1"}))
 
-    assert [(each.alike, each.count) for each in found] == [
+    assert [(each.key, each.count) for each in found] == [
         ("no_fitting_worker:gpu", 2),
         ("waiting_for_approval", 2),
         ("waiting_for_group:prod", 3),
         ("waiting_for_jobs", 1),
     ]
-    assert found[0].text.startswith("Wait for a worker with the label gpu: the only one, w1, lacks gpu.")
-    assert found[1].text == "Wait for people to approve them."
+    assert found[0].text.startswith("Wait for a worker with the label gpu: the only worker, w1, lacks gpu.")
+    assert found[1].text == "Wait for approval."
     assert (found[2].about, found[0].about) == ("r9/deploy", "")
     assert [queue.is_urgent(each.code) for each in found] == [True, True, False, False]
 

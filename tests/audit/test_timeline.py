@@ -13,7 +13,7 @@ from deltaci.core import attempt, job, run
 from deltaci.core.decide import job_id
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
-from tests.audit.explaining import Archive
+from tests.audit.explanations import Archive
 from tests.histories import History
 from tests.lab import START, Lab, Lease, gate, task
 

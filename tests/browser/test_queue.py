@@ -64,7 +64,7 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
         title="Waits for much",
         project="app",
     )
-    expect(waits(page, f"{second}/busy.1")).to_contain_text("the only one that fits is busy", timeout=SOON)
+    expect(waits(page, f"{second}/busy.1")).to_contain_text("the only matching worker is busy", timeout=SOON)
     expect(waits(page, f"{second}/busy.1")).to_contain_text("7")
     expect(waits(page, f"{second}/grouped.1")).to_contain_text(
         "waits for group deploy, which job holds of run", ignore_case=True

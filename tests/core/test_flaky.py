@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.audit.explain import failures
+from deltaci.audit.explain.failures import describe_flaky_tests
 from deltaci.core import flaky
 from deltaci.core.attempt import Attempt
 from deltaci.core.failures import Facts, Failure, classify
@@ -204,9 +204,9 @@ def test_where_a_run_is_remembered() -> None:
 )
 def test_how_many_of_the_failed_tests_are_flaky_is_said(failed: list[str], known: set[str], said: str) -> None:
     """In a sentence of its own."""
-    assert failures.known_flaky(report(*failed), known) == said
-    assert failures.known_flaky(report(*failed), None) == ""
-    assert failures.known_flaky(None, known) == ""
+    assert describe_flaky_tests(report(*failed), known) == said
+    assert describe_flaky_tests(report(*failed), None) == ""
+    assert describe_flaky_tests(None, known) == ""
 
 
 def test_no_order_of_three_attempts_makes_a_difference() -> None:

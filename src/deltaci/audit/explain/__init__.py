@@ -1,7 +1,8 @@
-"""Why? For a run, a job or an attempt: what it waits for now, and what led here, in sentences for a person.
+"""Explain in sentences why a run, job or attempt is in its state: its current waits, its outcome and its history.
 
-Pure: it reads records and events, and what is known around them, and decides nothing. It never raises for what is
-missing; it then says less. Give it all jobs, attempts and events of the run, the events in the order of the log.
+The functions are pure. They read records, events and the current state of the tenant, and never raise for missing
+input: an explanation based on less says less. Pass all jobs, attempts and events of the run, events in log order.
+Imports `core` only. Start reading at `explain_run`, then `waits.py`, `outcomes.py` and `history.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from deltaci.audit.explain import history, outcomes, waits
-from deltaci.audit.explain.codes import CODES, ENDS
+from deltaci.audit.explain.codes import CODES, END_CODES
 from deltaci.audit.explain.context import ExplainContext
-from deltaci.audit.explain.formatting import capital, count, moment, shown
+from deltaci.audit.explain.formatting import capitalized, count, moment, one_line
 from deltaci.audit.explain.reasons import Clause, Explanation, Reason, TenantState
-from deltaci.core import attempt as attempts_
-from deltaci.core import job as jobs_
-from deltaci.core import run as runs_
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.job import Job
@@ -25,7 +26,7 @@ from deltaci.core.status.steps import run_status, step_status
 
 __all__ = [
     "CODES",
-    "ENDS",
+    "END_CODES",
     "Explanation",
     "Reason",
     "TenantState",
@@ -37,19 +38,19 @@ __all__ = [
 
 
 def explain_run(
-    run: Run, jobs: Iterable[Job], attempts: Iterable[Attempt], events: Sequence[Event], surroundings: TenantState
+    run: Run, jobs: Iterable[Job], attempts: Iterable[Attempt], events: Sequence[Event], tenant: TenantState
 ) -> Explanation:
-    """Why the run stands as it does."""
-    story = ExplainContext(run, jobs, attempts, events, surroundings)
-    said = waits.run_waits(story, run)
+    """Explain the state of a run."""
+    context = ExplainContext(run, jobs, attempts, events, tenant)
+    clauses = waits.run_waits(context, run)
     return Explanation(
         id=run.id,
         entity=RUN,
         state=run.state,
         status=run_status(run),
-        summary=_run_summary(story, run, said),
-        waiting=tuple(clause.of(subject) for subject, clause in said),
-        history=history.run_history(story),
+        summary=_run_summary(context, run, clauses),
+        waiting=tuple(clause.to_reason(subject) for subject, clause in clauses),
+        history=history.run_history(context),
     )
 
 
@@ -59,26 +60,26 @@ def explain_job(
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     events: Sequence[Event],
-    surroundings: TenantState,
+    tenant: TenantState,
 ) -> Explanation:
-    """Why the job stands as it does. `jobs` and `attempts` are those of its run."""
-    story = ExplainContext(run, [*jobs, job], attempts, events, surroundings)
-    name = f"Job {shown(job.spec.name)}"
-    clauses = waits.job_waits(story, job)
-    if job.state in jobs_.TERMINAL:
-        summary = _sentence(name, outcomes.job_end(story, job))
+    """Explain the state of a job. `jobs` and `attempts` are those of its run."""
+    context = ExplainContext(run, [*jobs, job], attempts, events, tenant)
+    name = f"Job {one_line(job.spec.name)}"
+    clauses = waits.job_waits(context, job)
+    if job.state in core_job.TERMINAL:
+        summary = _sentence(name, outcomes.job_outcome(context, job))
     elif clauses:
         summary = _sentence(name, clauses[0])
     else:
-        summary = _sentence(name, waits.at_root(story, job))
+        summary = _sentence(name, waits.root_clause(context, job))
     return Explanation(
         id=job.id,
         entity=JOB,
         state=job.state,
         status=step_status(job),
         summary=summary,
-        waiting=tuple(each.of(name) for each in clauses),
-        history=history.job_history(story, job),
+        waiting=tuple(clause.to_reason(name) for clause in clauses),
+        history=history.job_history(context, job),
     )
 
 
@@ -88,63 +89,65 @@ def explain_attempt(
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
     events: Sequence[Event],
-    surroundings: TenantState,
+    tenant: TenantState,
 ) -> Explanation:
-    """Why the attempt stands as it does. One of the plain queue has no run and no jobs."""
-    story = ExplainContext(run, jobs, [*attempts, attempt], events, surroundings)
-    name = capital(story.attempt_name(attempt))
-    clauses = waits.attempt_waits(story, attempt)
-    if attempt.state in attempts_.TERMINAL:
-        summary = _sentence(name, outcomes.attempt_end(story, attempt))
+    """Explain the state of an attempt. An attempt of the plain queue has no run and no jobs."""
+    context = ExplainContext(run, jobs, [*attempts, attempt], events, tenant)
+    name = capitalized(context.attempt_name(attempt))
+    clauses = waits.attempt_waits(context, attempt)
+    if attempt.state in core_attempt.TERMINAL:
+        summary = _sentence(name, outcomes.attempt_outcome(context, attempt))
     else:
-        summary = _sentence(name, clauses[0] if clauses else waits.under_way(story, attempt))
+        summary = _sentence(name, clauses[0] if clauses else waits.running_clause(context, attempt))
     return Explanation(
         id=attempt.id,
         entity=ATTEMPT,
         state=attempt.state,
         status=job_status(attempt),
         summary=summary,
-        waiting=tuple(each.of(name) for each in clauses),
-        history=history.attempt_history(story, attempt),
+        waiting=tuple(clause.to_reason(name) for clause in clauses),
+        history=history.attempt_history(context, attempt),
     )
 
 
 def format_lines(explanation: Explanation) -> list[str]:
-    """The explanation as people read it on a terminal."""
-    found, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
+    """Return the explanation as lines of text for a terminal."""
+    lines, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
     if waiting and waiting[0].text.startswith(explanation.summary):
-        # The whole reason, with what can be done, in place of its first sentence.
-        found, waiting, title = [waiting[0].text], waiting[1:], "What else it waits for:"
+        # The first reason starts with the summary and adds advice, so it replaces the summary.
+        lines, waiting, title = [waiting[0].text], waiting[1:], "What else it waits for:"
     if waiting:
-        found += ["", title, *(f"- {each.text}" for each in waiting)]
+        lines += ["", title, *(f"- {reason.text}" for reason in waiting)]
     if explanation.history:
-        found += ["", "What happened:"]
-        found += [f"- {moment(each.at)}: {each.text}" if each.at else f"- {each.text}" for each in explanation.history]
-    return found
+        lines += ["", "What happened:"]
+        lines += [
+            f"- {moment(reason.at)}: {reason.text}" if reason.at else f"- {reason.text}"
+            for reason in explanation.history
+        ]
+    return lines
 
 
-def _sentence(name: str, clause: Clause) -> str:
-    return f"{name} {clause.text}."
+def _sentence(subject: str, clause: Clause) -> str:
+    return f"{subject} {clause.text}."
 
 
-def _run_summary(story: ExplainContext, run: Run, said: Sequence[waits.Said]) -> str:
-    name = f"Run {shown(run.id)}"
-    if runs_.is_over(run):
-        return _sentence(name, outcomes.run_end(story, run))
-    if said and said[0][0] == name:
-        return _sentence(*said[0])
-    jobs = story.jobs.values()
-    over = sum(1 for each in jobs if each.state in jobs_.TERMINAL)
-    running = sum(1 for each in jobs if waits.is_under_way(story, each))
-    stand = f"{over} of {count(len(jobs), 'job')}"
-    verb = "is" if over == 1 else "are"
-    if run.state == runs_.CANCEL_REQUESTED:
-        return f"{name} was{outcomes.run_cancel(story)}; {stand} {verb} over, and {len(jobs) - over} must still stop."
-    if said and not running:
-        subject, clause = said[0]
-        return f"{name} waits, with {stand} over: {_sentence(_lower(subject), clause)}"
-    return f"{name} goes on: {stand} {verb} over, and {running} {'is' if running == 1 else 'are'} under way."
+def _run_summary(context: ExplainContext, run: Run, clauses: Sequence[waits.SubjectClause]) -> str:
+    name = f"Run {one_line(run.id)}"
+    if core_run.is_over(run):
+        return _sentence(name, outcomes.run_outcome(context, run))
+    if clauses and clauses[0][0] == name:
+        return _sentence(*clauses[0])
+    jobs = context.jobs.values()
+    ended = sum(1 for job in jobs if job.state in core_job.TERMINAL)
+    running = sum(1 for job in jobs if waits.is_running(context, job))
+    progress = f"{ended} of {count(len(jobs), 'job')} {'has' if ended == 1 else 'have'} ended"
+    if run.state == core_run.CANCEL_REQUESTED:
+        return f"{name} was{outcomes.run_canceled(context)}; {progress}, and {len(jobs) - ended} must still stop."
+    if clauses and not running:
+        subject, clause = clauses[0]
+        return f"{name} waits ({progress}): {_sentence(_lowercased(subject), clause)}"
+    return f"{name} is running: {progress}, and {running} {'is' if running == 1 else 'are'} running."
 
 
-def _lower(subject: str) -> str:
+def _lowercased(subject: str) -> str:
     return subject[:1].lower() + subject[1:]

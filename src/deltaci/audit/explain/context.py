@@ -1,12 +1,12 @@
-"""All that is known of a run, or of an attempt without one, indexed once: what every explanation reads."""
+"""The input of an explanation: records by id and events by record, built once and read by all parts of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from deltaci.audit.explain.formatting import shown
+from deltaci.audit.explain.formatting import one_line
 from deltaci.audit.explain.reasons import Clause, TenantState
-from deltaci.core import worker
+from deltaci.core import worker as core_worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.ids import attempt_id
@@ -15,7 +15,10 @@ from deltaci.core.run import Run
 
 
 class ExplainContext:
-    """Records by id and events by whom they are about, in the order of the log. What is missing is left unsaid."""
+    """The records and events of one run, or of several, indexed for lookup. Records and events may be missing.
+
+    `is_brief` leaves out what busy workers are doing; use it when many records are explained at once.
+    """
 
     def __init__(
         self,
@@ -23,47 +26,49 @@ class ExplainContext:
         jobs: Iterable[Job],
         attempts: Iterable[Attempt],
         events: Sequence[Event],
-        around: TenantState,
+        tenant: TenantState,
         *,
         is_brief: bool = False,
     ) -> None:
-        self.is_brief = is_brief  # Many things are told of at once: what busy workers do is left out.
+        self.is_brief = is_brief
         self.run = run
-        self.jobs = {each.id: each for each in jobs}
-        self.attempts = {each.id: each for each in attempts}
-        # Most of a long log says only that somebody is alive. No reason rests on that.
+        self.jobs = {job.id: job for job in jobs}
+        self.attempts = {attempt.id: attempt for attempt in attempts}
+        # Most events of a long log are heartbeats, and no reason is based on one.
         self.events = [event for event in events if event.trigger != "heartbeat"]
-        self.around = around
-        self.now = around.now
-        self.of: dict[str, list[Event]] = {}
+        self.tenant = tenant
+        self.now = tenant.now
+        self.events_by_id: dict[str, list[Event]] = {}
         for event in self.events:
-            known = self.of.get(event.entity_id)
-            if known is None:
-                self.of[event.entity_id] = [event]
+            record_events = self.events_by_id.get(event.entity_id)
+            if record_events is None:
+                self.events_by_id[event.entity_id] = [event]
             else:
-                known.append(event)
-        # Why no worker takes what needs these labels: the same for all of them, those of the plain queue set apart.
-        self.by_worker: dict[tuple[str, bool], Clause] = {}
-        self.workers = [(each, set(each.labels)) for each in around.workers if each.state not in worker.TERMINAL]
+                record_events.append(event)
+        # (queue_key, is_plain) -> why no worker takes such an attempt. It is the same for all attempts with that key.
+        self.worker_clauses: dict[tuple[str, bool], Clause] = {}
+        self.workers = [
+            (worker, set(worker.labels)) for worker in tenant.workers if worker.state not in core_worker.TERMINAL
+        ]
 
-    def last(self, id: str, *triggers: str) -> Event | None:
-        """The newest event that changed its state, or the newest with one of these words."""
-        for event in reversed(self.of.get(id, ())):
+    def last_event(self, id: str, *triggers: str) -> Event | None:
+        """Return the record's last event with one of the triggers. Without triggers, its last change of state."""
+        for event in reversed(self.events_by_id.get(id, ())):
             if event.trigger in triggers if triggers else event.from_ != event.to:
                 return event
         return None
 
     def job_name(self, id: str) -> str:
-        """What people call the job."""
-        known = self.jobs.get(id)
-        return shown(known.spec.name if known is not None else id)
+        """Return the job's name, or its id if the job is missing."""
+        job = self.jobs.get(id)
+        return one_line(job.spec.name if job is not None else id)
 
     def attempt_of(self, job: Job, index: int = 0) -> Attempt | None:
-        """The job's newest attempt, or the one with this index."""
+        """Return the job's attempt with this index, or the latest one."""
         return self.attempts.get(attempt_id(job.id, index or job.attempts))
 
     def attempt_name(self, attempt: Attempt) -> str:
-        """What people call the attempt; on its own it is a job of the queue."""
+        """Return `attempt N of JOB`, or `job ID` for an attempt of the plain queue, which has no job."""
         if not attempt.job_id:
-            return f"job {shown(attempt.id)}"
+            return f"job {one_line(attempt.id)}"
         return f"attempt {attempt.index} of {self.job_name(attempt.job_id)}"

@@ -1,101 +1,100 @@
-"""A failure in words: what happened, whose fault the rules say it was, and what made them say so."""
+"""Describe a failure: what happened, which failure rule matched, and why there was no other attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from deltaci.audit.explain.formatting import listed, quoted, saying, shown
+from deltaci.audit.explain.formatting import colon_quote, listed, one_line, quoted
 from deltaci.core.failures import FLAKY, INFRA, TOOLING, USER, Failure
 from deltaci.core.flaky import failed_tests
 
 MAX_TESTS: Final = 5
 
-_WHOSE: Final = {
-    INFRA: "a fault of the machine or the network",
-    TOOLING: "a fault of the tools around the job",
-    FLAKY: "tests that are known to fail now and then",
-    USER: "a fault of the job itself",
+_CLASS_TEXTS: Final = {
+    INFRA: "a failure of the machine or the network",
+    TOOLING: "a failure of the tools around the job",
+    FLAKY: "tests that are known to be flaky",
+    USER: "a failure of the job itself",
 }
-_WHAT: Final = {
+_CODE_TEXTS: Final = {
     "FAILED": "it reported a failure",
-    "SIGNAL": "it was ended by a signal",
-    "TIMED_OUT": "it took longer than it may",
+    "SIGNAL": "it was killed by a signal",
+    "TIMED_OUT": "it exceeded its time limit",
     "LEASE_LOST": "its worker was lost too often",
     "VALIDATION_FAILED": "its result did not pass the validation",
     "CANCELED": "it was cancelled",
     "RUNNER_STARTUP": "the runner could not start it",
     "IMAGE_PULL": "its image could not be fetched",
     "CHECKOUT": "its source could not be checked out",
-    "ARTIFACTS": "what it should leave behind is missing",
-    "OUTPUT": "its output cannot be used",
+    "ARTIFACTS": "a required artifact is missing",
+    "OUTPUT": "its output is not valid",
     "SECRETS": "it could not get its secrets",
     "BAD_RESULT": "the server refused its result",
     "UPLOAD": "its results could not be uploaded",
     "CACHE_FETCH": "its cache could not be fetched",
     "REGISTRY_FETCH": "a package could not be fetched",
-    "BAD_SPEC": "its specification makes no sense",
+    "BAD_SPEC": "its specification is not valid",
 }
 
 
-def what(failure: Failure, exit_code: object = None) -> str:
-    """What happened, as far as it is known."""
-    code = shown(failure.code)
+def describe_failure(failure: Failure, exit_code: object = None) -> str:
+    """Return what happened, such as `it ended with exit code 2`, with the failure's message."""
+    code = one_line(failure.code)
     if failure.code == "EXIT":
-        ended = f"it ended with exit code {exit_code}" if isinstance(exit_code, int) else "its exit code was not 0"
+        text = f"it ended with exit code {exit_code}" if isinstance(exit_code, int) else "its exit code was not 0"
     else:
-        ended = _WHAT.get(failure.code, "it failed")
-        ended += f" ({code})" if failure.code != "FAILED" else ""
-        ended += f" with exit code {exit_code}" if isinstance(exit_code, int) and exit_code else ""
-    return ended + saying(failure.message)
+        text = _CODE_TEXTS.get(failure.code, "it failed")
+        text += f" ({code})" if failure.code != "FAILED" else ""
+        text += f" with exit code {exit_code}" if isinstance(exit_code, int) and exit_code else ""
+    return text + colon_quote(failure.message)
 
 
-def whose(failure: Failure) -> str:
-    """The rule that matched, the class that it names, and the line that made it say so; without the full stop."""
+def describe_classification(failure: Failure) -> str:
+    """Return which failure rule matched, its failure class, and the log line that matched, without a full stop."""
     line = f", because of the line {quoted(failure.line)}" if quoted(failure.line) else ""
-    named = _WHOSE.get(failure.failure_class, "something unknown")
-    return (
-        f"The rule {quoted(failure.rule) or 'for it'} puts that down to {named} ({shown(failure.failure_class)}){line}"
-    )
+    class_text = _CLASS_TEXTS.get(failure.failure_class, "an unknown failure")
+    rule = f"The rule {quoted(failure.rule)}" if quoted(failure.rule) else "A rule"
+    return f"{rule} classifies that as {class_text} ({one_line(failure.failure_class)}){line}"
 
 
-def why_not_again(failure: Failure, index: int, allowed: int, retry_on: Sequence[str] = ()) -> str:
-    """Why there is no attempt after this one: a sentence of its own."""
-    if failure.failure_class == USER and allowed == 1:
-        return "Another attempt would end in the same way."
+def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: Sequence[str] = ()) -> str:
+    """Return the sentence that says why there is no attempt after this one."""
+    if failure.failure_class == USER and max_attempts == 1:
+        return "Another attempt would fail in the same way."
     if failure.failure_class == USER:
-        return f"Another attempt would end in the same way, so attempt {index} of {allowed} was the last one."
+        return f"Another attempt would fail in the same way, so attempt {index} of {max_attempts} was the last one."
     if not failure.is_retryable:
-        return f"The rule says that another attempt would not help, so attempt {index} of {allowed} was the last one."
+        return f"The rule does not allow a retry, so attempt {index} of {max_attempts} was the last one."
     if retry_on and failure.failure_class not in retry_on:
-        only = " and ".join(retry_on)
-        return f"The job is retried on {only} only, so attempt {index} of {allowed} was the last one."
-    if allowed == 1:
-        return "Such a failure may pass, but the job has only one attempt; give it more with max_attempts."
-    return f"Such a failure may pass, but all {allowed} attempts are used up."
+        classes = " and ".join(retry_on)
+        return f"The job is retried only on {classes}, so attempt {index} of {max_attempts} was the last one."
+    if max_attempts == 1:
+        return "The failure may be temporary, but the job has only one attempt; allow more with max_attempts."
+    return f"The failure may be temporary, but all {max_attempts} attempts are used up."
 
 
-def known_flaky(report: Any, known: Collection[str] | None) -> str:
-    """How many of the failed tests are known to be flaky, and which: a sentence of its own, or nothing."""
-    failed, is_all = failed_tests(report)
-    flaky = [name for name in failed if name in (known or ())]
+def describe_flaky_tests(report: Any, flaky_tests: Collection[str] | None) -> str:
+    """Return a sentence on which of the failed tests are known to be flaky, or an empty string if none is."""
+    failed, is_complete = failed_tests(report)
+    flaky = [name for name in failed if name in (flaky_tests or ())]
     if not flaky:
         return ""
-    total = f"{len(failed)}{'' if is_all else ' or more'}"
-    noun = "test is" if len(failed) == 1 and is_all else "tests are" if len(flaky) > 1 else "tests is"
+    total = f"{len(failed)}{'' if is_complete else ' or more'}"
+    noun = "test is" if len(failed) == 1 and is_complete else "tests are" if len(flaky) > 1 else "tests is"
     return f"{len(flaky)} of {total} failed {noun} known to be flaky: {listed(flaky, MAX_TESTS)}."
 
 
-def told(metadata: dict[str, Any]) -> Failure:
-    """The failure that an event tells of. What it does not say is left empty."""
+def failure_from_metadata(metadata: dict[str, Any]) -> Failure:
+    """Return the failure in an event's metadata. Missing fields are empty."""
     error = metadata.get("error")
-    said: dict[str, Any] = error if isinstance(error, dict) else metadata
-    text = {key: said[key] for key in ("code", "failure_class", "rule", "line", "message") if key in said}
+    fields: dict[str, Any] = error if isinstance(error, dict) else metadata
+    texts = {key: fields[key] for key in ("code", "failure_class", "rule", "line", "message") if key in fields}
     return Failure(
-        code=str(text.get("code", "FAILED")),
-        failure_class=str(text.get("failure_class", "")),
-        is_retryable=bool(said.get("is_retryable")),
-        rule=str(text.get("rule", "")),
-        line=str(text.get("line", "")),
-        message=str(text.get("message", "")),
+        code=str(texts.get("code", "FAILED")),
+        failure_class=str(texts.get("failure_class", "")),
+        is_retryable=bool(fields.get("is_retryable")),
+        rule=str(texts.get("rule", "")),
+        line=str(texts.get("line", "")),
+        message=str(texts.get("message", "")),
     )

@@ -1,4 +1,4 @@
-"""How times, names and texts of others are written in a sentence."""
+"""Format times, names and untrusted text for use in a sentence."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from deltaci.core.text import ESCAPES
 MAX_NAME_CHARS: Final = 120
 MAX_QUOTE_CHARS: Final = 200
 MAX_LISTED: Final = 3
-LAST: Final = 253_402_300_799 * SECOND  # 9999-12-31T23:59:59Z
+MAX_INSTANT: Final = 253_402_300_799 * SECOND  # 9999-12-31T23:59:59Z
 
 
-def shown(text: str, most: int = MAX_NAME_CHARS) -> str:
-    """The text of somebody else on one line: no escapes, nothing that cannot be printed, cut where it is too long."""
-    text = text[: 4 * most]
+def one_line(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
+    """Return untrusted text on one line: without terminal escapes and unprintable characters, cut to `max_chars`."""
+    text = text[: 4 * max_chars]
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else " " for each in ESCAPES.sub("", text))
+        text = "".join(char if char.isprintable() else " " for char in ESCAPES.sub("", text))
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def quoted(text: object) -> str:
-    """What somebody said, between quotation marks; nothing, if nothing was said."""
-    said = shown(text, MAX_QUOTE_CHARS) if isinstance(text, str) else ""
-    return f"“{said}”" if said else ""
+    """Return untrusted text on one line in quotation marks, or an empty string if there is none."""
+    line = one_line(text, MAX_QUOTE_CHARS) if isinstance(text, str) else ""
+    return f"“{line}”" if line else ""
 
 
-def saying(text: object) -> str:
-    """A colon and what was said, to go on after a sentence."""
-    said = quoted(text)
-    return f": {said}" if said else ""
+def colon_quote(text: object) -> str:
+    """Return a colon and the quoted text, to append to a sentence, or an empty string if there is no text."""
+    quote = quoted(text)
+    return f": {quote}" if quote else ""
 
 
 def duration(microseconds: int) -> str:
-    """A length of time in its two largest units."""
+    """Format a duration in its two largest units, such as `1 h 5 min`."""
     seconds = -(-max(0, microseconds) // SECOND)
     if seconds < 60:
         return f"{seconds} s"
@@ -53,43 +53,43 @@ def duration(microseconds: int) -> str:
 
 
 def moment(at: int) -> str:
-    """An instant, to the second, in UTC. What is later than the last year with four digits is said to be at its end."""
-    return f"{rfc3339(min(at, LAST))[:19].replace('T', ' ')} UTC"
+    """Format an instant in UTC, to the second. Instants after the year 9999 are formatted as its last second."""
+    return f"{rfc3339(min(at, MAX_INSTANT))[:19].replace('T', ' ')} UTC"
 
 
 def when(at: int, now: int) -> str:
-    """An instant, and how long it is until then."""
+    """Format an instant and the time until then."""
     return f"{moment(at)} ({f'in {duration(at - now)}' if at > now else 'now'})"
 
 
-def count(number: int, thing: str) -> str:
-    """So many of a thing: `1 job`, `2 jobs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
+def count(number: int, noun: str) -> str:
+    """Return the number and the noun, in the plural if needed: `1 job`, `2 jobs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def times(number: int) -> str:
-    """How often."""
+    """Return `once`, `twice` or `N times`."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
-    """Names in a row: the first few, and how many more there are."""
-    some = [shown(name) for name in names[:most]]
-    if len(names) > most:
-        some.append(f"{len(names) - most} more")
-    return " and ".join(some) if len(some) < 3 else f"{', '.join(some[:-1])} and {some[-1]}"
+def listed(names: Sequence[str], max_names: int = MAX_LISTED) -> str:
+    """Join names with commas and "and". After the first `max_names` only their number is given."""
+    parts = [one_line(name) for name in names[:max_names]]
+    if len(names) > max_names:
+        parts.append(f"{len(names) - max_names} more")
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def person(actor: str, *, is_first: bool = False) -> str:
-    """Who did it, as people call them. The first word of a sentence is large, a name stays as it is."""
+def actor_name(actor: str, *, is_first: bool = False) -> str:
+    """Return an event's actor as people know it. With `is_first` the result can start a sentence."""
     kind, _, name = actor.partition(":")
     if kind == USER:
-        return shown(name) or ("A person" if is_first else "a person")
+        return one_line(name) or ("A person" if is_first else "a person")
     if kind == RUNNER and name:
-        return f"{'Worker' if is_first else 'worker'} {shown(name)}"
+        return f"{'Worker' if is_first else 'worker'} {one_line(name)}"
     return "Delta CI"
 
 
-def capital(text: str) -> str:
-    """The text with a large first letter."""
+def capitalized(text: str) -> str:
+    """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,7 @@
-"""What happened, event by event, in sentences. Heartbeats and steps that say nothing new are left out."""
+"""What happened to a run, job or attempt: one sentence per event, without events that add nothing, such as heartbeats.
+
+Each table at the end maps (kind of entity, trigger of an event) to the function that describes the event.
+"""
 
 from __future__ import annotations
 
@@ -7,369 +10,391 @@ from typing import Any, Final
 
 from deltaci.audit.explain import failures, outcomes
 from deltaci.audit.explain.context import ExplainContext
-from deltaci.audit.explain.formatting import capital, count, listed, moment, person, saying, shown
-from deltaci.audit.explain.reasons import Reason, reason
-from deltaci.core import attempt, ids, job, run
+from deltaci.audit.explain.formatting import (
+    actor_name,
+    capitalized,
+    colon_quote,
+    count,
+    listed,
+    moment,
+    one_line,
+)
+from deltaci.audit.explain.reasons import Reason, make_reason
+from deltaci.core import attempt as core_attempt
+from deltaci.core import ids
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RUN, Event
 from deltaci.core.failures import Failure
 from deltaci.core.job import Job
 
-MAX_ALIKE: Final = 10  # So many reasons of one kind are told one by one in the history of a run.
+MAX_SIMILAR: Final = 10  # Events of one kind that are described one by one in the history of a run.
 
-_KINDS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED, job.RUN_CANCELED, job.RUN_TIMEOUT})
+# Job reasons that make cancellations different kinds of events in the history of a run.
+_DISTINCT_REASONS: Final = frozenset(
+    {core_job.BLOCKED, core_job.NOT_NEEDED, core_job.RUN_CANCELED, core_job.RUN_TIMEOUT}
+)
 
-Told = tuple[str, str]  # The code and the text.
-Teller = Callable[[ExplainContext, Event], Told | None]
-Tellers = Mapping[tuple[str, str], Teller]  # By the kind of record and the word of the event.
+CodedText = tuple[str, str]  # The code and the sentence.
+Describe = Callable[[ExplainContext, Event], CodedText | None]
+DescribeTable = Mapping[tuple[str, str], Describe]  # (entity, trigger) -> function.
 
 
-def run_history(story: ExplainContext) -> tuple[Reason, ...]:
-    """What happened to the run, and what of its jobs went another way than planned."""
-    found: list[Reason] = []
-    alike: dict[tuple[str, str, str, str], int] = {}
-    for event in story.events:
-        teller = _FOR_RUN.get((event.entity, event.trigger))
-        if teller is None:
+def run_history(context: ExplainContext) -> tuple[Reason, ...]:
+    """Return what happened to the run, and the events of its jobs that are not part of a normal course."""
+    reasons: list[Reason] = []
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for event in context.events:
+        describe = _RUN_TABLE.get((event.entity, event.trigger))
+        if describe is None:
             continue
-        # What there is too much of is counted, not told.
+        # From MAX_SIMILAR on, events of the same kind are only counted.
         why = event.metadata.get("reason", "")
-        kind = (event.entity, event.trigger, event.to, why if why in _KINDS else "")
-        known = alike.get(kind, 0)
-        said = teller(story, event) if known < MAX_ALIKE else None
-        if said is not None:
-            found.append(reason(*said, event.entity_id, event))
-        if said is not None or known >= MAX_ALIKE:
-            alike[kind] = known + 1
-    left = sum(max(0, number - MAX_ALIKE) for number in alike.values())
-    if left:
-        text = f"{count(left, 'more event')} of these kinds left out here; ask for a job to see all of its own."
-        found.append(reason("more", text, story.run.id if story.run is not None else "", None))
-    return tuple(found)
+        kind = (event.entity, event.trigger, event.to, why if why in _DISTINCT_REASONS else "")
+        similar = counts.get(kind, 0)
+        description = describe(context, event) if similar < MAX_SIMILAR else None
+        if description is not None:
+            reasons.append(make_reason(*description, event.entity_id, event))
+        if description is not None or similar >= MAX_SIMILAR:
+            counts[kind] = similar + 1
+    omitted = sum(max(0, number - MAX_SIMILAR) for number in counts.values())
+    if omitted:
+        text = f"Omitted: {count(omitted, 'more event')} of these kinds; explain a job to see all of its events."
+        reasons.append(make_reason("more", text, context.run.id if context.run is not None else "", None))
+    return tuple(reasons)
 
 
-def job_history(story: ExplainContext, of: Job) -> tuple[Reason, ...]:
-    """What happened to the job and its attempts."""
-    own = {of.id, *(ids.attempt_id(of.id, index) for index in range(1, of.attempts + 1))}
-    return _history(story, (event for event in story.events if event.entity_id in own), _FOR_JOB)
+def job_history(context: ExplainContext, job: Job) -> tuple[Reason, ...]:
+    """Return what happened to the job and its attempts."""
+    record_ids = {job.id, *(ids.attempt_id(job.id, index) for index in range(1, job.attempts + 1))}
+    return _history(context, (event for event in context.events if event.entity_id in record_ids), _JOB_TABLE)
 
 
-def attempt_history(story: ExplainContext, of: Attempt) -> tuple[Reason, ...]:
-    """What happened to the attempt."""
-    return _history(story, story.of.get(of.id, ()), _FOR_ATTEMPT)
+def attempt_history(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
+    """Return what happened to the attempt."""
+    return _history(context, context.events_by_id.get(attempt.id, ()), _ATTEMPT_TABLE)
 
 
-def _history(story: ExplainContext, events: Iterable[Event], tellers: Tellers) -> tuple[Reason, ...]:
-    found: list[Reason] = []
+def _history(context: ExplainContext, events: Iterable[Event], table: DescribeTable) -> tuple[Reason, ...]:
+    reasons: list[Reason] = []
     for event in events:
-        teller = tellers.get((event.entity, event.trigger))
-        said = teller(story, event) if teller is not None else None
-        if said is not None:
-            found.append(reason(*said, event.entity_id, event))
-    return tuple(found)
+        describe = table.get((event.entity, event.trigger))
+        description = describe(context, event) if describe is not None else None
+        if description is not None:
+            reasons.append(make_reason(*description, event.entity_id, event))
+    return tuple(reasons)
 
 
 # -- attempts
 
 
-def _attempt_name(story: ExplainContext, event: Event) -> str:
-    known = story.attempts.get(event.entity_id)
-    return capital(story.attempt_name(known)) if known is not None else f"Attempt {shown(event.entity_id)}"
+def _attempt_name(context: ExplainContext, event: Event) -> str:
+    """Return the attempt's name for use within a sentence."""
+    attempt = context.attempts.get(event.entity_id)
+    return context.attempt_name(attempt) if attempt is not None else f"attempt {one_line(event.entity_id)}"
+
+
+def _attempt_subject(context: ExplainContext, event: Event) -> str:
+    """Return the attempt's name for use at the start of a sentence."""
+    return capitalized(_attempt_name(context, event))
 
 
 def _lease(event: Event) -> tuple[str, int]:
-    """Whose lease the event is about, and which one."""
-    said = event.metadata.get("lease")
-    held: dict[str, Any] = said if isinstance(said, dict) else {}
-    return shown(str(held.get("worker_id", "unknown"))), int(held.get("number", 0))
+    """Return the worker and the number of the lease that the event changed."""
+    metadata = event.metadata.get("lease")
+    lease: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
+    return one_line(str(lease.get("worker_id", "unknown"))), int(lease.get("number", 0))
 
 
-def _enqueued(story: ExplainContext, event: Event) -> Told:
-    later = event.metadata.get("run_at", 0)
-    by = f" by {person(event.actor)}" if event.actor != ORCHESTRATOR else ""
-    after = f", not to be taken before {moment(later)}" if isinstance(later, int) and later > event.at else ""
-    return "enqueued", f"{_attempt_name(story, event)} was put into the queue{by}{after}."
+def _enqueued(context: ExplainContext, event: Event) -> CodedText:
+    run_at = event.metadata.get("run_at", 0)
+    by = f" by {actor_name(event.actor)}" if event.actor != ORCHESTRATOR else ""
+    delay = f", scheduled for {moment(run_at)}" if isinstance(run_at, int) and run_at > event.at else ""
+    return "enqueued", f"{_attempt_subject(context, event)} was queued{by}{delay}."
 
 
-def _claimed(story: ExplainContext, event: Event) -> Told:
+def _claimed(context: ExplainContext, event: Event) -> CodedText:
     worker_id, number = _lease(event)
-    what = _lower(story, event)
+    name = _attempt_name(context, event)
     if number == 1:
-        return "claimed", f"Worker {worker_id} took {what} (lease {number})."
-    before = [each for each in story.of[event.entity_id] if each.trigger == "stalled" and each.rev < event.rev]
-    loser, _ = _lease(before[-1]) if before else ("", 0)
-    gave = "had given it back" if before and before[-1].metadata.get("reason") == attempt.HANDED_BACK else "had lost it"
-    after = f"worker {loser} {gave}" if loser else "it had been lost"
-    return "claimed_again", f"Worker {worker_id} took {what} after {after} (lease {number})."
+        return "claimed", f"Worker {worker_id} claimed {name} (lease {number})."
+    losses = [
+        earlier
+        for earlier in context.events_by_id[event.entity_id]
+        if earlier.trigger == "stalled" and earlier.rev < event.rev
+    ]
+    loser, _ = _lease(losses[-1]) if losses else ("", 0)
+    is_handed_back = bool(losses) and losses[-1].metadata.get("reason") == core_attempt.HANDED_BACK
+    lost = "had handed it back" if is_handed_back else "had lost it"
+    after = f"worker {loser} {lost}" if loser else "it had been lost"
+    return "claimed_again", f"Worker {worker_id} claimed {name} after {after} (lease {number})."
 
 
-def _lower(story: ExplainContext, event: Event) -> str:
-    known = story.attempts.get(event.entity_id)
-    return story.attempt_name(known) if known is not None else f"attempt {shown(event.entity_id)}"
+def _started(context: ExplainContext, event: Event) -> CodedText:
+    return "started", f"{_attempt_subject(context, event)} started."
 
 
-def _started(story: ExplainContext, event: Event) -> Told:
-    return "started", f"{_attempt_name(story, event)} began to run."
-
-
-_LOST: Final = {
-    attempt.LEASE_EXPIRED: "Worker {worker} was silent for too long while it had {what}, and lost it",
-    attempt.NOT_ACCEPTED: "Worker {worker} was given {what}, did not take it in time, and lost it",
-    attempt.WORKER_LOST: "Worker {worker} stopped answering while it had {what}, and lost it",
-    attempt.HANDED_BACK: "Worker {worker} gave {what} back",
-    attempt.STALLED: "{by} took {what} away from worker {worker}",
+_LOSS_TEXTS: Final = {
+    core_attempt.LEASE_EXPIRED: "Worker {worker} lost {attempt}, because it sent no heartbeat in time",
+    core_attempt.NOT_ACCEPTED: "Worker {worker} lost {attempt}, because it did not accept it in time",
+    core_attempt.WORKER_LOST: "Worker {worker} lost {attempt}, because it stopped answering",
+    core_attempt.HANDED_BACK: "Worker {worker} handed {attempt} back",
+    core_attempt.STALLED: "{actor} took {attempt} away from worker {worker}",
 }
 
 
-def _stalled(story: ExplainContext, event: Event) -> Told:
+def _stalled(context: ExplainContext, event: Event) -> CodedText:
     worker_id, number = _lease(event)
     why = str(event.metadata.get("reason", ""))
-    text = _LOST.get(why, _LOST[attempt.STALLED]).format(
-        worker=worker_id, what=_lower(story, event), by=person(event.actor, is_first=True)
+    text = _LOSS_TEXTS.get(why, _LOSS_TEXTS[core_attempt.STALLED]).format(
+        worker=worker_id, attempt=_attempt_name(context, event), actor=actor_name(event.actor, is_first=True)
     )
-    text += f" (lease {number}, {shown(why)})."
-    if why == attempt.HANDED_BACK:
-        return "handed_back", f"{text} That is not counted against it."
-    known = story.attempts.get(event.entity_id)
-    lost = int(event.metadata.get("lost_leases", 0))
-    if known is None:
-        return "lease_lost", f"{text} That was loss {lost}."
-    most = known.max_lost_leases
+    text += f" (lease {number}, {one_line(why)})."
+    if why == core_attempt.HANDED_BACK:
+        return "handed_back", f"{text} This does not count as a loss."
+    attempt = context.attempts.get(event.entity_id)
+    losses = int(event.metadata.get("lost_leases", 0))
+    if attempt is None:
+        return "lease_lost", f"{text} That was loss {losses}."
+    limit = attempt.max_lost_leases
     allowed = (
-        f"{'only ' if lost > most else ''}{most} {'is' if most == 1 else 'are'} allowed" if most else "none is allowed"
+        f"{'only ' if losses > limit else ''}{limit} {'is' if limit == 1 else 'are'} allowed"
+        if limit
+        else "none is allowed"
     )
-    return "lease_lost", f"{text} That was loss {lost}, and {allowed}."
+    return "lease_lost", f"{text} That was loss {losses}, and {allowed}."
 
 
-def _requeued(story: ExplainContext, event: Event) -> Told:
-    later = event.metadata.get("run_at", 0)
-    text = f"{_attempt_name(story, event)} went back into the queue"
-    if isinstance(later, int) and later > event.at:
-        return (
-            "requeued",
-            f"{text}, to be taken from {moment(later)} on: until then the lost worker may be at work on it.",
-        )
-    return "requeued", f"{text}, for any worker to take."
+def _requeued(context: ExplainContext, event: Event) -> CodedText:
+    run_at = event.metadata.get("run_at", 0)
+    text = f"{_attempt_subject(context, event)} was requeued"
+    if isinstance(run_at, int) and run_at > event.at:
+        text += f" and can be claimed from {moment(run_at)} on: until then the lost worker may still be running it"
+    return "requeued", f"{text}."
 
 
-def _cancel_requested(story: ExplainContext, event: Event) -> Told | None:
-    if "claims" in event.metadata:  # Nobody has it: its end follows at once and says the same.
+def _cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
+    if "claims" in event.metadata:  # No worker had it, so the event of its end follows at once and says the same.
         return None
-    why, by_when = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
-    by = "" if outcomes.is_by_run(story, why) else f" by {person(event.actor)}"
-    until = f" Its worker has until {moment(by_when)} to stop." if isinstance(by_when, int) and by_when else ""
-    return (
-        "cancel_requested",
-        f"{_attempt_name(story, event)} was asked to stop{by}{outcomes.because(story, why)}.{until}",
-    )
+    why, deadline = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
+    by = "" if outcomes.is_caused_by_run(context, why) else f" by {actor_name(event.actor)}"
+    until = f" Its worker has until {moment(deadline)} to stop." if isinstance(deadline, int) and deadline else ""
+    text = f"{_attempt_subject(context, event)} was asked to stop{by}{outcomes.cancel_cause(context, why)}.{until}"
+    return "cancel_requested", text
 
 
-def _attempt_ended(story: ExplainContext, event: Event) -> Told | None:
-    known = story.attempts.get(event.entity_id)
-    if known is None or known.state not in attempt.TERMINAL:
+def _attempt_ended(context: ExplainContext, event: Event) -> CodedText | None:
+    attempt = context.attempts.get(event.entity_id)
+    if attempt is None or attempt.state not in core_attempt.TERMINAL:
         return None
-    end = outcomes.attempt_end(story, known).of(_attempt_name(story, event))
-    return end.code, end.text
+    reason = outcomes.attempt_outcome(context, attempt).to_reason(_attempt_subject(context, event))
+    return reason.code, reason.text
 
 
-def _attempt_ended_badly(story: ExplainContext, event: Event) -> Told | None:
-    """For the history of a run: only what its job's own event does not say."""
-    if event.to == attempt.CANCELED:
+def _attempt_ended_abnormally(context: ExplainContext, event: Event) -> CodedText | None:
+    """Describe the end of an attempt only as far as the event of its job does not say it."""
+    if event.to == core_attempt.CANCELED:
         if not event.metadata.get("is_forced") or not event.metadata.get("lease"):
             return None
         worker_id, _ = _lease(event)
-        return "forced", f"Worker {worker_id} did not stop {_lower(story, event)} in time: it was ended without it."
-    if event.to == attempt.TIMED_OUT or event.from_ == attempt.STALE:
-        return _attempt_ended(story, event)
+        name = _attempt_name(context, event)
+        return "forced", f"Worker {worker_id} did not stop {name} in time: it was ended without the worker."
+    if event.to == core_attempt.TIMED_OUT or event.from_ == core_attempt.STALE:
+        return _attempt_ended(context, event)
     return None
 
 
 # -- jobs
 
 
-def _job_name(story: ExplainContext, event: Event) -> str:
-    return f"Job {story.job_name(event.entity_id)}"
+def _job_subject(context: ExplainContext, event: Event) -> str:
+    return f"Job {context.job_name(event.entity_id)}"
 
 
-def _job_created(story: ExplainContext, event: Event) -> Told:
-    known = story.jobs.get(event.entity_id)
-    needs = listed([story.job_name(id) for id in known.needs], 8) if known is not None and known.needs else ""
-    optional = "; its failure is allowed" if known is not None and not known.spec.is_required else ""
-    text = f"{_job_name(story, event)} is part of the plan{f' and needs {needs}' if needs else ''}{optional}."
+def _job_created(context: ExplainContext, event: Event) -> CodedText:
+    job = context.jobs.get(event.entity_id)
+    needs = listed([context.job_name(id) for id in job.needs], 8) if job is not None and job.needs else ""
+    optional = "; its failure is allowed" if job is not None and not job.spec.is_required else ""
+    text = f"{_job_subject(context, event)} is part of the plan{f' and needs {needs}' if needs else ''}{optional}."
     return "planned", text
 
 
-def _scheduled(story: ExplainContext, event: Event) -> Told:
-    known = story.jobs.get(event.entity_id)
-    after = "what it needs was done" if known is not None and known.needs else "its run was planned"
-    if known is not None and known.after:
-        after = "what comes before it was over"
-    return "ready", f"{_job_name(story, event)} was put into the queue, as {after}."
+def _scheduled(context: ExplainContext, event: Event) -> CodedText:
+    job = context.jobs.get(event.entity_id)
+    cause = "the jobs that it needs were done" if job is not None and job.needs else "its run was planned"
+    if job is not None and job.after:
+        cause = "the jobs before it had ended"
+    return "ready", f"{_job_subject(context, event)} was queued after {cause}."
 
 
-def _approval_opened(story: ExplainContext, event: Event) -> Told:
-    until = event.metadata.get("approve_by", 0)
-    by = f", to be given by {moment(until)}" if isinstance(until, int) and until else ""
-    return "approval_opened", f"{_job_name(story, event)} asked for an approval{by}."
+def _approval_opened(context: ExplainContext, event: Event) -> CodedText:
+    deadline = event.metadata.get("approve_by", 0)
+    until = f"; the deadline is {moment(deadline)}" if isinstance(deadline, int) and deadline else ""
+    return "approval_opened", f"{_job_subject(context, event)} asked for approval{until}."
 
 
-def _approval_given(story: ExplainContext, event: Event) -> Told:
-    done, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
-    text = f"{person(event.actor, is_first=True)} approved {story.job_name(event.entity_id)}"
-    text += f"{saying(event.metadata.get('comment'))}. That was approval {done} of {needed}."
+def _approval_given(context: ExplainContext, event: Event) -> CodedText:
+    given, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
+    text = f"{actor_name(event.actor, is_first=True)} approved {context.job_name(event.entity_id)}"
+    text += f"{colon_quote(event.metadata.get('comment'))}. That was approval {given} of {needed}."
     return "approval_given", text
 
 
-def _executed(story: ExplainContext, event: Event) -> Told | None:
-    known = story.jobs.get(event.entity_id)
-    if known is None or not known.spec.has_validation:
+def _executed(context: ExplainContext, event: Event) -> CodedText | None:
+    job = context.jobs.get(event.entity_id)
+    if job is None or not job.spec.has_validation:
         return None
-    return "validating", f"{_job_name(story, event)} was executed; then its result was validated."
+    return "validating", f"{_job_subject(context, event)} ran, and its result was then validated."
 
 
-def _execution_failed(story: ExplainContext, event: Event) -> Told:
+def _execution_failed(context: ExplainContext, event: Event) -> CodedText:
     index = int(event.metadata.get("attempt_index", 1))
-    allowed = int(event.metadata.get("max_retries", 0)) + 1
-    failure, exit_code = _failure(story, event, index)
-    if event.to == job.RETRYING:
+    max_attempts = int(event.metadata.get("max_retries", 0)) + 1
+    failure, exit_code = _failure(context, event, index)
+    if event.to == core_job.RETRYING:
         due = event.metadata.get("next_run_at", 0)
-        text = f"Attempt {index} of {allowed} of {story.job_name(event.entity_id)} failed:"
-        text += f" {failures.what(failure, exit_code)}. {failures.whose(failure)}.{_flaky(story, event, index)}"
-        return (
-            "retry_scheduled",
-            f"{text} Such a failure may pass, so attempt {index + 1} was planned for {moment(int(due))}.",
-        )
-    text = f"Job {story.job_name(event.entity_id)} failed: {failures.what(failure, exit_code)}."
-    known = story.jobs.get(event.entity_id)
-    retry_on = known.spec.retry_on if known is not None else ()
-    text += f" {failures.whose(failure)}.{_flaky(story, event, index)}"
-    text += f" {failures.why_not_again(failure, index, allowed, retry_on)}"
-    return "not_retried", f"{text}{_allowed(story, event)}"
+        text = f"Attempt {index} of {max_attempts} of {context.job_name(event.entity_id)} failed:"
+        text += f" {failures.describe_failure(failure, exit_code)}. {failures.describe_classification(failure)}."
+        text += f"{_flaky_tests(context, event, index)} The failure may be temporary,"
+        text += f" so attempt {index + 1} was scheduled for {moment(int(due))}."
+        return "retry_scheduled", text
+    text = f"{_job_subject(context, event)} failed: {failures.describe_failure(failure, exit_code)}."
+    job = context.jobs.get(event.entity_id)
+    retry_on = job.spec.retry_on if job is not None else ()
+    text += f" {failures.describe_classification(failure)}.{_flaky_tests(context, event, index)}"
+    text += f" {failures.why_not_retried(failure, index, max_attempts, retry_on)}"
+    return "not_retried", f"{text}{_allowed_failure(context, event)}"
 
 
-def _flaky(story: ExplainContext, event: Event, index: int) -> str:
-    """How many of the failed tests are known to be flaky, where some are."""
-    known, record = story.jobs.get(event.entity_id), story.attempts.get(ids.attempt_id(event.entity_id, index))
-    if known is None or record is None:
+def _flaky_tests(context: ExplainContext, event: Event, index: int) -> str:
+    """Return a sentence on the failed tests that are known to be flaky, or an empty string."""
+    job, attempt = context.jobs.get(event.entity_id), context.attempts.get(ids.attempt_id(event.entity_id, index))
+    if job is None or attempt is None:
         return ""
-    said = failures.known_flaky(record.report, story.around.flaky.get(known.spec.name))
-    return f" {said}" if said else ""
+    text = failures.describe_flaky_tests(attempt.report, context.tenant.flaky.get(job.spec.name))
+    return f" {text}" if text else ""
 
 
-def _allowed(story: ExplainContext, event: Event) -> str:
-    known = story.jobs.get(event.entity_id)
-    if known is None or known.spec.is_required or event.to != job.FAILED:
+def _allowed_failure(context: ExplainContext, event: Event) -> str:
+    job = context.jobs.get(event.entity_id)
+    if job is None or job.spec.is_required or event.to != core_job.FAILED:
         return ""
-    return " Its failure is allowed: the run goes on."
+    return " Its failure is allowed, so the run continues."
 
 
-def _failure(story: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
-    """What the job's event says of its attempt's failure, with what the attempt knows beyond that."""
+def _failure(context: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
+    """Return the failure of the job's attempt, from the record or else from the event, and the exit code."""
     id = ids.attempt_id(event.entity_id, index)
-    record, ended = story.attempts.get(id), story.last(id)
-    failure = record.error if record is not None else None
-    return failure or failures.told(event.metadata), ended.metadata.get("exit_code") if ended is not None else None
+    attempt, attempt_event = context.attempts.get(id), context.last_event(id)
+    failure = attempt.error if attempt is not None else None
+    exit_code = attempt_event.metadata.get("exit_code") if attempt_event is not None else None
+    return failure or failures.failure_from_metadata(event.metadata), exit_code
 
 
-def _retried(story: ExplainContext, event: Event) -> Told:
+def _retried(context: ExplainContext, event: Event) -> CodedText:
     index = int(event.metadata.get("attempt_index", 1))
-    return "retried", f"{_job_name(story, event)} was put into the queue again, for attempt {index}."
+    return "retried", f"{_job_subject(context, event)} was queued again for attempt {index}."
 
 
-def _job_ended(story: ExplainContext, event: Event) -> Told | None:
-    known = story.jobs.get(event.entity_id)
-    if known is None or known.state not in job.TERMINAL:
+def _job_ended(context: ExplainContext, event: Event) -> CodedText | None:
+    job = context.jobs.get(event.entity_id)
+    if job is None or job.state not in core_job.TERMINAL:
         return None
-    return _with_allowed(story, event, outcomes.job_end(story, known).of(_job_name(story, event)))
+    reason = outcomes.job_outcome(context, job).to_reason(_job_subject(context, event))
+    return reason.code, f"{reason.text}{_allowed_failure(context, event)}"
 
 
-def _job_ended_in_run(story: ExplainContext, event: Event) -> Told | None:
-    """For the history of a run: what another job's end has told already is not told again."""
-    known = story.jobs.get(event.entity_id)
-    if known is None or known.state not in job.TERMINAL:
+def _job_ended_briefly(context: ExplainContext, event: Event) -> CodedText | None:
+    """Describe a job's end without advice: in the history of a run, the job that caused it has the same advice."""
+    job = context.jobs.get(event.entity_id)
+    if job is None or job.state not in core_job.TERMINAL:
         return None
-    end = outcomes.job_end(story, known)
-    return _with_allowed(story, event, end.briefly().of(_job_name(story, event)))
-
-
-def _with_allowed(story: ExplainContext, event: Event, end: Reason) -> Told:
-    return end.code, f"{end.text}{_allowed(story, event)}"
+    reason = outcomes.job_outcome(context, job).without_advice().to_reason(_job_subject(context, event))
+    return reason.code, f"{reason.text}{_allowed_failure(context, event)}"
 
 
 # -- runs
 
 
-def _run_created(story: ExplainContext, event: Event) -> Told:
-    known = story.run
-    who = known.started_by if known is not None else ""
-    by = f" by {shown(who)}" if who else f" by {person(event.actor)}" if event.actor != ORCHESTRATOR else ""
-    text = f"Run {shown(event.entity_id)} was created{by}"
-    if known is not None and known.rerun_of:
-        text += f", as run {shown(known.rerun_of)} once more"
-    if known is not None and known.origin.template:
-        text += f", from template {shown(known.origin.template)} version {known.origin.template_version}"
+def _run_created(context: ExplainContext, event: Event) -> CodedText:
+    run = context.run
+    starter = run.started_by if run is not None else ""
+    by = (
+        f" by {one_line(starter)}"
+        if starter
+        else f" by {actor_name(event.actor)}"
+        if event.actor != ORCHESTRATOR
+        else ""
+    )
+    text = f"Run {one_line(event.entity_id)} was created{by}"
+    if run is not None and run.rerun_of:
+        text += f", as a rerun of run {one_line(run.rerun_of)}"
+    if run is not None and run.origin.template:
+        text += f", from template {one_line(run.origin.template)} version {run.origin.template_version}"
     return "created", f"{text}."
 
 
-def _planned(story: ExplainContext, event: Event) -> Told:
+def _planned(context: ExplainContext, event: Event) -> CodedText:
     return "planned", f"The plan has {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
-def _first_active(story: ExplainContext, event: Event) -> Told:
-    id = str(event.metadata.get("job_id", ""))
-    if id:
-        return "started", f"The run began with {story.job_name(id)}."
+def _run_started(context: ExplainContext, event: Event) -> CodedText:
+    job_id = str(event.metadata.get("job_id", ""))
+    if job_id:
+        return "started", f"The run started with {context.job_name(job_id)}."
     if event.metadata.get("cause") == "approval_opened":
-        return "started", "The run began with an approval."
-    return "started", "The run began."
+        return "started", "The run started with an approval."
+    return "started", "The run started."
 
 
-def _gate_reached(story: ExplainContext, event: Event) -> Told:
-    return "approval_opened", "Nothing could go on without an approval."
+def _approval_gate_reached(context: ExplainContext, event: Event) -> CodedText:
+    return "approval_opened", "No job could continue without an approval."
 
 
-def _gate_passed(story: ExplainContext, event: Event) -> Told:
-    return "resumed", "The run went on: nothing of it waited for an approval alone any more."
+def _approval_resolved(context: ExplainContext, event: Event) -> CodedText:
+    return "resumed", "The run resumed, because it no longer waited only for approvals."
 
 
-def _run_cancel(story: ExplainContext, event: Event) -> Told | None:
+def _run_cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
     if event.from_ == event.to:
-        because = outcomes.given(str(event.metadata.get("reason", "")))
-        who = person(event.actor, is_first=True)
-        return "cancel_requested", f"{who} cancelled the run{because}. It was still being planned and stops after that."
-    return "cancel_requested", f"The run was{outcomes.run_cancel(story)}."
+        why = outcomes.reason_given(str(event.metadata.get("reason", "")))
+        text = f"{actor_name(event.actor, is_first=True)} cancelled the run{why}."
+        return "cancel_requested", f"{text} It was still being planned and stops after that."
+    return "cancel_requested", f"The run was{outcomes.run_canceled(context)}."
 
 
-def _run_ended(story: ExplainContext, event: Event) -> Told | None:
-    known = story.run
-    if known is None or not run.is_over(known):
+def _run_ended(context: ExplainContext, event: Event) -> CodedText | None:
+    run = context.run
+    if run is None or not core_run.is_over(run):
         return None
-    end = outcomes.run_end(story, known).of(f"Run {shown(known.id)}")
-    return end.code, end.text
+    reason = outcomes.run_outcome(context, run).to_reason(f"Run {one_line(run.id)}")
+    return reason.code, reason.text
 
 
-def _reported(_story: ExplainContext, event: Event) -> Told:
-    """What the reporter says is told as it is: it tells whether the forge has the outcome, or what kept it from it."""
-    told = event.metadata.get("told")
-    if not told:
+def _reported(_context: ExplainContext, event: Event) -> CodedText:
+    """Quote the reporter's result: what the forge received, or the error that kept the forge from receiving it."""
+    result = event.metadata.get("told")
+    if not result:
         return "reported", "The outcome was published."
-    return "reported", f"The outcome was published. What its forge was told{saying(told)}."
+    return "reported", f"The outcome was published. Result at the forge{colon_quote(result)}."
 
 
 # fmt: off
-_OF_RUN: Final[dict[tuple[str, str], Teller]] = {
+_RUN_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (RUN, "created"): _run_created,
     (RUN, "plan_returned"): _planned,
-    (RUN, "first_attempt_active"): _first_active,
-    (RUN, "approval_gate_reached"): _gate_reached,
-    (RUN, "approval_resolved"): _gate_passed,
-    (RUN, "cancel_requested"): _run_cancel,
+    (RUN, "first_attempt_active"): _run_started,
+    (RUN, "approval_gate_reached"): _approval_gate_reached,
+    (RUN, "approval_resolved"): _approval_resolved,
+    (RUN, "cancel_requested"): _run_cancel_requested,
     (RUN, "statuses_published"): _reported,
-    **{(RUN, word): _run_ended for word in (
+    **{(RUN, trigger): _run_ended for trigger in (
         "run_finalized", "all_required_succeeded", "validation_failed", "required_job_failed", "run_timed_out",
         "cancel_finalized")},
 }
-_OF_JOB_ALWAYS: Final[dict[tuple[str, str], Teller]] = {
+# Events of jobs and attempts that also the history of a run contains.
+_NOTABLE_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (JOB, "approval_opened"): _approval_opened,
     (JOB, "approval_given"): _approval_given,
     (JOB, "execution_failed"): _execution_failed,
@@ -379,8 +404,8 @@ _OF_JOB_ALWAYS: Final[dict[tuple[str, str], Teller]] = {
     (JOB, "user_cancelled"): _job_ended,
     (ATTEMPT, "stalled"): _stalled,
 }
-_OF_JOB: Final[dict[tuple[str, str], Teller]] = {
-    **_OF_JOB_ALWAYS,
+_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
+    **_NOTABLE_JOB_EVENTS,
     (JOB, "created"): _job_created,
     (JOB, "scheduler_assigned"): _scheduled,
     (JOB, "execution_completed"): _executed,
@@ -391,15 +416,15 @@ _OF_JOB: Final[dict[tuple[str, str], Teller]] = {
     (ATTEMPT, "requeued"): _requeued,
     (ATTEMPT, "cancel_requested"): _cancel_requested,
 }
-_FOR_RUN: Final = {
-    **_OF_RUN,
-    **_OF_JOB_ALWAYS,
-    (JOB, "user_cancelled"): _job_ended_in_run,
-    (ATTEMPT, "failed"): _attempt_ended_badly,
+_RUN_TABLE: Final = {
+    **_RUN_EVENTS,
+    **_NOTABLE_JOB_EVENTS,
+    (JOB, "user_cancelled"): _job_ended_briefly,
+    (ATTEMPT, "failed"): _attempt_ended_abnormally,
 }
-_FOR_JOB: Final = {**_OF_JOB, (ATTEMPT, "failed"): _attempt_ended_badly}
-_FOR_ATTEMPT: Final[dict[tuple[str, str], Teller]] = {
-    **{pair: teller for pair, teller in _OF_JOB.items() if pair[0] == ATTEMPT},
+_JOB_TABLE: Final = {**_JOB_EVENTS, (ATTEMPT, "failed"): _attempt_ended_abnormally}
+_ATTEMPT_TABLE: Final[dict[tuple[str, str], Describe]] = {
+    **{key: describe for key, describe in _JOB_EVENTS.items() if key[0] == ATTEMPT},
     (ATTEMPT, "enqueued"): _enqueued,
     (ATTEMPT, "succeeded"): _attempt_ended,
     (ATTEMPT, "failed"): _attempt_ended,

@@ -1,7 +1,7 @@
-"""What waits, and why, of all runs of a tenant at once: only as things are now, without a look at what led here.
+"""Explain the waits of all attempts, jobs and runs of a tenant, for the queue page.
 
-Each says it in a sentence that begins with the verb, because whoever lists them names them. Those that wait for the
-same are told of together: a kind of reason, and what else makes them alike, such as the labels that nobody offers.
+The sentences have no subject, because the list names each record. Records that wait for the same can be grouped: by the
+code of the reason, and where it matters by the required labels or the concurrency group.
 """
 
 from __future__ import annotations
@@ -13,86 +13,87 @@ import msgspec
 
 from deltaci.audit.explain import waits, workers
 from deltaci.audit.explain.context import ExplainContext
-from deltaci.audit.explain.formatting import capital, count, listed
+from deltaci.audit.explain.formatting import capitalized, count, listed
 from deltaci.audit.explain.reasons import Clause, Reason
-from deltaci.core import job as jobs_
+from deltaci.core import job as core_job
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job, satisfies
 from deltaci.core.run import Run
 from deltaci.core.timers import ready_at
 
-# In which order they are listed.
-IN_QUEUE: Final = 0
-BY_ITSELF: Final = 1  # A job that waits for people or a time, a run that has no plan yet.
-BEHIND: Final = 2  # A job that waits for others of its run.
+# The order of the list.
+RANK_QUEUED: Final = 0
+RANK_UNQUEUED: Final = 1  # A job that waits for people or a time, or a run that has no plan yet.
+RANK_DEPENDENT: Final = 2  # A job that waits for other jobs of its run.
 
-FOR_JOBS: Final = "waiting_for_jobs"
+WAITING_FOR_JOBS: Final = "waiting_for_jobs"
 MAX_NEEDS: Final = 4
-MAX_ALIKE: Final = 100  # Characters of what makes some alike.
+MAX_KEY_CHARS: Final = 100
 
-# What is said of all who wait for the same, where their own sentences differ.
-_TOGETHER: Final = {
-    FOR_JOBS: ("waits for other jobs of its run", "wait for other jobs of their runs"),
-    "waiting_for_approval": ("waits for people to approve it", "wait for people to approve them"),
+# Code -> sentence for one record and for several, where the sentences of the records of a group differ.
+_GROUP_TEXTS: Final = {
+    WAITING_FOR_JOBS: ("waits for other jobs of its run", "wait for other jobs of their runs"),
+    "waiting_for_approval": ("waits for approval", "wait for approval"),
     "waiting_for_validation": ("waits for its result to be validated", "wait for their results to be validated"),
-    "waiting_for_acceptance": ("waits for its worker to take it", "wait for their workers to take them"),
-    "retry_scheduled": ("waits to be tried again", "wait to be tried again"),
-    "not_before": ("is meant for later", "are meant for later"),
+    "waiting_for_acceptance": ("waits for its worker to accept it", "wait for their workers to accept them"),
+    "retry_scheduled": ("waits for a retry", "wait for a retry"),
+    "not_before": ("is scheduled for later", "are scheduled for later"),
     "fence": (
         "waits until the worker that lost it must have stopped",
-        "wait until workers that lost them have stopped",
+        "wait until the workers that lost them must have stopped",
     ),
-    "planning": ("waits for its plan", "wait for their plans"),
+    "planning": ("waits to be planned", "wait to be planned"),
     "stopping": ("is being stopped", "are being stopped"),
-    "stalled": ("waits for somebody to put it back", "wait for somebody to put them back"),
+    "stalled": ("waits to be requeued by hand", "wait to be requeued by hand"),
 }
-_BY_LABELS: Final = frozenset({*workers.TROUBLE, workers.BUSY, workers.TURN})
-# Who is named by all of them is who has to be looked at.
-_TO_LOOK_AT: Final = frozenset({workers.HELD, workers.UNRESPONSIVE, workers.LEAVING, "waiting_for_group"})
-# What needs somebody to do something comes first.
-_URGENT: Final = frozenset({*workers.TROUBLE, "waiting_for_approval", "stalled"})
+_WORKER_CODES: Final = frozenset({*workers.NEEDS_ACTION, workers.BUSY, workers.CLAIMABLE})
+# Codes for which all records of a group name the same record to look at.
+_SHARED_ABOUT_CODES: Final = frozenset({workers.ON_HOLD, workers.UNRESPONSIVE, workers.LEAVING, "waiting_for_group"})
+_URGENT: Final = frozenset({*workers.NEEDS_ACTION, "waiting_for_approval", "stalled"})
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """One that waits: the record, why, the most important first, and what makes it like others.
+    """A record that waits, and why: the most important clause first. `group_key` is equal for records of one group.
 
-    There may be very many of which few are shown: their sentences are written only when somebody asks for them.
+    Reasons are properties, because a list shows few of many waits and only those need their sentences.
     """
 
-    of: Attempt | Job | Run
+    record: Attempt | Job | Run
     rank: int
     since: int
     clauses: Sequence[Clause]
-    alike: str
+    group_key: str
 
     @property
     def code(self) -> str:
-        """The kind of its first reason."""
+        """The code of the first reason."""
         return self.clauses[0].code
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Its reasons; what is true of all that need the same labels only in one sentence."""
-        return tuple(_sentence(each.briefly() if is_about_workers(each.code) else each) for each in self.clauses)
+        """The reasons; those about workers without advice, which the group has."""
+        return tuple(
+            _to_reason(clause.without_advice() if is_about_workers(clause.code) else clause) for clause in self.clauses
+        )
 
     @property
-    def whole(self) -> Reason:
-        """Its first reason, with what can be done about it."""
-        return _sentence(self.clauses[0])
+    def first_reason(self) -> Reason:
+        """The first reason with its advice."""
+        return _to_reason(self.clauses[0])
 
     @property
-    def place(self) -> tuple[int, int, int, str]:
-        """Where it stands in the list: as it is claimed, and the oldest first among what nobody claims."""
-        if isinstance(self.of, Attempt):
-            return self.rank, -self.of.priority, ready_at(self.of) or self.since, self.of.id
-        return self.rank, 0, self.since, self.of.id
+    def sort_key(self) -> tuple[int, int, int, str]:
+        """The position in the list: queued attempts in the order of claims, other records by age."""
+        if isinstance(self.record, Attempt):
+            return self.rank, -self.record.priority, ready_at(self.record) or self.since, self.record.id
+        return self.rank, 0, self.since, self.record.id
 
 
-class Together(msgspec.Struct, frozen=True, kw_only=True):
-    """So many wait for the same."""
+class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that wait for the same: their number, and one sentence for the group."""
 
-    alike: str
+    key: str
     code: str
     text: str
     about: str
@@ -100,107 +101,110 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_urgent(code: str) -> bool:
-    """Whether what waits for this does not go on before somebody does something."""
+    """Return True if a record with this reason waits until a person does something."""
     return code in _URGENT
 
 
 def is_about_workers(code: str) -> bool:
-    """Whether workers are what it is about: what they lack, or do, or that they do not answer."""
-    return code in _BY_LABELS
+    """Return True if the reason is about workers: missing, busy, on hold, unresponsive or free."""
+    return code in _WORKER_CODES
 
 
 def current_attempts(jobs: Iterable[Job]) -> list[str]:
-    """The ids of the attempts that say more about these jobs: the newest of each that is not over."""
-    return [attempt_id(each.id, each.attempts) for each in jobs if each.attempts and each.state not in jobs_.TERMINAL]
+    """Return the ids of the latest attempts of the jobs that have not ended."""
+    return [attempt_id(job.id, job.attempts) for job in jobs if job.attempts and job.state not in core_job.TERMINAL]
 
 
-def is_held(attempt: Attempt) -> bool:
-    """Whether a worker has it now."""
+def is_leased(attempt: Attempt) -> bool:
+    """Return True if a worker has the attempt now."""
     return attempt.lease is not None
 
 
-def held_since(attempt: Attempt) -> int:
-    """Since when its worker has it; since when it runs, if it does."""
+def leased_since(attempt: Attempt) -> int:
+    """Return when a leased attempt started to run, or when it was claimed if it does not run yet."""
     return attempt.started_at or attempt.updated_at
 
 
-def attempt_wait(story: ExplainContext, attempt: Attempt) -> Wait | None:
-    """Why no worker has it; None for one that a worker has, or that is over."""
-    clauses = waits.attempt_waits(story, attempt) if not is_held(attempt) else []
+def attempt_wait(context: ExplainContext, attempt: Attempt) -> Wait | None:
+    """Return why no worker has the attempt, or None if a worker has it or it has ended."""
+    clauses = waits.attempt_waits(context, attempt) if not is_leased(attempt) else []
     if not clauses:
         return None
-    code, alike = clauses[0].code, ""
+    code, group = clauses[0].code, ""
     if is_about_workers(code):
-        alike = attempt.queue_key
+        group = attempt.queue_key
     elif code == "waiting_for_group":
-        alike = attempt.group
-    return _wait(attempt, IN_QUEUE, attempt.updated_at, clauses, alike)
+        group = attempt.group
+    return _wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group)
 
 
-def job_wait(story: ExplainContext, job: Job) -> Wait | None:
-    """What the job itself waits for; None for one of which its attempt says it, or that goes on."""
-    if job.state in jobs_.TERMINAL:
+def job_wait(context: ExplainContext, job: Job) -> Wait | None:
+    """Return what the job itself waits for, or None if it runs, has ended or its attempt has the reason."""
+    if job.state in core_job.TERMINAL:
         return None
-    if job.state == jobs_.PENDING:
-        return _wait(job, BEHIND, job.created_at, [_needs(story, job)])
-    if story.attempt_of(job) is not None and job.state in (jobs_.QUEUED, jobs_.RUNNING):
+    if job.state == core_job.PENDING:
+        return _wait(job, RANK_DEPENDENT, job.created_at, [_direct_needs(context, job)])
+    if context.attempt_of(job) is not None and job.state in (core_job.QUEUED, core_job.RUNNING):
         return None
-    clauses = waits.own_waits(story, job)
-    return _wait(job, BY_ITSELF, job.updated_at, clauses) if clauses else None
+    clauses = waits.own_waits(context, job)
+    return _wait(job, RANK_UNQUEUED, job.updated_at, clauses) if clauses else None
 
 
-def run_wait(story: ExplainContext, run: Run) -> Wait | None:
-    """Why a run has no jobs under way; None for one whose jobs say it."""
-    clauses = [clause for _, clause in waits.run_waits(story, run)]
-    return _wait(run, BY_ITSELF, run.updated_at, clauses) if clauses else None
+def run_wait(context: ExplainContext, run: Run) -> Wait | None:
+    """Return what the run itself waits for, or None. Pass a context without the run's jobs."""
+    clauses = [clause for _, clause in waits.run_waits(context, run)]
+    return _wait(run, RANK_UNQUEUED, run.updated_at, clauses) if clauses else None
 
 
-def under_way(story: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
-    """What is to be said of one that a worker has, besides that: that it is being stopped, or was not taken yet."""
-    return tuple(_sentence(clause) for clause in waits.attempt_waits(story, attempt))
+def lease_reasons(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
+    """Return a reason if the leased attempt is being stopped or not accepted yet, else nothing."""
+    return tuple(_to_reason(clause) for clause in waits.attempt_waits(context, attempt))
 
 
-def together(all: Sequence[Wait]) -> list[Together]:
-    """How many wait for what: first what needs somebody to do something, then the most."""
-    alike: dict[str, list[Wait]] = {}
-    for each in all:
-        alike.setdefault(each.alike, []).append(each)
-    found = [_together(some) for some in alike.values()]
-    return sorted(found, key=lambda each: (not is_urgent(each.code), each.code == FOR_JOBS, -each.count, each.alike))
-
-
-def _together(some: Sequence[Wait]) -> Together:
-    first = some[0]
-    known = _TOGETHER.get(first.code)
-    text = capital(known[len(some) > 1]) + "." if known is not None else first.whole.text
-    if known is None and len(some) > 1 and text.startswith("Waits "):
-        text = "Wait " + text.removeprefix("Waits ")
-    about = first.whole.about if first.code in _TO_LOOK_AT else ""
-    return Together(alike=first.alike, code=first.code, text=text, about=about, count=len(some))
-
-
-def _wait(of: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], alike: str = "") -> Wait:
-    code = clauses[0].code
-    return Wait(
-        of=of,
-        rank=rank,
-        since=since,
-        clauses=clauses,
-        alike=f"{code}:{alike[:MAX_ALIKE]}" if alike else code,
+def group_waits(waits: Sequence[Wait]) -> list[WaitGroup]:
+    """Group the waits by their key: urgent groups first, then the largest, waits for other jobs last."""
+    by_key: dict[str, list[Wait]] = {}
+    for wait in waits:
+        by_key.setdefault(wait.group_key, []).append(wait)
+    groups = [_to_group(members) for members in by_key.values()]
+    return sorted(
+        groups, key=lambda group: (not is_urgent(group.code), group.code == WAITING_FOR_JOBS, -group.count, group.key)
     )
 
 
-def _sentence(clause: Clause) -> Reason:
-    said = clause.of("")
-    return msgspec.structs.replace(said, text=capital(said.text.strip()))
+def _to_group(members: Sequence[Wait]) -> WaitGroup:
+    first = members[0]
+    texts = _GROUP_TEXTS.get(first.code)
+    text = capitalized(texts[len(members) > 1]) + "." if texts is not None else first.first_reason.text
+    if texts is None and len(members) > 1 and text.startswith("Waits "):
+        text = "Wait " + text.removeprefix("Waits ")
+    about = first.first_reason.about if first.code in _SHARED_ABOUT_CODES else ""
+    return WaitGroup(key=first.group_key, code=first.code, text=text, about=about, count=len(members))
 
 
-def _needs(story: ExplainContext, job: Job) -> Clause:
-    """Named by what it needs only: to follow that to where it begins is for whoever looks at the job."""
-    known = [story.jobs[id] for id in (*job.needs, *job.after) if id in story.jobs]
-    open = [each for each in known if not satisfies(each) and each.state not in jobs_.TERMINAL]
-    if not open:
-        text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to begin"
-        return Clause(FOR_JOBS, text, job.id)
-    names = listed(list(dict.fromkeys(each.spec.name for each in open)), MAX_NEEDS)
-    return Clause(FOR_JOBS, f"waits for {names}", open[0].id)
+def _wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group: str = "") -> Wait:
+    code = clauses[0].code
+    return Wait(
+        record=record,
+        rank=rank,
+        since=since,
+        clauses=clauses,
+        group_key=f"{code}:{group[:MAX_KEY_CHARS]}" if group else code,
+    )
+
+
+def _to_reason(clause: Clause) -> Reason:
+    """Return the clause as a sentence without a subject."""
+    reason = clause.to_reason("")
+    return msgspec.structs.replace(reason, text=capitalized(reason.text.strip()))
+
+
+def _direct_needs(context: ExplainContext, job: Job) -> Clause:
+    """Name the jobs that this one waits for directly. The root of the wait is found when the job is explained."""
+    predecessors = [context.jobs[id] for id in (*job.needs, *job.after) if id in context.jobs]
+    open_jobs = [other for other in predecessors if not satisfies(other) and other.state not in core_job.TERMINAL]
+    if not open_jobs:
+        text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to start"
+        return Clause(WAITING_FOR_JOBS, text, job.id)
+    names = listed(list(dict.fromkeys(other.spec.name for other in open_jobs)), MAX_NEEDS)
+    return Clause(WAITING_FOR_JOBS, f"waits for {names}", open_jobs[0].id)

@@ -1,4 +1,4 @@
-"""The answer to "why?": sentences for a person, each with what it rests on."""
+"""The result of an explanation: reasons in sentences, each with a stable code and the event that it is based on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltaci.core.worker import Worker
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence or two. `code` is stable; `about` is the run, job, attempt or worker that has to be looked at."""
+    """One or two sentences. `code` is stable; `about` is the id of the run, job, attempt or worker to look at next."""
 
     code: str
     text: str
@@ -21,9 +21,9 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why it stands as it does. `waiting`: what keeps it now; `history`: what led here, in order of time.
+    """An explanation of a record's state: `waiting` has its current waits, `history` past events in order of time.
 
-    Of a run, `waiting` also has what keeps some of its jobs while others go on.
+    For a run, `waiting` includes the waits of single jobs while others run.
     """
 
     id: str
@@ -36,10 +36,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known around it. A quota of 0 is none; `ahead` says how many stand before an attempt, where known.
+    """The current state of the tenant, as far as waiting depends on it. A `running_quota` of 0 means no quota.
 
-    `groups` says which attempt has a group; nobody has those that it does not name.
-    `flaky` has the tests of a job, by its name, that are known to fail now and then.
+    `ahead` maps an attempt to the number of attempts before it in the queue, `groups` a concurrency group to the
+    attempt that holds it (a missing group is free), and `flaky` a job's name to its tests that are known to be flaky.
     """
 
     now: int
@@ -52,7 +52,10 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clause(msgspec.Struct, frozen=True):
-    """What is said of somebody: `text` goes on after the name, `advice` is a sentence of its own."""
+    """The part of a sentence after its subject, such as "waits for a worker", and a further sentence of advice.
+
+    `to_reason` adds the subject, so that one clause can be used for a job, its attempt and the jobs that wait for it.
+    """
 
     code: str
     text: str
@@ -60,22 +63,22 @@ class Clause(msgspec.Struct, frozen=True):
     event: Event | None = None
     advice: str = ""
 
-    def adding(self, sentence: str) -> Clause:
-        """The same, with one sentence more behind it."""
+    def add_advice(self, sentence: str) -> Clause:
+        """Return a copy with one more sentence of advice."""
         return msgspec.structs.replace(self, advice=f"{self.advice} {sentence}".strip())
 
-    def briefly(self) -> Clause:
-        """The same in one sentence."""
+    def without_advice(self) -> Clause:
+        """Return a copy without advice."""
         return msgspec.structs.replace(self, advice="")
 
-    def of(self, subject: str) -> Reason:
-        """The whole sentence."""
+    def to_reason(self, subject: str) -> Reason:
+        """Return the whole sentence with this subject."""
         advice = f" {self.advice}" if self.advice else ""
-        return reason(self.code, f"{subject} {self.text}.{advice}", self.about, self.event)
+        return make_reason(self.code, f"{subject} {self.text}.{advice}", self.about, self.event)
 
 
-def reason(code: str, text: str, about: str, event: Event | None) -> Reason:
-    """A reason that rests on an event, or on what is known around."""
+def make_reason(code: str, text: str, about: str, event: Event | None) -> Reason:
+    """Return a reason with the time and `seq` of the event, if it is based on one."""
     if event is None:
         return Reason(code=code, text=text, about=about)
     return Reason(code=code, text=text, about=about, at=event.at, seq=event.seq or None)

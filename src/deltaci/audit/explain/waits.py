@@ -1,4 +1,4 @@
-"""Why something does not go on now, followed from job to job to where the wait begins."""
+"""Why a run, job or attempt waits now. A wait for other jobs is followed to the job where it begins."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ import msgspec
 
 from deltaci.audit.explain import failures, outcomes, workers
 from deltaci.audit.explain.context import ExplainContext
-from deltaci.audit.explain.formatting import count, listed, moment, person, shown, when
+from deltaci.audit.explain.formatting import actor_name, count, listed, moment, one_line, when
 from deltaci.audit.explain.reasons import Clause
-from deltaci.core import attempt, job, run, timers
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
+from deltaci.core import timers
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, satisfies
 from deltaci.core.run import Run
 
-Said = tuple[str, Clause]  # Of whom, and what.
+SubjectClause = tuple[str, Clause]  # The subject of a sentence, and the rest of it.
 
 MAX_REASONS: Final = 20
-MAX_LINKS: Final = 5  # So much of a chain of jobs is told name by name.
+MAX_LINKS: Final = 5  # Jobs of a chain that are named.
 
 POSITION: Final = "position"
 RUNNING: Final = "running"
-# Who should be told of first, where a job waits for several others: what needs somebody, before what passes by itself.
-_WEIGHT: Final = {
+# If a job waits for several others, the heaviest wait is explained first: those that need a person come before others.
+_DEFAULT_WEIGHT: Final = 1
+_WEIGHTS: Final = {
     RUNNING: 0,
     workers.BUSY: 2,
-    workers.TURN: 2,
+    workers.CLAIMABLE: 2,
     "quota": 2,
     "waiting_for_group": 2,
-    **dict.fromkeys(workers.TROUBLE, 3),
+    **dict.fromkeys(workers.NEEDS_ACTION, 3),
     "waiting_for_approval": 3,
     "stalled": 3,
 }
@@ -39,320 +43,335 @@ _WEIGHT: Final = {
 # -- attempts
 
 
-def attempt_waits(story: ExplainContext, of: Attempt) -> list[Clause]:
-    """Why the attempt does not go on; nothing while a runner has it, or when it is over."""
-    told = _ATTEMPT.get(of.state)
-    return told(story, of) if told is not None else []
+def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    """Return why the attempt makes no progress; empty while a worker runs it, and when it has ended."""
+    explain = _ATTEMPT_WAITS.get(attempt.state)
+    return explain(context, attempt) if explain is not None else []
 
 
-def _queued(story: ExplainContext, of: Attempt) -> list[Clause]:
-    event = story.last(of.id)
-    by_worker = workers.why_not_taken(story, of)
-    by_worker = Clause(by_worker.code, by_worker.text, by_worker.about or of.id, event, by_worker.advice)
-    found: list[Clause] = []
-    if of.fence_until > story.now:
-        lost = of.ended_lease
-        by = f"worker {shown(lost.worker_id)}" if lost is not None else "its last worker"
-        text = f"may not be taken before {when(of.fence_until, story.now)}: until then {by}, which lost it, may still"
-        found.append(Clause("fence", f"{text} be at work on it", of.id, event))
-    elif of.run_at > story.now:
-        text = f"is meant for {when(of.run_at, story.now)} and waits until then"
-        found.append(Clause("not_before", text, of.id, event))
-    around = story.around
-    holder = around.groups.get(of.group, "") if of.group else ""
-    if holder and holder != of.id and not found:
-        found.append(_group(story, of, holder))
-    if around.running_quota and around.running >= around.running_quota and not found:
-        text = f"waits for the quota: {around.running} of {around.running_quota} jobs that may run at once do run"
-        advice = "It is taken when one of them ends, or when the quota is raised."
-        found.append(Clause("quota", text, of.id, event, advice))
-    if not found or by_worker.code in workers.TROUBLE:
-        found.append(by_worker)
-    ahead = around.ahead.get(of.id, 0)
+def _queued(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    event = context.last_event(attempt.id)
+    clause = workers.worker_clause(context, attempt)
+    clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.advice)
+    clauses: list[Clause] = []
+    if attempt.fence_until > context.now:
+        lease = attempt.ended_lease
+        loser = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
+        text = f"cannot be claimed before {when(attempt.fence_until, context.now)}: until then {loser}, which lost it,"
+        clauses.append(Clause("fence", f"{text} may still be running it", attempt.id, event))
+    elif attempt.run_at > context.now:
+        text = f"is scheduled for {when(attempt.run_at, context.now)}"
+        clauses.append(Clause("not_before", text, attempt.id, event))
+    tenant = context.tenant
+    holder = tenant.groups.get(attempt.group, "") if attempt.group else ""
+    if holder and holder != attempt.id and not clauses:
+        clauses.append(_group_held(context, attempt, holder))
+    if tenant.running_quota and tenant.running >= tenant.running_quota and not clauses:
+        text = f"waits for the quota: {tenant.running} of at most {tenant.running_quota} jobs are running"
+        advice = "It is claimed when one of them ends, or when the quota is raised."
+        clauses.append(Clause("quota", text, attempt.id, event, advice))
+    if not clauses or clause.code in workers.NEEDS_ACTION:
+        clauses.append(clause)
+    ahead = tenant.ahead.get(attempt.id, 0)
     if ahead:
-        verb = "is" if ahead == 1 else "are"
-        found.append(Clause(POSITION, f"has to let others go first: {ahead} {verb} before it in the queue", of.id))
-    return found
+        clauses.append(Clause(POSITION, f"is behind {count(ahead, 'other attempt')} in the queue", attempt.id))
+    return clauses
 
 
-def _group(story: ExplainContext, of: Attempt, holder: str) -> Clause:
-    """Another one of the group has it. Attempts are named after their jobs, and these after their runs."""
-    id = holder.rpartition(".")[0] or holder
-    run_id, _, name = id.partition("/")
-    by = f"job {shown(name or id)}"
-    if name and run_id != of.run_id:
-        by += f" of run {shown(run_id)}"
-    text = f"waits for group {shown(of.group)}, which {by} holds"
-    return Clause("waiting_for_group", text, id, story.last(of.id), "It is taken when that one has ended.")
+def _group_held(context: ExplainContext, attempt: Attempt, holder: str) -> Clause:
+    """Return the clause for a concurrency group held by another attempt, whose id contains its job and run."""
+    job_id = holder.rpartition(".")[0] or holder
+    run_id, _, name = job_id.partition("/")
+    job = f"job {one_line(name or job_id)}"
+    if name and run_id != attempt.run_id:
+        job += f" of run {one_line(run_id)}"
+    text = f"waits for group {one_line(attempt.group)}, which {job} holds"
+    event = context.last_event(attempt.id)
+    return Clause("waiting_for_group", text, job_id, event, "It is claimed when that job has ended.")
 
 
-def _leased(story: ExplainContext, of: Attempt) -> list[Clause]:
-    held = of.lease
-    if held is None:
+def _leased(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    lease = attempt.lease
+    if lease is None:
         return []
-    due = timers.next_due(of)
-    until = due[0] if due is not None else held.accept_by
-    text = f"was given to worker {shown(held.worker_id)}, which has until {when(until, story.now)} to take it"
-    return [Clause("waiting_for_acceptance", text, of.id, story.last(of.id))]
+    due = timers.next_due(attempt)
+    until = due[0] if due is not None else lease.accept_by
+    text = (
+        f"was assigned to worker {one_line(lease.worker_id)}, which has until {when(until, context.now)} to accept it"
+    )
+    return [Clause("waiting_for_acceptance", text, attempt.id, context.last_event(attempt.id))]
 
 
-def _stale(story: ExplainContext, of: Attempt) -> list[Clause]:
-    event = story.last(of.id)
-    lost = of.ended_lease
-    by = f" by {person(event.actor)}" if event is not None else ""
-    text = f"was taken from worker {shown(lost.worker_id)}{by}" if lost is not None else f"was taken away{by}"
-    text += " and waits to be put back into the queue"
-    if of.lost_leases > of.max_lost_leases:
-        return [Clause("stalled", text, of.id, event, "Put it back: it was lost too often and will be failed.")]
-    soon = f" from {when(of.fence_until, story.now)} on" if of.fence_until > story.now else ""
-    return [Clause("stalled", text, of.id, event, f"Put it back, or let a worker claim it{soon}.")]
+def _stale(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    event = context.last_event(attempt.id)
+    lease = attempt.ended_lease
+    by = f" by {actor_name(event.actor)}" if event is not None else ""
+    text = f"was taken from worker {one_line(lease.worker_id)}{by}" if lease is not None else f"was taken away{by}"
+    text += " and waits to be requeued"
+    if attempt.lost_leases > attempt.max_lost_leases:
+        advice = "Requeue it: it was lost too often and will fail."
+        return [Clause("stalled", text, attempt.id, event, advice)]
+    fence = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
+    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{fence}.")]
 
 
-def _stopping(story: ExplainContext, of: Attempt) -> list[Clause]:
-    event = story.last(of.id, "cancel_requested")
-    text = f"is being stopped{outcomes.asked_by(story, of)}"
-    due = timers.next_due(of)
-    if of.lease is None or due is None:
-        return [Clause("stopping", text, of.id, event)]
-    text += f"; worker {shown(of.lease.worker_id)} must still say that it stopped"
-    return [Clause("stopping", text, of.id, event, f"At {when(due[0], story.now)} it is ended without the worker.")]
+def _stopping(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    event = context.last_event(attempt.id, "cancel_requested")
+    text = f"is being stopped{outcomes.stop_cause(context, attempt)}"
+    due = timers.next_due(attempt)
+    if attempt.lease is None or due is None:
+        return [Clause("stopping", text, attempt.id, event)]
+    text += f"; worker {one_line(attempt.lease.worker_id)} has not confirmed yet that it stopped"
+    advice = f"At {when(due[0], context.now)} it is ended without the worker."
+    return [Clause("stopping", text, attempt.id, event, advice)]
 
 
-_ATTEMPT: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
-    attempt.QUEUED: _queued,
-    attempt.LEASED: _leased,
-    attempt.STALE: _stale,
-    attempt.CANCEL_REQUESTED: _stopping,
+_ATTEMPT_WAITS: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
+    core_attempt.QUEUED: _queued,
+    core_attempt.LEASED: _leased,
+    core_attempt.STALE: _stale,
+    core_attempt.CANCEL_REQUESTED: _stopping,
 }
 
 
 # -- jobs
 
 
-def job_waits(story: ExplainContext, of: Job) -> list[Clause]:
-    """Why the job does not go on; nothing while it runs, or when it is over."""
-    if of.state == job.PENDING:
-        return _needs(story, of)
-    return own_waits(story, of)
+def job_waits(context: ExplainContext, job: Job) -> list[Clause]:
+    """Return why the job makes no progress; empty while it runs, and when it has ended."""
+    if job.state == core_job.PENDING:
+        return _waits_for_jobs(context, job)
+    return own_waits(context, job)
 
 
-def own_waits(story: ExplainContext, of: Job) -> list[Clause]:
-    """What the job itself waits for, other jobs left aside."""
-    if of.state in (job.QUEUED, job.RUNNING):
-        current = story.attempt_of(of)
-        if current is not None:
-            return attempt_waits(story, current)
-        return [Clause(workers.TURN, "waits for a worker", of.id, story.last(of.id))] if of.state == job.QUEUED else []
-    told = _JOB.get(of.state)
-    return [told(story, of)] if told is not None else []
+def own_waits(context: ExplainContext, job: Job) -> list[Clause]:
+    """Return the waits of the job itself, without waits for other jobs."""
+    if job.state in (core_job.QUEUED, core_job.RUNNING):
+        attempt = context.attempt_of(job)
+        if attempt is not None:
+            return attempt_waits(context, attempt)
+        if job.state == core_job.QUEUED:
+            return [Clause(workers.CLAIMABLE, "waits for a worker", job.id, context.last_event(job.id))]
+        return []
+    explain = _JOB_WAITS.get(job.state)
+    return [explain(context, job)] if explain is not None else []
 
 
-def _retrying(story: ExplainContext, of: Job) -> Clause:
-    event, last = story.last(of.id, "execution_failed"), story.attempt_of(of)
-    text = f"waits to be tried again: attempt {of.attempts + 1} of {of.spec.max_attempts} starts at"
-    text += f" {when(of.next_run_at, story.now)}"
-    if of.last_error is not None:
-        ended = story.last(last.id) if last is not None else None
-        exit_code = ended.metadata.get("exit_code") if ended is not None else None
-        text += f", as attempt {of.attempts} failed: {failures.what(of.last_error, exit_code)}"
+def _retrying(context: ExplainContext, job: Job) -> Clause:
+    event, attempt = context.last_event(job.id, "execution_failed"), context.attempt_of(job)
+    text = f"waits for a retry: attempt {job.attempts + 1} of {job.spec.max_attempts} starts at"
+    text += f" {when(job.next_run_at, context.now)}"
+    if job.last_error is not None:
+        attempt_event = context.last_event(attempt.id) if attempt is not None else None
+        exit_code = attempt_event.metadata.get("exit_code") if attempt_event is not None else None
+        text += f", because attempt {job.attempts} failed: {failures.describe_failure(job.last_error, exit_code)}"
     advice = ""
-    if last is not None and last.fence_until == of.next_run_at:
-        advice = "It waits that long because the last worker may be at work on it until then."
-    return Clause("retry_scheduled", text, of.id, event, advice)
+    if attempt is not None and attempt.fence_until == job.next_run_at:
+        advice = "It waits that long because the last worker may still be running it until then."
+    return Clause("retry_scheduled", text, job.id, event, advice)
 
 
-def _approval(story: ExplainContext, of: Job) -> Clause:
-    gate = of.spec.gate
-    role = f" with the role {shown(gate.role)}" if gate.role else ""
-    who = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
-    if gate.not_by_starter and of.started_by:
-        who += f", but not {shown(of.started_by)}, who started the run,"
-    text = f"waits for {who} to approve it"
-    if of.approve_by:
-        text += f", until {when(of.approve_by, story.now)}"
+def _waiting_for_approval(context: ExplainContext, job: Job) -> Clause:
+    gate = job.spec.gate
+    role = f" with the role {one_line(gate.role)}" if gate.role else ""
+    approvers = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
+    if gate.not_by_starter and job.started_by:
+        approvers += f" (not {one_line(job.started_by)}, who started the run)"
+    text = f"waits for approval by {approvers}"
+    if job.approve_by:
+        text += f" until {when(job.approve_by, context.now)}"
     if gate.approvers > 1:
-        done = len(of.approvals)
-        names = f" ({listed([each.person for each in of.approvals], 8)})" if done else ""
-        text += f"; {done} of {gate.approvers} {'has' if done == 1 else 'have'} done so{names}"
-    advice = "If that does not happen, it fails then." if of.approve_by else "It waits for as long as that takes."
-    return Clause("waiting_for_approval", text, of.id, story.last(of.id), advice)
+        given = len(job.approvals)
+        names = f" ({listed([approval.person for approval in job.approvals], 8)})" if given else ""
+        text += f"; {given} of {gate.approvers} {'has' if given == 1 else 'have'} approved{names}"
+    advice = "Without approval it fails then." if job.approve_by else "There is no deadline."
+    return Clause("waiting_for_approval", text, job.id, context.last_event(job.id), advice)
 
 
-def _validating(story: ExplainContext, of: Job) -> Clause:
-    return Clause("waiting_for_validation", "was executed, and its result is being validated", of.id, story.last(of.id))
+def _validating(context: ExplainContext, job: Job) -> Clause:
+    text = "has run, and its result is being validated"
+    return Clause("waiting_for_validation", text, job.id, context.last_event(job.id))
 
 
-_JOB: Final[dict[str, Callable[[ExplainContext, Job], Clause]]] = {
-    job.RETRYING: _retrying,
-    job.WAITING_APPROVAL: _approval,
-    job.VALIDATING: _validating,
+_JOB_WAITS: Final[dict[str, Callable[[ExplainContext, Job], Clause]]] = {
+    core_job.RETRYING: _retrying,
+    core_job.WAITING_APPROVAL: _waiting_for_approval,
+    core_job.VALIDATING: _validating,
 }
 
 
-def at_root(story: ExplainContext, of: Job) -> Clause:
-    """What is said at the end of a chain: why this job, which waits for no other, is not done yet."""
-    found = own_waits(story, of)
-    if found:
-        return found[0]
-    if of.state in job.TERMINAL:
-        return Clause(RUNNING, "is over", of.id, story.last(of.id))
-    current = story.attempt_of(of)
-    return under_way(story, current) if current is not None else Clause(RUNNING, "is running", of.id, story.last(of.id))
+def root_clause(context: ExplainContext, job: Job) -> Clause:
+    """Return why the root of a wait has not finished: its own wait, or that it is running or has ended."""
+    clauses = own_waits(context, job)
+    if clauses:
+        return clauses[0]
+    if job.state in core_job.TERMINAL:
+        return Clause(RUNNING, "has ended", job.id, context.last_event(job.id))
+    attempt = context.attempt_of(job)
+    if attempt is not None:
+        return running_clause(context, attempt)
+    return Clause(RUNNING, "is running", job.id, context.last_event(job.id))
 
 
-def under_way(story: ExplainContext, of: Attempt) -> Clause:
-    """What is said of an attempt that a runner has."""
-    on = f" on worker {shown(of.lease.worker_id)}" if of.lease is not None else ""
+def running_clause(context: ExplainContext, attempt: Attempt) -> Clause:
+    """Return on which worker the attempt runs, since when, and its time limit."""
+    on = f" on worker {one_line(attempt.lease.worker_id)}" if attempt.lease is not None else ""
     text = f"is being started{on}"
-    if of.started_at:
-        text = f"has been running{on} since {moment(of.started_at)}"
-        text += f" and may do so until {when(of.times_out_at, story.now)}"
-    return Clause(RUNNING, text, of.id, story.last(of.id))
+    if attempt.started_at:
+        text = f"has been running{on} since {moment(attempt.started_at)}"
+        text += f" with a time limit until {when(attempt.times_out_at, context.now)}"
+    return Clause(RUNNING, text, attempt.id, context.last_event(attempt.id))
 
 
-def is_under_way(story: ExplainContext, of: Job) -> bool:
-    """Whether a runner is at work on the job now."""
-    current = story.attempt_of(of) if of.state == job.RUNNING else None
-    return current is not None and current.state not in _ATTEMPT
+def is_running(context: ExplainContext, job: Job) -> bool:
+    """Return True if a worker is running the job now."""
+    attempt = context.attempt_of(job) if job.state == core_job.RUNNING else None
+    return attempt is not None and attempt.state not in _ATTEMPT_WAITS
 
 
 # -- jobs that wait for others
 
 
-class _Link(msgspec.Struct, frozen=True):
-    """Where the most serious wait behind a job begins: by way of which need, at which job, how many links away."""
+class _WaitChain(msgspec.Struct, frozen=True):
+    """The chain of jobs from one job to the root of its heaviest wait: the next job, the root, and the length."""
 
     weight: int
-    root: str
-    need: str = ""
+    root_id: str
+    next_id: str = ""
     length: int = 0
 
 
-def _unmet(story: ExplainContext) -> dict[str, Job]:
-    """The jobs that keep whoever needs them waiting."""
-    return {id: each for id, each in story.jobs.items() if not satisfies(each)}
+def _unsatisfied_jobs(context: ExplainContext) -> dict[str, Job]:
+    """Return the jobs that keep the jobs that need them from starting."""
+    return {id: job for id, job in context.jobs.items() if not satisfies(job)}
 
 
-def _open_needs(unmet: dict[str, Job], of: Job) -> list[Job]:
-    """What it needs and is not met; and what it only comes after, until that is over."""
-    found = [unmet[id] for id in of.needs if id in unmet]
-    if of.after:
-        later = (unmet[id] for id in of.after if id in unmet and id not in of.needs)
-        found += [each for each in later if each.state not in job.TERMINAL]
-    return found
+def _blocking_jobs(unsatisfied: dict[str, Job], job: Job) -> list[Job]:
+    """Return the unsatisfied needs of the job, and the jobs that it comes after which have not ended."""
+    blocking = [unsatisfied[id] for id in job.needs if id in unsatisfied]
+    if job.after:
+        predecessors = (unsatisfied[id] for id in job.after if id in unsatisfied and id not in job.needs)
+        blocking += [predecessor for predecessor in predecessors if predecessor.state not in core_job.TERMINAL]
+    return blocking
 
 
-def _links(story: ExplainContext, unmet: dict[str, Job], of: Job) -> dict[str, _Link]:
-    """For every job that this one waits for, where its wait begins. Linear in the plan, without recursion."""
-    found: dict[str, _Link] = {}
-    needs: dict[str, list[Job]] = {}
-    stack = [(of, False)]
+def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
+    """Return the wait chain of every job that this one waits for.
+
+    A depth-first search without recursion, linear in the size of the plan.
+    """
+    chains: dict[str, _WaitChain] = {}
+    blocking: dict[str, list[Job]] = {}
+    stack = [(job, False)]
     while stack:
-        at, is_leaving = stack.pop()
+        current, is_leaving = stack.pop()
         if is_leaving:
-            # The first of equals, in the order of the plan.
-            worst = max(needs[at.id], key=lambda each: found[each.id].weight, default=None)
-            if worst is not None:
-                behind = found[worst.id]
-                found[at.id] = _Link(behind.weight, behind.root, worst.id, behind.length + 1)
-        elif at.id in found:
+            # Of equal weights the first in the order of the plan.
+            heaviest = max(blocking[current.id], key=lambda blocker: chains[blocker.id].weight, default=None)
+            if heaviest is not None:
+                rest = chains[heaviest.id]
+                chains[current.id] = _WaitChain(rest.weight, rest.root_id, heaviest.id, rest.length + 1)
+        elif current.id in chains:
             continue
-        elif at.state != job.PENDING:
-            found[at.id] = _Link(_WEIGHT.get(at_root(story, at).code, 1), at.id)
+        elif current.state != core_job.PENDING:
+            weight = _WEIGHTS.get(root_clause(context, current).code, _DEFAULT_WEIGHT)
+            chains[current.id] = _WaitChain(weight, current.id)
         else:
-            found[at.id] = _Link(-1, at.id)  # On its way; a plan has no cycles, but bad input must end too.
-            needs[at.id] = _open_needs(unmet, at)
-            stack.append((at, True))
-            stack.extend((each, False) for each in needs[at.id] if each.id not in found)
-    return found
+            chains[current.id] = _WaitChain(-1, current.id)  # Marks it as visited: the search ends even with a cycle.
+            blocking[current.id] = _blocking_jobs(unsatisfied, current)
+            stack.append((current, True))
+            stack.extend((blocker, False) for blocker in blocking[current.id] if blocker.id not in chains)
+    return chains
 
 
-def _needs(story: ExplainContext, of: Job) -> list[Clause]:
-    unmet = _unmet(story)
-    links = _links(story, unmet, of)
-    alike: dict[str, list[Job]] = {}  # By the job at which their wait begins.
-    for need in sorted(_open_needs(unmet, of), key=lambda each: -links[each.id].weight):
-        alike.setdefault(links[need.id].root, []).append(need)
+def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
+    """Return one clause per root of the waits for other jobs, the heaviest first."""
+    unsatisfied = _unsatisfied_jobs(context)
+    chains = _wait_chains(context, unsatisfied, job)
+    by_root: dict[str, list[Job]] = {}
+    for blocker in sorted(_blocking_jobs(unsatisfied, job), key=lambda blocker: -chains[blocker.id].weight):
+        by_root.setdefault(chains[blocker.id].root_id, []).append(blocker)
     clauses: list[Clause] = []
-    for needs in list(alike.values())[:MAX_REASONS]:
-        clause, others = _chained(story, links, needs[0]), len(needs) - 1
+    for blockers in list(by_root.values())[:MAX_REASONS]:
+        clause, others = _chain_clause(context, chains, blockers[0]), len(blockers) - 1
         if others:
             verb = "waits" if others == 1 else "wait"
-            clause = clause.adding(f"{count(others, 'other job')} before it {verb} for the same.")
+            clause = clause.add_advice(f"{count(others, 'other job')} before it {verb} for the same reason.")
         clauses.append(clause)
     if clauses:
         return clauses
-    text = f"waits for {count(of.unmet, 'other job')}" if of.unmet else "waits for its run to begin"
-    return [Clause("waiting_for_jobs", text, of.id, story.last(of.id))]
+    text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to start"
+    return [Clause("waiting_for_jobs", text, job.id, context.last_event(job.id))]
 
 
-def _chained(story: ExplainContext, links: dict[str, _Link], need: Job) -> Clause:
-    first = links[need.id]
-    names, id = [story.job_name(need.id)], need.id
-    while links[id].need and len(names) < MAX_LINKS:
-        id = links[id].need
-        names.append(story.job_name(id))
-    if first.length >= MAX_LINKS:
-        between = count(first.length + 1 - MAX_LINKS, "other job")
-        names[-1] = f"{between} in a row, of which the last waits for {story.job_name(first.root)}"
-    end = at_root(story, story.jobs[first.root])
-    text = f"waits for {', which waits for '.join(names)}, which {end.text}"
-    return Clause("waiting_for_jobs", text, first.root, end.event, end.advice)
+def _chain_clause(context: ExplainContext, chains: dict[str, _WaitChain], blocker: Job) -> Clause:
+    """Return the clause that names the jobs of a chain, with the middle of a long one left out, and the root's wait."""
+    chain = chains[blocker.id]
+    names, id = [context.job_name(blocker.id)], blocker.id
+    while chains[id].next_id and len(names) < MAX_LINKS:
+        id = chains[id].next_id
+        names.append(context.job_name(id))
+    if chain.length >= MAX_LINKS:
+        omitted = count(chain.length + 1 - MAX_LINKS, "other job")
+        names[-1] = f"{omitted} in a chain, the last of which waits for {context.job_name(chain.root_id)}"
+    root = root_clause(context, context.jobs[chain.root_id])
+    text = f"waits for {', which waits for '.join(names)}, which {root.text}"
+    return Clause("waiting_for_jobs", text, chain.root_id, root.event, root.advice)
 
 
 # -- runs
 
 
-def run_waits(story: ExplainContext, of: Run) -> list[Said]:
-    """Why the run does not go on, and why some of its jobs do not while others do. Nothing once its outcome stands."""
-    if run.is_over(of):
+def run_waits(context: ExplainContext, run: Run) -> list[SubjectClause]:
+    """Return why the run or some of its jobs make no progress; empty when the run has ended."""
+    if core_run.is_over(run):
         return []
-    name = f"Run {shown(of.id)}"
-    if of.state in (run.CREATED, run.PLANNING):
-        return [(name, each) for each in _planning(story, of)]
-    if of.state == run.VALIDATING:
-        text = "waits for its final validation: all of its jobs are over"
-        return [(name, Clause("waiting_for_validation", text, of.id, story.last(of.id)))]
-    return list(_jobs_of(story))
+    name = f"Run {one_line(run.id)}"
+    if run.state in (core_run.CREATED, core_run.PLANNING):
+        return [(name, clause) for clause in _planning(context, run)]
+    if run.state == core_run.VALIDATING:
+        text = "waits for its final validation: all of its jobs have ended"
+        return [(name, Clause("waiting_for_validation", text, run.id, context.last_event(run.id)))]
+    return list(_waits_of_jobs(context))
 
 
-def _planning(story: ExplainContext, of: Run) -> Iterator[Clause]:
-    event = story.last(of.id)
-    if of.state == run.CREATED:
-        yield Clause("planning", "waits for its planning to begin", of.id, event)
+def _planning(context: ExplainContext, run: Run) -> Iterator[Clause]:
+    event = context.last_event(run.id)
+    if run.state == core_run.CREATED:
+        yield Clause("planning", "waits for planning to start", run.id, event)
     else:
-        advice = "Without a plan by then it fails."
-        yield Clause("planning", f"is being planned, until {when(of.plan_by, story.now)}", of.id, event, advice)
-    asked = story.last(of.id, "cancel_requested")
-    if of.cancel_reason:
-        by = f" by {person(asked.actor)}" if asked is not None else ""
-        text = f"was cancelled{by} and stops as soon as its plan is there"
-        yield Clause("stopping", text, of.id, asked)
+        text = f"is being planned until {when(run.plan_by, context.now)}"
+        yield Clause("planning", text, run.id, event, "Without a plan by then it fails.")
+    request = context.last_event(run.id, "cancel_requested")
+    if run.cancel_reason:
+        by = f" by {actor_name(request.actor)}" if request is not None else ""
+        yield Clause("stopping", f"was cancelled{by} and stops as soon as it is planned", run.id, request)
 
 
-def _jobs_of(story: ExplainContext) -> Iterator[Said]:
-    """What the jobs wait for, other jobs left aside; those that wait for the same are told of together."""
-    alike: dict[tuple[str, str], list[Job]] = {}
-    first: dict[tuple[str, str], Clause] = {}
-    for each in story.jobs.values():
-        if each.state == job.PENDING or each.state in job.TERMINAL:
+def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
+    """Yield what the jobs themselves wait for, with one sentence for all jobs that wait for the same."""
+    grouped: dict[tuple[str, str], list[Job]] = {}
+    clauses: dict[tuple[str, str], Clause] = {}
+    for job in context.jobs.values():
+        if job.state == core_job.PENDING or job.state in core_job.TERMINAL:
             continue
-        for clause in own_waits(story, each):
+        for clause in own_waits(context, job):
             if clause.code != POSITION:
                 key = (clause.code, clause.text)
-                alike.setdefault(key, []).append(each)
-                first.setdefault(key, clause)
-    keys = sorted(alike, key=lambda key: -_WEIGHT.get(key[0], 1))
+                grouped.setdefault(key, []).append(job)
+                clauses.setdefault(key, clause)
+    keys = sorted(grouped, key=lambda key: -_WEIGHTS.get(key[0], _DEFAULT_WEIGHT))
     for key in keys[:MAX_REASONS]:
-        who, clause = alike[key], first[key]
-        if len(who) > 1:
-            others = listed([each.spec.name for each in who[1:]])
-            clause = clause.adding(f"The same is true of {others}.")
-        yield f"Job {shown(who[0].spec.name)}", clause
-    left = sum(len(alike[key]) for key in keys[MAX_REASONS:])
-    if left:
-        verb = "waits" if left == 1 else "wait"
-        yield f"{left} more", Clause("more", f"{verb}; ask for a job to see why", story.run.id if story.run else "")
+        jobs, clause = grouped[key], clauses[key]
+        if len(jobs) > 1:
+            others = listed([job.spec.name for job in jobs[1:]])
+            clause = clause.add_advice(f"The same applies to {others}.")
+        yield f"Job {one_line(jobs[0].spec.name)}", clause
+    omitted = sum(len(grouped[key]) for key in keys[MAX_REASONS:])
+    if omitted:
+        verb = "waits" if omitted == 1 else "wait"
+        about = context.run.id if context.run else ""
+        yield count(omitted, "more job"), Clause("more", f"{verb}; explain a job to see why", about)
 
 
-__all__ = ["at_root", "attempt_waits", "is_under_way", "job_waits", "run_waits", "under_way"]
+__all__ = ["attempt_waits", "is_running", "job_waits", "own_waits", "root_clause", "run_waits", "running_clause"]

@@ -54,21 +54,21 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 async def list_queue(call: Call) -> api_queue.Queue:
     """One page of it; what workers have, and the reasons of all, are on every page."""
     query, seen = call.query, await _look(call)
-    story = ExplainContext(None, seen.jobs, seen.attempts, (), seen.around, is_brief=True)
-    every = [each for each in _waits(story, seen) if _fits(query, seen, each.of)]
-    every.sort(key=lambda each: each.place)
-    waits = [each for each in every if query.reason in ("", each.alike, each.code)]
-    running = [each for each in seen.attempts if explained.is_held(each) and _fits(query, seen, each)]
-    running.sort(key=lambda each: (explained.held_since(each), each.id))
+    context = ExplainContext(None, seen.jobs, seen.attempts, (), seen.around, is_brief=True)
+    every = [each for each in _waits(context, seen) if _fits(query, seen, each.record)]
+    every.sort(key=lambda each: each.sort_key)
+    waits = [each for each in every if query.reason in ("", each.group_key, each.code)]
+    running = [each for each in seen.attempts if explained.is_leased(each) and _fits(query, seen, each)]
+    running.sort(key=lambda each: (explained.leased_since(each), each.id))
     after = _place(query.cursor)
-    left = [each for each in waits if after is None or each.place > after]
+    left = [each for each in waits if after is None or each.sort_key > after]
     page = left[: query.limit]
     return api_queue.Queue(
         waiting=[_waiting(seen, each) for each in page],
-        next=written(_cursor(page[-1].place)) if len(left) > len(page) else None,
+        next=written(_cursor(page[-1].sort_key)) if len(left) > len(page) else None,
         count=len(waits),
-        reasons=[_shared(each) for each in explained.together(every)],
-        running=[_under_way(story, seen, each) for each in running[:MAX_RUNNING]],
+        reasons=[_shared(each) for each in explained.group_waits(every)],
+        running=[_under_way(context, seen, each) for each in running[:MAX_RUNNING]],
         running_count=len(running),
         is_whole=seen.is_whole,
     )
@@ -134,10 +134,10 @@ def _jobs(runs: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]]:
     return found, True
 
 
-def _waits(story: ExplainContext, seen: Seen) -> list[explained.Wait]:
+def _waits(context: ExplainContext, seen: Seen) -> list[explained.Wait]:
     found = [
-        *(explained.attempt_wait(story, each) for each in seen.attempts),
-        *(explained.job_wait(story, each) for each in seen.jobs),
+        *(explained.attempt_wait(context, each) for each in seen.attempts),
+        *(explained.job_wait(context, each) for each in seen.jobs),
         *(explained.run_wait(ExplainContext(each, (), (), (), seen.around), each) for each in seen.open),
     ]
     return [each for each in found if each is not None]
@@ -156,28 +156,28 @@ def _fits(query: api_queue.QueueQuery, seen: Seen, of: Record) -> bool:
 
 
 def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.WaitingEntry:
-    at = _time(wait.of)
+    at = _time(wait.record)
     return api_queue.WaitingEntry(
-        **_named(seen, wait.of),
+        **_named(seen, wait.record),
         since=serializers.moment(wait.since),
         ready_at=serializers.moment(at) if at > seen.around.now else None,
-        reason=wait.alike,
+        reason=wait.group_key,
         reasons=_reasons(wait.reasons),
     )
 
 
-def _under_way(story: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.RunningEntry:
+def _under_way(context: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.RunningEntry:
     return api_queue.RunningEntry(
         **_named(seen, attempt),
-        since=serializers.moment(explained.held_since(attempt)),
+        since=serializers.moment(explained.leased_since(attempt)),
         worker_id=attempt.lease.worker_id if attempt.lease is not None else "",
-        reasons=_reasons(explained.under_way(story, attempt)),
+        reasons=_reasons(explained.lease_reasons(context, attempt)),
     )
 
 
-def _shared(reason: explained.Together) -> api_queue.SharedReason:
+def _shared(reason: explained.WaitGroup) -> api_queue.SharedReason:
     return api_queue.SharedReason(
-        id=reason.alike, code=reason.code, text=reason.text, about=reason.about, count=reason.count
+        id=reason.key, code=reason.code, text=reason.text, about=reason.about, count=reason.count
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from deltaci.audit.explain import format_lines
 from deltaci.core import attempt
-from tests.audit.explaining import why
-from tests.audit.test_explain_waiting import only
+from tests.audit.explanations import why
+from tests.audit.test_explain_waits import only
 from tests.lab import Lab, task
 
 
@@ -33,9 +33,7 @@ def test_what_is_over_keeps_nobody_who_only_comes_after_it() -> None:
 
     assert told.text.startswith("Job mop waits for b, which has been running")
     lab.complete(lease)
-    assert "was put into the queue, as what comes before it was over." in "\n".join(
-        format_lines(why(lab, lab.job("mop")))
-    )
+    assert "was queued after the jobs before it had ended." in "\n".join(format_lines(why(lab, lab.job("mop"))))
 
 
 def test_who_waits_for_a_group_is_told_who_has_it() -> None:
@@ -74,11 +72,11 @@ def test_what_ended_with_its_family_says_whose_failure_that_was() -> None:
     lab.work("linux", ok=False)
 
     because = "because linux failed and the jobs of os stop at the first failure"
-    assert why(lab, lab.job("win")).summary == f"Job win was not needed any more, {because}."
+    assert why(lab, lab.job("win")).summary == f"Job win was no longer needed, {because}."
     assert because in only(why(lab, lab.job("mac")), "stopping").text
     lab.say(attempt.CancelAck, running)
     lab.work("doc")
-    assert why(lab, lab.job("mac")).summary == f"Job mac was not needed any more, {because}."
+    assert why(lab, lab.job("mac")).summary == f"Job mac was no longer needed, {because}."
     assert because in why(lab, lab.attempt("mac")).summary
 
 
@@ -89,4 +87,4 @@ def test_a_failure_that_the_job_does_not_retry_says_so() -> None:
 
     told = "\n".join(format_lines(why(lab, lab.job("a"))))
 
-    assert "The job is retried on FLAKY and TOOLING only, so attempt 1 of 3 was the last one." in told
+    assert "The job is retried only on FLAKY and TOOLING, so attempt 1 of 3 was the last one." in told

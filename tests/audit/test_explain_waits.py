@@ -8,7 +8,7 @@ from deltaci.audit.explain import Explanation, Reason
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.instants import SECOND
-from tests.audit.explaining import why
+from tests.audit.explanations import why
 from tests.lab import START, Lab, gate, task
 
 
@@ -60,7 +60,7 @@ def test_of_several_needs_the_one_that_needs_somebody_is_told_first() -> None:
     told = why(lab, lab.job("end"))
 
     assert [each.about for each in told.waiting] == ["r1/ok", "r1/a"]
-    assert told.summary.startswith("Job end waits for middle, which waits for ok, which waits for a person")
+    assert told.summary.startswith("Job end waits for middle, which waits for ok, which waits for approval by a person")
 
 
 def test_needs_that_wait_for_the_same_are_told_once_and_counted() -> None:
@@ -70,7 +70,7 @@ def test_needs_that_wait_for_the_same_are_told_once_and_counted() -> None:
 
     told = only(why(lab, lab.job("end")), "waiting_for_jobs")
 
-    assert "49 other jobs before it wait for the same." in told.text
+    assert "49 other jobs before it wait for the same reason." in told.text
 
 
 def test_a_long_chain_is_told_short() -> None:
@@ -80,7 +80,7 @@ def test_a_long_chain_is_told_short() -> None:
 
     told = only(why(lab, lab.job("j1999")), "waiting_for_jobs")
 
-    assert "1994 other jobs in a row, of which the last waits for j0, which waits for a worker" in told.text
+    assert "1994 other jobs in a chain, the last of which waits for j0, which waits for a worker" in told.text
     assert len(told.text) < 400
 
 
@@ -93,7 +93,7 @@ def test_without_any_worker_it_says_how_to_start_one() -> None:
 
     told = only(why(lab, lab.job("build")), "no_worker")
 
-    assert told.text == "Job build waits for a worker: there is none at all. Start one with `deltaci runner`."
+    assert told.text == "Job build waits for a worker: no worker is registered. Start one with `deltaci runner`."
 
 
 def test_a_worker_that_left_is_no_worker() -> None:
@@ -114,7 +114,7 @@ def test_missing_labels_are_named_and_the_nearest_worker_too() -> None:
     told = only(why(lab, lab.attempt("train")), "no_fitting_worker")
 
     assert "with the labels arm, gpu and linux" in told.text
-    assert "none of the 2 workers has all of that; w2 comes nearest and lacks gpu." in told.text
+    assert "none of the 2 workers has all of them; the closest, w2, lacks gpu." in told.text
     assert told.about == "w2"
 
 
@@ -128,8 +128,8 @@ def test_busy_workers_are_named_with_what_they_do() -> None:
 
     told = only(why(lab, lab.job("c")), "workers_busy")
 
-    assert "each of the 2 workers that fit is busy (w1 with r1/a.1; w2 with r1/b.1)" in told.text
-    assert "taken when a place becomes free" in told.text
+    assert "each of the 2 matching workers is busy (w1 with r1/a.1; w2 with r1/b.1)" in told.text
+    assert "claimed when a slot becomes free" in told.text
 
 
 def test_workers_that_stopped_answering_are_named() -> None:
@@ -141,7 +141,7 @@ def test_workers_that_stopped_answering_are_named() -> None:
 
     told = only(why(lab, lab.job("b")), "workers_unresponsive")
 
-    assert "the only one that fits (w1) stopped answering" in told.text
+    assert "the only matching worker (w1) stopped answering" in told.text
 
 
 def test_workers_that_are_about_to_leave_are_named() -> None:
@@ -167,8 +167,12 @@ def test_what_each_of_the_workers_keeps_is_said() -> None:
     lab.do(worker.Shutdown(id="w3"))
     leaving = only(why(lab, lab.job("d")), "workers_leaving").text
 
-    assert "1 of the 3 that fit is busy (w3 with r1/c.1), and the rest stopped answering or will leave" in busy
-    assert "2 of the 3 workers that fit (w2 and w3) will leave and take no new work, and the rest stopped" in leaving
+    assert (
+        "1 of the 3 matching workers is busy (w3 with r1/c.1), and the rest stopped answering or will shut down" in busy
+    )
+    assert (
+        "2 of the 3 matching workers (w2 and w3) will shut down and take no new work, and the rest stopped" in leaving
+    )
 
 
 def test_a_drained_worker_is_named_with_who_can_let_it_go_and_how() -> None:
@@ -181,8 +185,8 @@ def test_a_drained_worker_is_named_with_who_can_let_it_go_and_how() -> None:
     told = only(why(lab.after(60), lab.job("train")), "workers_held")
 
     assert told.text == (
-        "Job train waits for a worker with the label gpu: worker w1 fits, but is drained since 2026-01-04 08:01:00 UTC:"
-        " “new disk”. `deltaci workers resume w1` lets it take work again."
+        "Job train waits for a worker with the label gpu: worker w1 matches, but is drained since 2026-01-04"
+        " 08:01:00 UTC: “new disk”. `deltaci workers resume w1` lets it take work again."
     )
     assert told.about == "w1"
 
@@ -202,10 +206,10 @@ def test_a_quarantined_worker_is_named_with_what_it_did() -> None:
     told = only(why(lab, lab.job("d")), "workers_held").text
 
     assert (
-        "worker w1 fits, but is quarantined since 2026-01-04 08:00:30 UTC: 3 times in a row it lost a job, or" in told
+        "worker w1 matches, but is quarantined since 2026-01-04 08:00:30 UTC: 3 times in a row it lost a job or" in told
     )
-    assert "worker w2 fits, but is quarantined since 2026-01-04 08:00:30 UTC: “slow disk”; " in told
-    assert "; 1 more is held, too, and the rest stopped answering or will leave. " in told
+    assert "worker w2 matches, but is quarantined since 2026-01-04 08:00:30 UTC: “slow disk”; " in told
+    assert "; 1 more is on hold, and the rest stopped answering or will shut down. " in told
 
 
 def test_a_busy_worker_may_still_come_free_where_the_others_are_held() -> None:
@@ -218,7 +222,7 @@ def test_a_busy_worker_may_still_come_free_where_the_others_are_held() -> None:
 
     told = only(why(lab, lab.job("b")), "workers_busy").text
 
-    assert "and the rest stopped answering, is held or will leave" in told
+    assert "and the rest stopped answering, is on hold or will shut down" in told
 
 
 def test_who_lost_a_job_leaves_it_to_another_one_that_is_free() -> None:
@@ -236,10 +240,10 @@ def test_who_lost_a_job_leaves_it_to_another_one_that_is_free() -> None:
     alone = only(why(lab, lab.job("build")), "waiting_for_worker").text
 
     assert told == (
-        "Job build waits for its turn: w2 has a free place and may take it; w1 lost it before and leaves it to others."
+        "Job build waits to be claimed: w2 has a free slot; w1 lost it before and leaves it to other workers."
     )
-    assert "is busy (w2 with r1/other.1); w1 lost it before and leaves it to others" in busy
-    assert alone == "Job build waits for its turn: w1 has a free place and may take it."
+    assert "is busy (w2 with r1/other.1); w1 lost it before and leaves it to other workers" in busy
+    assert alone == "Job build waits to be claimed: w1 has a free slot."
 
 
 def test_with_a_free_worker_it_is_a_matter_of_turns() -> None:
@@ -250,8 +254,8 @@ def test_with_a_free_worker_it_is_a_matter_of_turns() -> None:
     told = why(lab, lab.job("build"), ahead={"r1/build.1": 7})
 
     assert [each.code for each in told.waiting] == ["waiting_for_worker", "position"]
-    assert told.summary == "Job build waits for its turn: w1 has a free place and may take it."
-    assert "7 are before it in the queue" in told.waiting[1].text
+    assert told.summary == "Job build waits to be claimed: w1 has a free slot."
+    assert "is behind 7 other attempts in the queue" in told.waiting[1].text
 
 
 def test_the_quota_of_running_jobs_is_a_reason() -> None:
@@ -261,7 +265,7 @@ def test_the_quota_of_running_jobs_is_a_reason() -> None:
 
     told = only(why(lab, lab.job("build"), running_quota=5, running=5), "quota")
 
-    assert "5 of 5 jobs that may run at once do run" in told.text
+    assert "5 of at most 5 jobs are running" in told.text
     assert why(lab, lab.job("build"), running_quota=5, running=4).waiting[0].code == "waiting_for_worker"
 
 
@@ -273,7 +277,7 @@ def test_a_lease_that_nobody_has_taken_yet_says_until_when() -> None:
 
     told = only(why(lab.after(10), lab.job("build")), "waiting_for_acceptance")
 
-    assert "was given to worker w1, which has until 2026-01-04 08:00:30 UTC (in 20 s) to take it" in told.text
+    assert "was assigned to worker w1, which has until 2026-01-04 08:00:30 UTC (in 20 s) to accept it" in told.text
 
 
 # -- for a person
@@ -286,8 +290,8 @@ def test_an_approval_says_until_when_and_what_happens_then() -> None:
     timed = only(why(lab, lab.job("ok")), "waiting_for_approval").text
     endless = only(why(lab, lab.job("open")), "waiting_for_approval").text
 
-    assert "waits for a person to approve it, until 2026-01-04 08:15:00 UTC (in 15 min). If that" in timed
-    assert "as long as that takes" in endless
+    assert "waits for approval by a person until 2026-01-04 08:15:00 UTC (in 15 min). Without" in timed
+    assert "There is no deadline." in endless
 
 
 def test_an_approval_by_several_says_who_may_and_who_has() -> None:
@@ -299,8 +303,8 @@ def test_an_approval_by_several_says_who_may_and_who_has() -> None:
     told = why(lab, lab.job("ok"))
 
     text = only(told, "waiting_for_approval").text
-    assert "waits for 3 different people with the role release, but not bob, who started the run, to approve it" in text
-    assert "1 of 3 has done so (ada)" in text
+    assert "waits for approval by 3 different people with the role release (not bob, who started the run)" in text
+    assert "1 of 3 has approved (ada)" in text
     given = next(each for each in told.history if each.code == "approval_given")
     assert given.text == "ada approved ok: “looks good”. That was approval 1 of 3."
     assert why(lab, lab.run()).waiting[0].code == "waiting_for_approval"
@@ -331,9 +335,9 @@ def test_after_a_lost_lease_nobody_may_begin_before_the_last_worker_has_surely_e
 
     told = only(why(lab, lab.job("build")), "fence")
 
-    assert "may not be taken before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in told.text
-    assert "worker w1, which lost it, may still be at work on it" in told.text
-    assert why(lab, lab.run()).summary.startswith("Run r1 waits, with 0 of 1 job over: job build may not be taken")
+    assert "cannot be claimed before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in told.text
+    assert "worker w1, which lost it, may still be running it" in told.text
+    assert why(lab, lab.run()).summary.startswith("Run r1 waits (0 of 1 job have ended): job build cannot be claimed")
 
 
 def test_what_was_asked_for_later_says_for_when() -> None:
@@ -343,7 +347,7 @@ def test_what_was_asked_for_later_says_for_when() -> None:
 
     told = only(why(lab, lab.queued()), "not_before")
 
-    assert told.text == "Job q1 is meant for 2026-01-04 09:00:00 UTC (in 1 h) and waits until then."
+    assert told.text == "Job q1 is scheduled for 2026-01-04 09:00:00 UTC (in 1 h)."
 
 
 # -- for a stop, a plan, a validation
@@ -358,9 +362,9 @@ def test_a_cancelled_run_says_which_runner_must_still_stop_and_until_when() -> N
 
     told = why(lab, lab.run())
 
-    assert told.summary == "Run r1 was cancelled by ada: “wrong branch”; 1 of 2 jobs is over, and 1 must still stop."
+    assert told.summary == "Run r1 was cancelled by ada: “wrong branch”; 1 of 2 jobs has ended, and 1 must still stop."
     assert [each.code for each in told.waiting] == ["stopping"]
-    assert "worker w1 must still say that it stopped" in told.waiting[0].text
+    assert "worker w1 has not confirmed yet that it stopped" in told.waiting[0].text
     assert "At 2026-01-04 08:00:30 UTC (in 30 s) it is ended without the worker." in told.waiting[0].text
 
 
@@ -401,10 +405,10 @@ def test_a_run_tells_of_jobs_that_wait_for_the_same_together() -> None:
     told = why(lab, lab.run())
 
     assert [each.code for each in told.waiting] == ["no_fitting_worker"]
-    assert "The same is true of t1, t2, t3 and 996 more." in told.waiting[0].text
+    assert "The same applies to t1, t2, t3 and 996 more." in told.waiting[0].text
     assert told.summary == (
-        "Run r1 waits, with 0 of 1001 jobs over:"
-        " job t0 waits for a worker with the label gpu: the only one, w1, lacks gpu."
+        "Run r1 waits (0 of 1001 jobs have ended):"
+        " job t0 waits for a worker with the label gpu: the only worker, w1, lacks gpu."
     )
 
 
@@ -415,7 +419,7 @@ def test_reasons_that_differ_end_somewhere() -> None:
     told = why(lab, lab.run())
 
     assert len(told.waiting) == 21
-    assert told.waiting[-1].text == "10 more wait; ask for a job to see why."
+    assert told.waiting[-1].text == "10 more jobs wait; explain a job to see why."
 
 
 def test_a_run_that_goes_on_still_says_what_of_it_waits() -> None:
@@ -426,7 +430,7 @@ def test_a_run_that_goes_on_still_says_what_of_it_waits() -> None:
 
     told = why(lab, lab.run())
 
-    assert told.summary == "Run r1 goes on: 0 of 2 jobs are over, and 1 is under way."
+    assert told.summary == "Run r1 is running: 0 of 2 jobs have ended, and 1 is running."
     assert [each.code for each in told.waiting] == ["no_fitting_worker"]
 
 
@@ -450,4 +454,4 @@ def test_what_was_taken_from_a_worker_by_hand_says_what_to_do() -> None:
     told = only(why(lab, lab.queued()), "stalled")
 
     assert "was taken from worker w1 by ada" in told.text
-    assert "Put it back, or let a worker claim it from 2026-01-04 08:02:00 UTC (in 2 min) on." in told.text
+    assert "Requeue it, or let a worker claim it from 2026-01-04 08:02:00 UTC (in 2 min) on." in told.text

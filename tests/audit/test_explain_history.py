@@ -13,14 +13,14 @@ from deltaci.audit.explain import (
     explain_run,
     format_lines,
 )
-from deltaci.audit.explain.formatting import duration, listed, shown
+from deltaci.audit.explain.formatting import duration, listed, one_line
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Origin
-from tests.audit.explaining import why
+from tests.audit.explanations import why
 from tests.lab import Lab, gate, task
 
 
@@ -34,8 +34,8 @@ def told(explanation: Explanation, code: str) -> Reason:
     ("said", "text"),
     [
         ("", "The outcome was published."),
-        ("success", "The outcome was published. What its forge was told: “success”."),
-        ("exhausted: 401", "The outcome was published. What its forge was told: “exhausted: 401”."),
+        ("success", "The outcome was published. Result at the forge: “success”."),
+        ("exhausted: 401", "The outcome was published. Result at the forge: “exhausted: 401”."),
     ],
 )
 def test_a_run_that_is_over_says_what_its_forge_was_told(said: str, text: str) -> None:
@@ -59,9 +59,9 @@ def test_a_retry_names_the_class_the_rule_and_the_line() -> None:
     found = told(why(lab, lab.job("build")), "retry_scheduled")
 
     assert found.text == (
-        "Attempt 1 of 3 of build failed: it ended with exit code 6. The rule “network” puts that down to a fault of the"
-        " machine or the network (INFRA), because of the line “curl: (6) Could not resolve host: example.org”. Such a"
-        " failure may pass, so attempt 2 was planned for 2026-01-04 08:00:20 UTC."
+        "Attempt 1 of 3 of build failed: it ended with exit code 6. The rule “network” classifies that as a failure of"
+        " the machine or the network (INFRA), because of the line “curl: (6) Could not resolve host: example.org”. The"
+        " failure may be temporary, so attempt 2 was scheduled for 2026-01-04 08:00:20 UTC."
     )
     assert found.seq == lab.last("r1/build").seq
     assert told(why(lab, lab.run()), "retry_scheduled").text == found.text
@@ -76,8 +76,8 @@ def test_a_failure_of_the_job_itself_is_not_retried_and_says_so() -> None:
 
     assert explanation.summary == "Job build failed: it ended with exit code 1."
     assert told(explanation, "not_retried").text == (
-        "Job build failed: it ended with exit code 1. The rule “failed” puts that down to a fault of the job itself"
-        " (USER). Another attempt would end in the same way, so attempt 1 of 3 was the last one."
+        "Job build failed: it ended with exit code 1. The rule “failed” classifies that as a failure of the job itself"
+        " (USER). Another attempt would fail in the same way, so attempt 1 of 3 was the last one."
     )
 
 
@@ -91,8 +91,10 @@ def test_attempts_that_are_used_up_are_counted() -> None:
     explanation = why(lab, lab.job("build"))
 
     assert "(TOOLING)" in told(explanation, "retry_scheduled").text
-    assert told(explanation, "retried").text == "Job build was put into the queue again, for attempt 2."
-    assert told(explanation, "not_retried").text.endswith("Such a failure may pass, but all 2 attempts are used up.")
+    assert told(explanation, "retried").text == "Job build was queued again for attempt 2."
+    assert told(explanation, "not_retried").text.endswith(
+        "The failure may be temporary, but all 2 attempts are used up."
+    )
 
 
 def test_a_job_with_one_attempt_says_how_to_give_it_more() -> None:
@@ -100,7 +102,7 @@ def test_a_job_with_one_attempt_says_how_to_give_it_more() -> None:
     lab = Lab().plan(task("build"))
     lab.fail(lab.claim(lab.attempt("build")))
 
-    assert "only one attempt; give it more with max_attempts" in told(why(lab, lab.job("build")), "not_retried").text
+    assert "only one attempt; allow more with max_attempts" in told(why(lab, lab.job("build")), "not_retried").text
 
 
 def test_a_rule_that_forbids_another_attempt_is_named() -> None:
@@ -111,8 +113,8 @@ def test_a_rule_that_forbids_another_attempt_is_named() -> None:
 
     text = told(why(lab, lab.job("build")), "not_retried").text
 
-    assert "The rule “licence” puts that down to a fault of the tools around the job (TOOLING)." in text
-    assert "The rule says that another attempt would not help" in text
+    assert "The rule “licence” classifies that as a failure of the tools around the job (TOOLING)." in text
+    assert "The rule does not allow a retry" in text
 
 
 def test_a_failure_that_is_allowed_says_that_the_run_goes_on() -> None:
@@ -121,9 +123,9 @@ def test_a_failure_that_is_allowed_says_that_the_run_goes_on() -> None:
     lab.work("lint", ok=False)
     lab.work("build")
 
-    assert told(why(lab, lab.job("lint")), "not_retried").text.endswith("Its failure is allowed: the run goes on.")
+    assert told(why(lab, lab.job("lint")), "not_retried").text.endswith("Its failure is allowed, so the run continues.")
     assert why(lab, lab.run()).summary == (
-        "Run r1 succeeded: every job that it requires did, and 1 job that may fail did not."
+        "Run r1 succeeded: every required job succeeded, and 1 job that may fail did not."
     )
 
 
@@ -141,7 +143,7 @@ def test_a_blocked_job_is_followed_to_the_job_that_failed() -> None:
         "Job deploy could not start: it needs test, which needs build, which failed: it ended with exit code 1."
     )
     assert "(USER)" in told(explanation, "blocked").text
-    assert why(lab, lab.run()).summary.startswith("Run r1 failed, because build, which it requires, failed")
+    assert why(lab, lab.run()).summary.startswith("Run r1 failed, because required job build failed")
     assert told(why(lab, lab.run()), "failed").text.endswith("2 other required jobs did not succeed either.")
 
 
@@ -151,7 +153,7 @@ def test_an_optional_job_that_is_cancelled_blocks_and_is_the_cause() -> None:
     lab.do(CancelJob(id="r1/data", actor="user:ada", reason="too expensive"))
 
     assert why(lab, lab.run()).summary == (
-        "Run r1 failed, because test, which it requires, could not start:"
+        "Run r1 failed, because required job test could not start:"
         " it needs data, which was cancelled by ada: “too expensive”."
     )
 
@@ -164,8 +166,8 @@ def test_a_long_chain_of_blocked_jobs_is_told_short() -> None:
 
     text = why(lab, lab.job("j1999")).summary
 
-    assert "1994 other jobs in a row, of which the last needs j0, which failed" in text
-    assert told(why(lab, lab.run()), "more").text.startswith("1989 more events of these kinds")
+    assert "1994 other jobs in a chain, the last of which needs j0, which failed" in text
+    assert told(why(lab, lab.run()), "more").text.startswith("Omitted: 1989 more events of these kinds")
 
 
 def test_what_a_failed_run_does_not_need_any_more_says_which_job_failed() -> None:
@@ -174,7 +176,7 @@ def test_what_a_failed_run_does_not_need_any_more_says_which_job_failed() -> Non
     lab.work("build", ok=False)
 
     assert why(lab, lab.job("docs")).summary == (
-        "Job docs was not needed any more, because build failed and the run stops at the first failure."
+        "Job docs was no longer needed, because build failed and the run stops at the first failure."
     )
     assert "because build failed" in why(lab, lab.attempt("docs")).summary
 
@@ -211,8 +213,8 @@ def test_a_runner_that_did_not_stop_is_named() -> None:
 
     text = told(why(lab, lab.attempt("build")), "forced").text
 
-    assert text.startswith("Attempt 1 of build was cancelled, as its whole run was cancelled by ada.")
-    assert text.endswith("Worker w1 did not say in time that it stopped: it was ended without it.")
+    assert text.startswith("Attempt 1 of build was cancelled, because its run was cancelled by ada.")
+    assert text.endswith("Worker w1 did not confirm in time that it stopped: the attempt was ended without it.")
     for record in (lab.run(), lab.job("build")):
         assert "Worker w1 did not stop attempt 1 of build in time" in told(why(lab, record), "forced").text
 
@@ -227,7 +229,7 @@ def test_a_cancel_that_was_remembered_names_who_asked_for_it() -> None:
 
     assert why(lab, lab.run()).summary == "Run r1 was cancelled by ada, because a newer run took its place."
     assert why(lab, lab.job("build")).summary.startswith(
-        "Job build was cancelled, as its whole run was cancelled by ada"
+        "Job build was cancelled, because its run was cancelled by ada"
     )
 
 
@@ -235,10 +237,10 @@ def test_a_cancel_that_was_remembered_names_who_asked_for_it() -> None:
 
 
 LOSSES = {
-    attempt.LEASE_EXPIRED: "Worker w1 was silent for too long while it had attempt 1 of build, and lost it",
-    attempt.NOT_ACCEPTED: "Worker w1 was given attempt 1 of build, did not take it in time, and lost it",
-    attempt.WORKER_LOST: "Worker w1 stopped answering while it had attempt 1 of build, and lost it",
-    attempt.HANDED_BACK: "Worker w1 gave attempt 1 of build back",
+    attempt.LEASE_EXPIRED: "Worker w1 lost attempt 1 of build, because it sent no heartbeat in time",
+    attempt.NOT_ACCEPTED: "Worker w1 lost attempt 1 of build, because it did not accept it in time",
+    attempt.WORKER_LOST: "Worker w1 lost attempt 1 of build, because it stopped answering",
+    attempt.HANDED_BACK: "Worker w1 handed attempt 1 of build back",
 }
 
 
@@ -265,11 +267,11 @@ def test_a_lost_lease_says_who_lost_it_how_and_who_has_it_now(loss: str) -> None
     for record in (lab.job("build"), lab.attempt("build")):
         explanation = why(lab, record)
         text = told(explanation, "lease_lost" if is_lost else "handed_back").text
-        after = "That was loss 1, and 2 are allowed." if is_lost else "That is not counted against it."
+        after = "That was loss 1, and 2 are allowed." if is_lost else "This does not count as a loss."
         assert text == f"{LOSSES[loss]} (lease 1, {loss}). {after}"
-        gave = "had lost it" if is_lost else "had given it back"
+        gave = "had lost it" if is_lost else "had handed it back"
         assert told(explanation, "claimed_again").text == (
-            f"Worker w2 took attempt 1 of build after worker w1 {gave} (lease 2)."
+            f"Worker w2 claimed attempt 1 of build after worker w1 {gave} (lease 2)."
         )
 
 
@@ -281,7 +283,7 @@ def test_an_attempt_that_was_lost_too_often_says_how_often() -> None:
         lab.after(200).do(attempt.RevokeUnaccepted(id="r1/build.1"))
 
     assert why(lab, lab.attempt("build")).summary == (
-        "Attempt 1 of build was given up, because workers lost it twice and only 1 loss is allowed."
+        "Attempt 1 of build failed, because workers lost it twice and only 1 loss is allowed."
     )
     assert "its worker was lost too often (LEASE_LOST)" in why(lab, lab.job("build")).summary
 
@@ -299,9 +301,9 @@ def test_an_attempt_that_took_too_long_says_how_long_it_had() -> None:
 
     text = told(why(lab, lab.attempt("build")), "timed_out").text
 
-    assert text.startswith("Attempt 1 of build was ended on worker w1, because it ran for longer than the 1 min")
+    assert text.startswith("Attempt 1 of build was stopped on worker w1, because it exceeded its time limit of 1 min")
     assert "timeout_seconds" in text
-    assert "longer than it may (TIMED_OUT)" in told(why(lab, lab.job("build")), "retry_scheduled").text
+    assert "it exceeded its time limit (TIMED_OUT)" in told(why(lab, lab.job("build")), "retry_scheduled").text
 
 
 def test_a_run_that_took_too_long_says_so_for_its_jobs_too() -> None:
@@ -310,9 +312,9 @@ def test_a_run_that_took_too_long_says_so_for_its_jobs_too() -> None:
     lab.claim(lab.attempt("build"))
     lab.after(601).do(run.TimeOut(id="r1"))
 
-    assert why(lab, lab.run()).summary == "Run r1 was ended, because it ran for longer than the 10 min that it may."
+    assert why(lab, lab.run()).summary == "Run r1 was stopped, because it exceeded its time limit of 10 min."
     assert why(lab, lab.job("test")).summary == (
-        "Job test was cancelled, because the time of 10 min for the whole run was over."
+        "Job test was cancelled, because its run exceeded the time limit of 10 min."
     )
 
 
@@ -332,9 +334,7 @@ def test_decisions_of_people_say_who_and_what_they_said() -> None:
     assert why(lab, lab.job("late")).summary == (
         "Job late failed, because only 1 of 2 people approved it by 2026-01-04 08:01:00 UTC."
     )
-    assert why(lab, lab.run()).summary == (
-        "Run r1 failed, because no, which it requires, was rejected by bob: “not now”."
-    )
+    assert why(lab, lab.run()).summary == ("Run r1 failed, because required job no was rejected by bob: “not now”.")
 
 
 def test_everybody_who_approved_is_named() -> None:
@@ -385,7 +385,7 @@ def test_a_run_says_where_it_comes_from() -> None:
     lab = Lab().plan(task("build"), started_by="ada", rerun_of="r0", origin=origin)
 
     assert told(why(lab, lab.run()), "created").text == (
-        "Run r1 was created by ada, as run r0 once more, from template nightly version 4."
+        "Run r1 was created by ada, as a rerun of run r0, from template nightly version 4."
     )
 
 
@@ -483,5 +483,5 @@ def test_words_for_times_and_names() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b"]) == "a and b"
     assert listed(["a", "b", "c", "d"]) == "a, b, c and 1 more"
-    assert shown("x" * 10, 5) == "xxxx…"
-    assert shown(" a\t b\n") == "a b"
+    assert one_line("x" * 10, 5) == "xxxx…"
+    assert one_line(" a\t b\n") == "a b"

@@ -6,12 +6,12 @@ from random import Random
 from time import process_time
 from typing import Any
 
-from deltaci.audit.explain import CODES, ENDS, Explanation
+from deltaci.audit.explain import CODES, END_CODES, Explanation
 from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
-from tests.audit.explaining import Archive
+from tests.audit.explanations import Archive
 from tests.histories import History
 from tests.lab import Lab, task
 
@@ -19,7 +19,7 @@ SEEDS = range(25)
 STEPS = 120
 MAX_SECONDS = 0.5  # Some 20 ms on a quiet machine: whoever looks through everything for each job takes far more.
 GOES_ON = {attempt.STARTING, attempt.RUNNING, attempt.UPLOADING}
-BAD_ENDS = ENDS - {"succeeded", "approved"}
+BAD_ENDS = END_CODES - {"succeeded", "approved"}
 
 
 def goes_on(archive: Archive, record: Run | Job | Attempt) -> bool:
@@ -64,7 +64,7 @@ def check_texts(told: Explanation) -> None:
 
 def check_end(record: Run | Job | Attempt, told: Explanation) -> None:
     assert not told.waiting
-    ends = [reason for reason in told.history if reason.code in ENDS and reason.about == record.id]
+    ends = [reason for reason in told.history if reason.code in END_CODES and reason.about == record.id]
     assert ends, f"{record.id} is {record.state} and nobody says why: {told}"
     assert told.summary.rstrip(".") in ends[-1].text, told
     if told.status.upper() in ("FAILED", "CANCELED"):
