@@ -48,7 +48,7 @@ def test_the_queues_words_are_those_of_its_export() -> None:
             for each in job_events(log(seed))
         ]
         found = project_log(VOCABULARIES["queue"], log(seed))
-        assert [(each.event.entity_id, each.source, each.target, each.word, each.actor) for each in found] == told
+        assert [(each.event.entity_id, each.source, each.target, each.trigger, each.actor) for each in found] == told
 
 
 def test_the_workstreams_words_are_those_of_its_export() -> None:
@@ -60,7 +60,7 @@ def test_the_workstreams_words_are_those_of_its_export() -> None:
             if each["event_type"] != "worker_state_transition"
         ]
         found = (each for each in project_log(VOCABULARIES["workstreams"], log(seed)) if each.source is not None)
-        assert [(each.event.entity_id, each.source, each.target, each.word) for each in found] == told
+        assert [(each.event.entity_id, each.source, each.target, each.trigger) for each in found] == told
 
 
 def test_every_event_knows_its_job() -> None:

@@ -1,7 +1,8 @@
-"""When a run did what: each job as phases, one after the other, from the run's events.
+"""Compute the phases of each job of a run (queued, starting, running, ...) from the run's events.
 
-Runners speak seldom: that the steps began is heard with the first heartbeat, that they ended with the result. What an
-attempt's report says of its times is therefore taken where it fits what the log says, and left aside where it does not.
+A runner reports rarely: the log learns of the start of the steps with the first heartbeat, and of their end with the
+result. The start and end times in the attempt's report are therefore more precise. They are used if they lie within the
+bounds that the log gives, else ignored: a runner's clock is not trusted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import attempt, job, run
+from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, JOB, Event
 from deltaci.core.instants import from_datetime
@@ -28,23 +31,23 @@ APPROVAL: Final = "approval"
 BACKOFF: Final = "backoff"
 PHASES: Final = (QUEUED, STARTING, RUNNING, UPLOADING, STOPPING, APPROVAL, BACKOFF)
 
-# A state that is not here is no phase: the job waits for others, or is over, or its attempt says more.
-_ATTEMPT: Final = {
-    attempt.QUEUED: QUEUED,
-    attempt.STALE: QUEUED,
-    attempt.LEASED: STARTING,
-    attempt.STARTING: STARTING,
-    attempt.RUNNING: RUNNING,
-    attempt.UPLOADING: UPLOADING,
-    attempt.CANCEL_REQUESTED: STOPPING,
+# State -> phase. Other states have no phase: the job waits for others or has ended, or its attempt has the phase.
+_ATTEMPT_PHASES: Final = {
+    core_attempt.QUEUED: QUEUED,
+    core_attempt.STALE: QUEUED,
+    core_attempt.LEASED: STARTING,
+    core_attempt.STARTING: STARTING,
+    core_attempt.RUNNING: RUNNING,
+    core_attempt.UPLOADING: UPLOADING,
+    core_attempt.CANCEL_REQUESTED: STOPPING,
 }
-_JOB: Final = {job.WAITING_APPROVAL: APPROVAL, job.RETRYING: BACKOFF}
-_PHASE: Final = {ATTEMPT: _ATTEMPT, JOB: _JOB}
-_WORKED: Final = frozenset({STARTING, RUNNING, UPLOADING})
+_JOB_PHASES: Final = {core_job.WAITING_APPROVAL: APPROVAL, core_job.RETRYING: BACKOFF}
+_PHASES_BY_ENTITY: Final = {ATTEMPT: _ATTEMPT_PHASES, JOB: _JOB_PHASES}
+_EXECUTION: Final = frozenset({STARTING, RUNNING, UPLOADING})
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """What a job did for a while. `attempt` is 0 for what is the job's own; without an `end` it goes on."""
+    """A period of a job. `attempt` is 0 if it belongs to the job itself; `end` is None while the phase lasts."""
 
     name: str
     attempt: int
@@ -53,17 +56,17 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class JobTimes(msgspec.Struct, frozen=True):
-    """One job, its phases in order of time; none if it had no turn."""
+    """A job's phases in order of time; empty if the job was never ready."""
 
     name: str
     phases: tuple[Phase, ...]
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run. `until` is when something was heard last.
+    """The phases of all jobs of a run. `until` is the time of the last event.
 
-    `critical` names the jobs that the run's length comes from: the last one to end, the one that it waited for, and
-    so on. It is empty until all jobs are over.
+    `critical` is the critical path: the job that ended last, before it the job that it waited for, and so on. It is
+    empty until all jobs have ended.
     """
 
     start: int
@@ -73,30 +76,30 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     critical: tuple[str, ...] = ()
 
 
-def timeline(of: Run, jobs: Sequence[Job], tries: Iterable[Attempt], events: Iterable[Event]) -> Timeline:
-    """Every job in the order of the plan. Linear in the events."""
-    reports = {each.id: each.report for each in tries}
-    found: dict[str, list[Phase]] = {each.id: [] for each in jobs}
-    lives: dict[str, _Life] = {}
-    until = of.created_at
+def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events: Iterable[Event]) -> Timeline:
+    """Return the timeline of a run, with jobs in the order of the plan. Linear in the number of events."""
+    reports = {attempt.id: attempt.report for attempt in attempts}
+    phases_by_job: dict[str, list[Phase]] = {job.id: [] for job in jobs}
+    recorders: dict[str, _PhaseRecorder] = {}
+    until = run.created_at
     for event in events:
         until = max(until, event.at)
-        if event.entity not in _PHASE:
+        if event.entity not in _PHASES_BY_ENTITY:
             continue
-        life = lives.get(event.entity_id)
-        if life is None:
-            life = lives[event.entity_id] = _Life(event)
-        life.go_on(event)
-    for id, life in lives.items():
-        if life.job_id in found:
-            found[life.job_id] += _told(life.phases(), reports.get(id))
-    times = tuple(JobTimes(each.spec.name, tuple(sorted(found[each.id], key=_start))) for each in jobs)
+        recorder = recorders.get(event.entity_id)
+        if recorder is None:
+            recorder = recorders[event.entity_id] = _PhaseRecorder(event)
+        recorder.record(event)
+    for id, recorder in recorders.items():
+        if recorder.job_id in phases_by_job:
+            phases_by_job[recorder.job_id] += _refine(recorder.phases(), reports.get(id))
+    times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_start))) for job in jobs)
     return Timeline(
-        start=of.created_at,
+        start=run.created_at,
         until=until,
-        is_over=run.is_over(of) and all(phase.end is not None for each in times for phase in each.phases),
+        is_over=core_run.is_over(run) and all(phase.end is not None for job in times for phase in job.phases),
         jobs=times,
-        critical=_critical(jobs, found),
+        critical=_critical_path(jobs, phases_by_job),
     )
 
 
@@ -104,63 +107,63 @@ def _start(phase: Phase) -> int:
     return phase.start
 
 
-class _Life:
-    """One job or attempt, as its events tell it."""
+class _PhaseRecorder:
+    """Collects the phases of one job or attempt from its events."""
 
     def __init__(self, first: Event) -> None:
         is_attempt = first.entity == ATTEMPT
         self.job_id = str(first.metadata.get("job_id", "")) if is_attempt else first.entity_id
         self._index = int(first.metadata.get("index", 0)) if is_attempt else 0
-        self._over: list[Phase] = []
+        self._ended: list[Phase] = []
         self._name = ""
         self._since = 0
 
-    def go_on(self, event: Event) -> None:
-        """The next event. Most leave it where it is: heartbeats do."""
-        name = _PHASE[event.entity].get(event.to, "")
+    def record(self, event: Event) -> None:
+        """Start a new phase if the event leads to one. Most events, such as heartbeats, do not."""
+        name = _PHASES_BY_ENTITY[event.entity].get(event.to, "")
         if name == self._name:
             return
         if self._name and event.at > self._since:
-            self._over.append(Phase(self._name, self._index, self._since, event.at))
+            self._ended.append(Phase(self._name, self._index, self._since, event.at))
         self._name, self._since = name, event.at
 
     def phases(self) -> list[Phase]:
-        """All of them; the last may go on."""
-        return [*self._over, Phase(self._name, self._index, self._since)] if self._name else self._over
+        """Return all phases. The last one may have no end."""
+        return [*self._ended, Phase(self._name, self._index, self._since)] if self._name else self._ended
 
 
-def _told(phases: list[Phase], report: Any) -> list[Phase]:
-    """The phases with what the runner says of its last turn: when the first step began, when the last one ended."""
+def _refine(phases: list[Phase], report: Any) -> list[Phase]:
+    """Replace the times of the last execution by those of the runner's report, if they are within its bounds."""
     first = len(phases)
-    while first and phases[first - 1].name in _WORKED:
+    while first and phases[first - 1].name in _EXECUTION:
         first -= 1
-    turn = phases[first:]
-    if not turn or turn[-1].end is None:
+    execution = phases[first:]
+    if not execution or execution[-1].end is None:
         return phases
-    start, end, index = turn[0].start, turn[-1].end, turn[0].attempt
-    times = report.get("timings") if isinstance(report, dict) else None
-    began, ended = (_moment(times, name) for name in ("started_at", "finished_at"))
-    if began is None or ended is None or not start <= began <= ended <= end:
-        return phases  # By another clock than ours, or by none.
-    bounds = ((STARTING, start, began), (RUNNING, began, ended), (UPLOADING, ended, end))
-    return [*phases[:first], *(Phase(name, index, at, to) for name, at, to in bounds if to > at)]
+    start, end, index = execution[0].start, execution[-1].end, execution[0].attempt
+    timings = report.get("timings") if isinstance(report, dict) else None
+    started, finished = (_reported_time(timings, name) for name in ("started_at", "finished_at"))
+    if started is None or finished is None or not start <= started <= finished <= end:
+        return phases
+    bounds = ((STARTING, start, started), (RUNNING, started, finished), (UPLOADING, finished, end))
+    return [*phases[:first], *(Phase(name, index, begin, until) for name, begin, until in bounds if until > begin)]
 
 
-def _moment(times: Any, name: str) -> int | None:
+def _reported_time(timings: Any, name: str) -> int | None:
     try:
-        return from_datetime(msgspec.convert(times[name], datetime)) if isinstance(times, dict) else None
+        return from_datetime(msgspec.convert(timings[name], datetime)) if isinstance(timings, dict) else None
     except (KeyError, TypeError, msgspec.ValidationError, OverflowError):
         return None
 
 
-def _critical(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
-    known = {each.id: each for each in jobs if each.completed_at and phases[each.id]}
-    if not known or not all(each.completed_at for each in jobs):
+def _critical_path(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
+    executed = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
+    if not executed or not all(job.completed_at for job in jobs):
         return ()
-    at: Job | None = max(known.values(), key=lambda each: each.completed_at)
+    current: Job | None = max(executed.values(), key=lambda job: job.completed_at)
     path: list[str] = []
-    while at is not None:
-        path.append(at.spec.name)
-        before = [known[id] for id in (*at.needs, *at.after) if id in known]
-        at = max(before, key=lambda each: each.completed_at, default=None)
+    while current is not None:
+        path.append(current.spec.name)
+        predecessors = [executed[id] for id in (*current.needs, *current.after) if id in executed]
+        current = max(predecessors, key=lambda job: job.completed_at, default=None)
     return tuple(reversed(path))

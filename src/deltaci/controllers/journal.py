@@ -112,7 +112,7 @@ class Journal:
     @property
     def remembered(self) -> int:
         """How much a snapshot has to say."""
-        return len(self._exporter.memory.live)
+        return len(self._exporter.state.live)
 
     def open(self) -> Found:
         """Take the file up where it was left. Raises `Taken`."""
@@ -207,7 +207,7 @@ class Journal:
         """Write down what is known now."""
         assert self._file is not None
         os.fsync(self._file.fileno())
-        text = _encode(Snapshot(VERSION, self._mark, self._written, self._size, self._exporter.memory))
+        text = _encode(Snapshot(VERSION, self._mark, self._written, self._size, self._exporter.state))
         draft = self._snapshot_path.with_suffix(".new")
         with draft.open("wb") as file:
             file.write(text)

@@ -1,4 +1,9 @@
-"""The five documents' vocabularies as projections of our events."""
+"""Convert events to the vocabularies of the specification documents.
+
+A view (`core.status.view.View`) converts one kind of record to one document's states. `canonical`, `transitions` and
+`job_events` write the three export formats; `vocabularies` converts all events of a run for the web interface and API.
+Imports `core` only. Start reading at `vocabularies.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +27,5 @@ VIEWS: Final[tuple[View, ...]] = (
 
 
 def views_of(entity: str) -> tuple[View, ...]:
-    """The views that see this kind of record."""
+    """Return the views that show this kind of record."""
     return tuple(view for view in VIEWS if view.entity == entity)

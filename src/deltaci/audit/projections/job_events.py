@@ -1,6 +1,6 @@
-"""The log as document 004's `JobEvent`s: only attempts, in the queue's words.
+"""Export events of attempts as document 004's `JobEvent`s.
 
-One of our events may be several there (a takeover is four), so an exported log counts its own `rev`.
+One event may become several `JobEvent`s (a takeover becomes four), so the export has its own `rev`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from deltaci.core.status.view import Change
 
 
 class _Job:
-    __slots__ = ("attempt", "rev", "shown")
+    __slots__ = ("attempt", "rev", "status")
 
     def __init__(self) -> None:
-        self.shown: str | None = None
+        self.status: str | None = None
         self.rev = 0
         self.attempt = 0
 
 
 class JobEventsExporter:
-    """Turns our events into document 004's. Remembers only the jobs that are not over."""
+    """Converts the events of a log in order. Keeps state only for jobs that have not ended."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Job] = {}
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-        """The `JobEvent`s of the next events of the log, in order."""
+        """Yield the `JobEvent`s of the next events of the log."""
         for event in events:
             if event.entity == ATTEMPT:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
         job = self._live.setdefault(event.entity_id, _Job())
-        steps, job.shown = JOB_VIEW.project_change(job.shown, Change(event.from_, event.to, event.trigger, event.actor))
+        change = Change(event.from_, event.to, event.trigger, event.actor)
+        steps, job.status = JOB_VIEW.project_change(job.status, change)
         for step in steps:
             job.rev += 1
             job.attempt += step.trigger == "claimed"
-            told: dict[str, Any] = {
+            job_event: dict[str, Any] = {
                 "type": step.trigger,
                 "job_id": event.entity_id,
                 "from_status": step.source,
@@ -53,12 +54,12 @@ class JobEventsExporter:
                 "rev": job.rev,
             }
             if event.request_id:
-                told["request_id"] = event.request_id
-            yield told
+                job_event["request_id"] = event.request_id
+            yield job_event
         if event.to in TERMINAL:
             del self._live[event.entity_id]
 
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Every `JobEvent` of a whole log, in order."""
+    """Yield every `JobEvent` of a whole log."""
     return JobEventsExporter().export(events)

@@ -1,63 +1,68 @@
-"""Document 000's eyes: runs, job attempts and leases, nearly word for word ours."""
+"""The views of document 000: runs, job attempts and leases. Their states are nearly the same as ours."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import attempt, lease, run
+from deltaci.core import attempt as core_attempt
+from deltaci.core import lease
+from deltaci.core import run as core_run
 from deltaci.core.events import ATTEMPT, LEASE, RUN
 from deltaci.core.status.view import Edge, Extension, View
 
-_SILENT: Final = "a runner can die, be cancelled or hang while uploading"
+_WHILE_UPLOADING: Final = "a runner can die, be cancelled or hang while uploading"
 
 RUN_VIEW: Final = View(
     "000 run",
     "000",
     RUN,
-    {state: state for state in run.MACHINE.states} | {run.WAITING_APPROVAL: run.RUNNING, run.VALIDATING: run.RUNNING},
+    {state: state for state in core_run.MACHINE.states}
+    | {core_run.WAITING_APPROVAL: core_run.RUNNING, core_run.VALIDATING: core_run.RUNNING},
     (
-        Edge(None, run.CREATED, "ORC-R1"),
-        Edge(run.CREATED, run.PLANNING, "ORC-R1"),
-        Edge(run.PLANNING, run.QUEUED, "ORC-R2"),
-        Edge(run.PLANNING, run.PLAN_FAILED, "ORC-R3"),
-        Edge(run.PLAN_FAILED, run.FAILED, "ORC-R4"),
-        Edge(run.QUEUED, run.RUNNING, "ORC-R5"),
-        Edge(run.RUNNING, run.SUCCESS, "ORC-R6"),
-        Edge(run.RUNNING, run.FAILED, "ORC-R7"),
-        Edge(run.RUNNING, run.CANCEL_REQUESTED, "ORC-R8"),
-        Edge(run.QUEUED, run.CANCEL_REQUESTED, "ORC-R8"),
-        Edge(run.CANCEL_REQUESTED, run.CANCELED, "ORC-R9"),
-        Edge(run.RUNNING, run.TIMEOUT, "ORC-R10"),
-        *(Edge(state, run.REPORTED, "ORC-R11") for state in run.OVER),
+        Edge(None, core_run.CREATED, "ORC-R1"),
+        Edge(core_run.CREATED, core_run.PLANNING, "ORC-R1"),
+        Edge(core_run.PLANNING, core_run.QUEUED, "ORC-R2"),
+        Edge(core_run.PLANNING, core_run.PLAN_FAILED, "ORC-R3"),
+        Edge(core_run.PLAN_FAILED, core_run.FAILED, "ORC-R4"),
+        Edge(core_run.QUEUED, core_run.RUNNING, "ORC-R5"),
+        Edge(core_run.RUNNING, core_run.SUCCESS, "ORC-R6"),
+        Edge(core_run.RUNNING, core_run.FAILED, "ORC-R7"),
+        Edge(core_run.RUNNING, core_run.CANCEL_REQUESTED, "ORC-R8"),
+        Edge(core_run.QUEUED, core_run.CANCEL_REQUESTED, "ORC-R8"),
+        Edge(core_run.CANCEL_REQUESTED, core_run.CANCELED, "ORC-R9"),
+        Edge(core_run.RUNNING, core_run.TIMEOUT, "ORC-R10"),
+        *(Edge(state, core_run.REPORTED, "ORC-R11") for state in core_run.OVER),
     ),
 )
 
-_UNTIL_RUNNING: Final = (attempt.LEASED, attempt.STARTING, attempt.RUNNING)
+_BEFORE_UPLOADING: Final = (core_attempt.LEASED, core_attempt.STARTING, core_attempt.RUNNING)
 
 ATTEMPT_VIEW: Final = View(
     "000 attempt",
     "000",
     ATTEMPT,
-    {state: state for state in attempt.MACHINE.states} | {attempt.STALE: attempt.QUEUED},
+    {state: state for state in core_attempt.MACHINE.states} | {core_attempt.STALE: core_attempt.QUEUED},
     (
-        Edge(None, attempt.QUEUED, "ORC-A1"),
-        Edge(attempt.QUEUED, attempt.LEASED, "ORC-A2"),
-        Edge(attempt.LEASED, attempt.STARTING, "ORC-A3"),
-        Edge(attempt.STARTING, attempt.RUNNING, "ORC-A4"),
-        Edge(attempt.RUNNING, attempt.UPLOADING, "ORC-A5"),
-        Edge(attempt.UPLOADING, attempt.SUCCEEDED, "ORC-A6"),
-        Edge(attempt.UPLOADING, attempt.FAILED, "ORC-A6"),
-        *(Edge(state, attempt.QUEUED, "ORC-A7") for state in _UNTIL_RUNNING),
-        Edge(attempt.RUNNING, attempt.TIMED_OUT, "ORC-A8"),
-        *(Edge(state, attempt.CANCEL_REQUESTED, "ORC-A9") for state in (attempt.QUEUED, *_UNTIL_RUNNING)),
-        Edge(attempt.CANCEL_REQUESTED, attempt.CANCELED, "ORC-A10"),
+        Edge(None, core_attempt.QUEUED, "ORC-A1"),
+        Edge(core_attempt.QUEUED, core_attempt.LEASED, "ORC-A2"),
+        Edge(core_attempt.LEASED, core_attempt.STARTING, "ORC-A3"),
+        Edge(core_attempt.STARTING, core_attempt.RUNNING, "ORC-A4"),
+        Edge(core_attempt.RUNNING, core_attempt.UPLOADING, "ORC-A5"),
+        Edge(core_attempt.UPLOADING, core_attempt.SUCCEEDED, "ORC-A6"),
+        Edge(core_attempt.UPLOADING, core_attempt.FAILED, "ORC-A6"),
+        *(Edge(state, core_attempt.QUEUED, "ORC-A7") for state in _BEFORE_UPLOADING),
+        Edge(core_attempt.RUNNING, core_attempt.TIMED_OUT, "ORC-A8"),
+        *(Edge(state, core_attempt.CANCEL_REQUESTED, "ORC-A9") for state in (core_attempt.QUEUED, *_BEFORE_UPLOADING)),
+        Edge(core_attempt.CANCEL_REQUESTED, core_attempt.CANCELED, "ORC-A10"),
     ),
     (
-        Extension(attempt.UPLOADING, attempt.QUEUED, "001", _SILENT),
-        Extension(attempt.UPLOADING, attempt.CANCEL_REQUESTED, "001", _SILENT),
-        Extension(attempt.UPLOADING, attempt.TIMED_OUT, "001", _SILENT),
-        # STALE is shown as QUEUED, so STALE → FAILED is seen as QUEUED → FAILED.
-        Extension(attempt.QUEUED, attempt.FAILED, "000", "an attempt that lost its lease is retried only if allowed"),
+        Extension(core_attempt.UPLOADING, core_attempt.QUEUED, "001", _WHILE_UPLOADING),
+        Extension(core_attempt.UPLOADING, core_attempt.CANCEL_REQUESTED, "001", _WHILE_UPLOADING),
+        Extension(core_attempt.UPLOADING, core_attempt.TIMED_OUT, "001", _WHILE_UPLOADING),
+        # The view shows STALE as QUEUED, and so STALE → FAILED as QUEUED → FAILED.
+        Extension(
+            core_attempt.QUEUED, core_attempt.FAILED, "000", "an attempt that lost its lease is retried only if allowed"
+        ),
     ),
 )
 

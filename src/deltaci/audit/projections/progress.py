@@ -1,4 +1,4 @@
-"""How far a workstream is, in a few words: what its tasks do now, what they wait for, which one failed."""
+"""The progress of a workstream: the number of tasks in each state, and the tasks to name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltaci.core.status.workstreams import task_state
 
 
 class Progress(NamedTuple):
-    """How many tasks are in each state; which are worked on, which wait for a worker or for another try; who failed."""
+    """Task counts by state, names of running and of waiting tasks, and the failed task to show."""
 
     counts: dict[str, int]
     under_way: list[str]
@@ -20,12 +20,12 @@ class Progress(NamedTuple):
 
 
 def progress(jobs: Sequence[Job]) -> Progress:
-    """Of all tasks, in the order of the plan. One that failed and is critical says more than one that is not."""
-    states = [(each, task_state(each)) for each in jobs]
-    failed = [each for each, state in states if state == "failed"]
+    """Return the progress of a workstream's jobs, in the order of the plan. A failed critical task is shown first."""
+    states = [(job, task_state(job)) for job in jobs]
+    failed = [job for job, state in states if state == "failed"]
     return Progress(
         counts=dict(sorted(Counter(state for _, state in states if state).items())),
-        under_way=[each.spec.name for each, state in states if state in ("running", "validating")],
-        waiting=[each.spec.name for each, state in states if state in ("queued", "retrying")],
-        failed=next((each for each in failed if each.spec.is_required), failed[0] if failed else None),
+        under_way=[job.spec.name for job, state in states if state in ("running", "validating")],
+        waiting=[job.spec.name for job, state in states if state in ("queued", "retrying")],
+        failed=next((job for job in failed if job.spec.is_required), failed[0] if failed else None),
     )

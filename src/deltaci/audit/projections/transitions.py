@@ -1,8 +1,8 @@
-"""The log as document 003's `transitions.jsonl`: tasks, workstreams and workers.
+"""Export events as document 003's `transitions.jsonl`: the transitions of tasks, workstreams and workers.
 
-Births are not transitions; what a task was born with is told with its first one, so that a reader of the
-file alone can check dependencies and the retry limit. What was born before the first event that is exported is left
-out: nobody could tell how it began.
+The creation of a record is not a transition. Its properties (needs, retry limit, ...) are added to the metadata of the
+record's first transition, so that a reader of the file alone can check them. Records that were created before the first
+exported event are left out, because these properties are unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import job, run, worker
+from deltaci.core import job as core_job
+from deltaci.core import run as core_run
+from deltaci.core import worker as core_worker
 from deltaci.core.events import JOB, RUN, WORKER, Event
 from deltaci.core.instants import SECOND, rfc3339
 from deltaci.core.status.view import LEFT_OUT, Change, View
@@ -20,8 +22,8 @@ from deltaci.core.status.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_T
 
 _VIEWS: Final[dict[str, View]] = {JOB: TASK_VIEW, RUN: WORKSTREAM_VIEW, WORKER: WORKER_VIEW}
 _TYPES: Final = {JOB: "task_state_transition", RUN: "workstream_state_transition", WORKER: "worker_state_transition"}
-_OVER: Final = {JOB: job.TERMINAL, RUN: run.TERMINAL, WORKER: worker.TERMINAL}
-_TOLD: Final = (
+_TERMINAL: Final = {JOB: core_job.TERMINAL, RUN: core_run.TERMINAL, WORKER: core_worker.TERMINAL}
+_COPIED_KEYS: Final = (
     "worker_id",
     "retry_count",
     "max_retries",
@@ -32,46 +34,46 @@ _TOLD: Final = (
     "details",
     "tasks",
 )
-_OFFERED: Final = ("labels", "max_concurrent_tasks", "hold")
-_BORN_WITH: Final = ("kind", "needs", "is_required", "max_attempts")
+_WORKER_KEYS: Final = ("labels", "max_concurrent_tasks", "hold")
+_CREATION_KEYS: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
-class Remembered(msgspec.Struct, array_like=True):
-    """What must be known of one that is not over."""
+class EntityState(msgspec.Struct, array_like=True):
+    """The state of one job, run or worker that is needed to export its later events. Stored in snapshots."""
 
-    shown: str | None = None
-    birth: dict[str, Any] = {}
-    is_over: bool = False
+    state: str | None = None
+    properties: dict[str, Any] = {}
+    has_ended: bool = False
     started_at: int = 0
-    tasks: list[str] = []
+    task_ids: list[str] = []
 
 
 class ExporterState(msgspec.Struct):
-    """All that an exporter knows after some event: with it, another one goes on from there."""
+    """The whole state of an exporter after some event. Stored in snapshots: a new exporter continues from it."""
 
-    now: int = 0
-    live: dict[str, Remembered] = {}
+    last_at: int = msgspec.field(default=0, name="now")
+    live: dict[str, EntityState] = {}
 
 
 class TransitionsExporter:
-    """Turns our events into document 003's. Remembers only what is not over.
+    """Converts the events of a log in order. Keeps state only for entities that have not ended.
 
-    Servers that write side by side may commit a little out of order; the file's own time never goes back.
+    Servers that write concurrently may commit slightly out of order, but the timestamps in the file never go back.
     """
 
-    def __init__(self, memory: ExporterState | None = None) -> None:
-        self._now = memory.now if memory is not None else 0
-        self._live = memory.live if memory is not None else {}
+    def __init__(self, state: ExporterState | None = None) -> None:
+        self._last_at = state.last_at if state is not None else 0
+        self._live = state.live if state is not None else {}
 
     @property
-    def memory(self) -> ExporterState:
-        """What it knows now: for whoever writes it down before the next event."""
-        return ExporterState(self._now, self._live)
+    def state(self) -> ExporterState:
+        """The current state. It shares memory with the exporter: encode it before exporting the next event."""
+        return ExporterState(self._last_at, self._live)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-        """Every transition that document 003 sees, in order."""
+        """Yield the transitions of the next events of the log."""
         for event in events:
-            self._now = max(self._now, event.at)
+            self._last_at = max(self._last_at, event.at)
             if event.entity in _VIEWS:
                 yield from self._export(event)
 
@@ -80,58 +82,58 @@ class TransitionsExporter:
         if entity is None:
             if event.from_ is not None or (event.entity == JOB and event.run_id not in self._live):
                 return
-            entity = self._born(event)
-        before = entity.shown
-        steps, entity.shown = _VIEWS[event.entity].project_change(
-            before, Change(event.from_, event.to, event.trigger, event.actor)
+            entity = self._create(event)
+        old_state = entity.state
+        steps, entity.state = _VIEWS[event.entity].project_change(
+            old_state, Change(event.from_, event.to, event.trigger, event.actor)
         )
         if event.entity == WORKER and not steps:
-            # The document does not see it, but its reader needs to know it: it is told with the next step.
-            entity.birth.update({key: event.metadata[key] for key in _OFFERED if key in event.metadata})
-        if event.to == job.RUNNING and not entity.started_at:
-            entity.started_at = self._now
-        if steps and before is not None:
-            yield self._line(event, entity, before, steps[-1].target)
-        entity.is_over = event.to in _OVER[event.entity]
-        if entity.is_over:
+            # The document has no such transition, so the new capabilities are added to the worker's next one.
+            entity.properties.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
+        if event.to == core_job.RUNNING and not entity.started_at:
+            entity.started_at = self._last_at
+        if steps and old_state is not None:
+            yield self._transition(event, entity, old_state, steps[-1].target)
+        entity.has_ended = event.to in _TERMINAL[event.entity]
+        if entity.has_ended:
             self._forget(event, entity)
 
-    def _forget(self, event: Event, entity: Remembered) -> None:
-        """A task is remembered as long as its run, whose other tasks may need it."""
+    def _forget(self, event: Event, entity: EntityState) -> None:
+        """Drop an entity that has ended. A task is kept until its run ends, because other tasks may need it."""
         if event.entity == JOB and event.run_id in self._live:
             return
         del self._live[event.entity_id]
-        for task in entity.tasks:
-            if self._live[task].is_over:
-                del self._live[task]
+        for task_id in entity.task_ids:
+            if self._live[task_id].has_ended:
+                del self._live[task_id]
 
-    def _born(self, event: Event) -> Remembered:
-        entity = self._live[event.entity_id] = Remembered()
+    def _create(self, event: Event) -> EntityState:
+        entity = self._live[event.entity_id] = EntityState()
         if event.entity == JOB:
-            entity.birth = {key: event.metadata[key] for key in _BORN_WITH if key in event.metadata}
-            if event.metadata.get("kind") == job.APPROVAL:
-                entity.shown = LEFT_OUT
-            self._live[event.run_id].tasks.append(event.entity_id)
+            entity.properties = {key: event.metadata[key] for key in _CREATION_KEYS if key in event.metadata}
+            if event.metadata.get("kind") == core_job.APPROVAL:
+                entity.state = LEFT_OUT
+            self._live[event.run_id].task_ids.append(event.entity_id)
         return entity
 
-    def _line(self, event: Event, entity: Remembered, source: str, target: str) -> dict[str, Any]:
-        metadata = {key: event.metadata[key] for key in _TOLD if event.metadata.get(key) not in (None, "")}
+    def _transition(self, event: Event, entity: EntityState, source: str, target: str) -> dict[str, Any]:
+        metadata = {key: event.metadata[key] for key in _COPIED_KEYS if event.metadata.get(key) not in (None, "")}
         trigger = event.trigger
         if event.entity == JOB:
             metadata["workstream_id"] = event.run_id
             if source == "pending":
-                metadata.update(self._facts(entity))
+                metadata.update(self._task_properties(entity))
         elif event.entity == RUN:
             trigger = WORKSTREAM_TRIGGERS[source, target]
-            metadata.update(self._run_facts(event, entity, target))
+            metadata.update(self._workstream_metadata(event, entity, target))
         else:
-            metadata.update(entity.birth)
-            metadata.update({key: event.metadata[key] for key in _OFFERED if key in event.metadata})
-            entity.birth = {}
-        if event.to in (job.TERMINAL | set(run.OVER)) and entity.started_at:
-            metadata["duration_seconds"] = (self._now - entity.started_at) / SECOND
+            metadata.update(entity.properties)
+            metadata.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
+            entity.properties = {}
+        if event.to in (core_job.TERMINAL | set(core_run.OVER)) and entity.started_at:
+            metadata["duration_seconds"] = (self._last_at - entity.started_at) / SECOND
         return {
-            "timestamp": rfc3339(self._now),
+            "timestamp": rfc3339(self._last_at),
             "event_type": _TYPES[event.entity],
             "severity": event.severity,
             "entity_id": event.entity_id,
@@ -141,25 +143,25 @@ class TransitionsExporter:
             "metadata": metadata,
         }
 
-    def _facts(self, entity: Remembered) -> dict[str, Any]:
-        birth = entity.birth
+    def _task_properties(self, entity: EntityState) -> dict[str, Any]:
+        properties = entity.properties
         return {
-            "depends_on": [id for id in birth["needs"] if self._is_binding(id)],
-            "critical": birth["is_required"],
-            "max_retries": birth["max_attempts"] - 1,
+            "depends_on": [id for id in properties["needs"] if self._must_complete(id)],
+            "critical": properties["is_required"],
+            "max_retries": properties["max_attempts"] - 1,
         }
 
-    def _is_binding(self, id: str) -> bool:
-        """A need that must be completed: a task, and one that may not fail."""
-        birth = self._live[id].birth
-        return bool(birth["kind"] == job.TASK and birth["is_required"])
+    def _must_complete(self, id: str) -> bool:
+        """Return True for a need that document 003 knows and requires to be completed: a required task."""
+        properties = self._live[id].properties
+        return bool(properties["kind"] == core_job.TASK and properties["is_required"])
 
-    def _run_facts(self, event: Event, entity: Remembered, target: str) -> dict[str, Any]:
+    def _workstream_metadata(self, event: Event, entity: EntityState, target: str) -> dict[str, Any]:
         if target == "ready":
-            return {"task_count": sum(self._live[id].birth["kind"] == job.TASK for id in entity.tasks)}
-        cause = event.metadata.get("job_id", "")
+            return {"task_count": sum(self._live[id].properties["kind"] == core_job.TASK for id in entity.task_ids)}
+        job_id = event.metadata.get("job_id", "")
         if target == "executing":
-            return {"cause": event.metadata["cause"]}  # An open approval is progress too, though no task runs yet.
-        if target == "failed" and cause and self._live[cause].birth["kind"] == job.APPROVAL:
+            return {"cause": event.metadata["cause"]}  # It may be an opened approval: then no task runs yet.
+        if target == "failed" and job_id and self._live[job_id].properties["kind"] == core_job.APPROVAL:
             return {"approval_gate": True}
-        return {"task_id": cause} if cause else {}
+        return {"task_id": job_id} if job_id else {}

@@ -1,6 +1,7 @@
-"""A run's log in the words of one document: every kind of record that the document knows, in one list.
+"""Convert the log of a run to the vocabulary of one specification document.
 
-A vocabulary is the views of one document together. Our own words are one, too: there nothing is left out.
+A vocabulary is the set of a document's views, one per kind of record. The canonical vocabulary has no views: it shows
+every event with our own state names.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import msgspec
 
 from deltaci.audit.projections import orchestration
 from deltaci.audit.projections.canonical import with_lease_events
-from deltaci.core import job
+from deltaci.core import job as core_job
 from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RUN, WORKER, Event
 from deltaci.core.status import queue, steps, workstreams
 from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension, Step, View
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The words of one document. Ours has no views."""
+    """The views of one document."""
 
     name: str
     document: str
@@ -27,18 +28,18 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What the document calls the records of a run's log."""
-        return tuple(map(kind_of, self.views)) or tuple(each for each in ENTITIES if each != WORKER)
+        """The document's names for the kinds of records in the log of a run."""
+        return tuple(map(kind_of, self.views)) or tuple(entity for entity in ENTITIES if entity != WORKER)
 
 
 class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step as the document sees it. `rule` allows it; where none does, `why` another document demands it."""
+    """A step in the document's vocabulary. `rule` allows it; if it is an extension, `why` has the reason instead."""
 
     event: Event
     kind: str
     source: str | None
     target: str
-    word: str
+    trigger: str
     actor: str
     rule: str = ""
     why: str = ""
@@ -46,8 +47,8 @@ class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 CANONICAL: Final = Vocabulary("canonical", "")
 VOCABULARIES: Final = {
-    each.name: each
-    for each in (
+    vocabulary.name: vocabulary
+    for vocabulary in (
         CANONICAL,
         Vocabulary(
             "orchestration", "000", (orchestration.RUN_VIEW, orchestration.ATTEMPT_VIEW, orchestration.LEASE_VIEW)
@@ -60,33 +61,33 @@ VOCABULARIES: Final = {
 
 
 def kind_of(view: View) -> str:
-    """What the document calls what it sees: a step is our job."""
+    """Return the document's name for the view's kind of record, such as `step` for a job."""
     return view.name.rpartition(" ")[2]
 
 
 class VocabularyProjector:
-    """Tells a log in these words, from its beginning on: how a record is shown depends on all that came before."""
+    """Converts a log from its first event on: the state of a record in a view depends on its earlier events."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._views = {view.entity: view for view in vocabulary.views}
-        self._shown: dict[str, str | None] = {}
+        self._view_states: dict[str, str | None] = {}
 
-    def see(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
-        """The next events of the log."""
+    def project(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
+        """Yield the steps of the next events of the log."""
         for event in with_lease_events(events):
             if not self._views:
-                yield _as_it_is(event)
+                yield _canonical_step(event)
             elif (view := self._views.get(event.entity)) is not None:
-                yield from _projected(view, event, self._shown)
+                yield from _project(view, event, self._view_states)
 
 
 def project_log(vocabulary: Vocabulary, events: Iterable[Event]) -> Iterator[ProjectedStep]:
-    """A whole log in these words."""
-    return VocabularyProjector(vocabulary).see(events)
+    """Yield the steps of a whole log."""
+    return VocabularyProjector(vocabulary).project(events)
 
 
 def job_of(event: Event) -> str:
-    """The name of the job that the event is about; empty for one of the run itself."""
+    """Return the name of the job that the event is about, or an empty string for an event of the run."""
     if event.entity == RUN:
         return ""
     name = event.entity_id.removeprefix(f"{event.run_id}/")
@@ -95,40 +96,40 @@ def job_of(event: Event) -> str:
     return name.rpartition(".")[0] if event.entity in (ATTEMPT, LEASE) else name
 
 
-def _as_it_is(event: Event) -> ProjectedStep:
+def _canonical_step(event: Event) -> ProjectedStep:
     return ProjectedStep(
         event=event,
         kind=event.entity,
         source=event.from_,
         target=event.to,
-        word=event.trigger,
+        trigger=event.trigger,
         actor=event.actor,
     )
 
 
-def _projected(view: View, event: Event, shown: dict[str, str | None]) -> Iterator[ProjectedStep]:
-    before = shown.get(event.entity_id)
+def _project(view: View, event: Event, view_states: dict[str, str | None]) -> Iterator[ProjectedStep]:
+    old_state = view_states.get(event.entity_id)
     change = Change(event.from_, event.to, event.trigger, event.actor)
-    steps, shown[event.entity_id] = view.project_change(before, change)
-    if view is workstreams.TASK_VIEW and event.entity == JOB and event.metadata.get("kind") == job.APPROVAL:
-        shown[event.entity_id] = LEFT_OUT  # An approval is no task, also before it waits.
+    steps, view_states[event.entity_id] = view.project_change(old_state, change)
+    if view is workstreams.TASK_VIEW and event.entity == JOB and event.metadata.get("kind") == core_job.APPROVAL:
+        view_states[event.entity_id] = LEFT_OUT  # An approval is not a task, even before it waits for approval.
         return
     for step in steps:
-        allowed = view.allows(step)
+        allowed_by = view.allows(step)
         yield ProjectedStep(
             event=event,
             kind=kind_of(view),
             source=step.source,
             target=step.target,
-            word=_word(view, step),
+            trigger=_trigger(view, step),
             actor=step.actor,
-            rule=allowed.cite if isinstance(allowed, Edge) else "",
-            why=allowed.why if isinstance(allowed, Extension) else "",
+            rule=allowed_by.cite if isinstance(allowed_by, Edge) else "",
+            why=allowed_by.why if isinstance(allowed_by, Extension) else "",
         )
 
 
-def _word(view: View, step: Step) -> str:
-    """Document 003 has words of its own for what happens to a workstream."""
+def _trigger(view: View, step: Step) -> str:
+    """Return the step's trigger. Document 003 has its own triggers for workstreams."""
     if view is not workstreams.WORKSTREAM_VIEW or step.source is None:
         return step.trigger
     return workstreams.WORKSTREAM_TRIGGERS[step.source, step.target]

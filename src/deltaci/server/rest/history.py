@@ -52,9 +52,9 @@ async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
 
 async def _seen(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
     """All that fits, in the order of the log."""
-    witness = VocabularyProjector(VOCABULARIES[query.view])
+    projector = VocabularyProjector(VOCABULARIES[query.view])
     async for page in _pages(call, run_id, start):
-        for each in witness.see(page):
+        for each in projector.project(page):
             if query.before and each.event.seq >= query.before:
                 return
             is_wanted = query.kind in (None, each.kind) and query.job in (None, job_of(each.event))
@@ -115,7 +115,7 @@ def _shown(step: ProjectedStep) -> Transition:
         job=job_of(event),
         from_=step.source,
         to=step.target,
-        trigger=step.word,
+        trigger=step.trigger,
         actor=step.actor,
         severity=event.severity,
         rule=step.rule,
